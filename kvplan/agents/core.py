@@ -22,7 +22,7 @@ from kvplan.agents.settling import Lanes
 from kvplan.agents.ways import OfferedLayouts
 from kvplan.base.latch import Latch
 from kvplan.base.process import generation
-from kvplan.errors import TransferError
+from kvplan.errors import KVPlanError, TransferError
 from kvplan.execute.executor import Executor
 from kvplan.execute.stats import Tally
 from kvplan.plan.plan import Plan
@@ -87,21 +87,23 @@ class Core:
 
     def check_open(self) -> None:
         """Raise TransferError if the agent is closed, or belongs to the parent process of a fork."""
-        if self.foreign:
+        if self._made_in != generation():
             raise TransferError("agents do not survive a fork, and this one is the parent's; make one in the child")
         if self.closing:
             raise TransferError(f"the agent {self.name!r} is closed")
 
-    def executor_for(self, plan: Plan, gpu: str | None = None) -> Executor:
+    def executor_for(self, plan: Plan | None, gpu: str | None = None) -> Executor:
         """Return the executor for a plan: the user's if it serves the device, and otherwise one of the agent's own.
 
         Args:
-            plan: the plan.
+            plan: the plan; it may be None if ``gpu`` is not.
             gpu: the GPU that alone reaches the peer's memory; None if any executor can move it.
         """
         given, own = self._given, self._own
         if gpu is not None:
             device = gpu
+        elif plan is None:
+            raise KVPlanError("neither a plan nor a GPU was given")
         elif len(plan.layouts) == 1:
             src, dst = plan.layouts[0]
             device = dst.device if dst.device != "cpu" else src.device

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import os
 import pwd
-import select
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -147,12 +146,7 @@ class Life:
         """Return whether the process has ended or has begun to end; its memory is still whole if it has not."""
         if self._stat < 0:
             return True
-        if self._pidfd >= 0:
-            poll = select.poll()  # several threads ask, and one object serves only one at a time
-            poll.register(self._pidfd, select.POLLIN)
-            if poll.poll(0):
-                return True
-        try:
+        try:  # the descriptor of the process would tell it later, and costs another system call
             fields = _fields(os.pread(self._stat, 4096, 0))
             return fields[0] in (b"Z", b"X", b"x") or bool(int(fields[_FLAGS]) & _EXITING)
         except (OSError, ValueError, IndexError):

@@ -45,6 +45,8 @@ class Peer:
         for transport, layout in held.values():
             self._theirs |= {(r.address, r.nbytes, r.device): transport for r in regions_of([layout])}
         self._sides: dict[int, tuple[weakref.ref[KVLayout], str | None]] = {}
+        # By the ids of a plan's only pair of layouts: both, held weakly, and what _direction returns.
+        self._ways: dict[tuple[int, int], tuple[weakref.ref[KVLayout], weakref.ref[KVLayout], tuple[bool, str]]] = {}
 
     def submit(
         self,
@@ -92,7 +94,10 @@ class Peer:
         if not isinstance(plan, Plan):
             raise KVPlanError(f"plan is a {type(plan).__name__}; submit takes what CopyProgram.plan or join made")
         checked_note(note)
-        attempts = integer("attempts", attempts, least=1, right="a transfer is tried at least once", error=KVPlanError)
+        if attempts != 1 or isinstance(attempts, bool):
+            attempts = integer(
+                "attempts", attempts, least=1, right="a transfer is tried at least once", error=KVPlanError
+            )
         if deadline is not None and (isinstance(deadline, bool) or not isinstance(deadline, Real) or not deadline > 0):
             raise KVPlanError(f"deadline is {deadline!r}; give a positive number of seconds, or None")
         after = None if isinstance(after, tuple) and not after else after
@@ -126,15 +131,17 @@ class Peer:
         after = order.after
         if after is not None:
             check_after(after, gpu=executor.device != "cpu")
-        inner_after = after.inner if isinstance(after, PeerTransfer) and after.on_gpu else after
+            if isinstance(after, PeerTransfer) and after.on_gpu:
+                after = after.inner
+        plan, urgent = order.plan, priority == "high"
 
         def start() -> Transfer:
-            waits = opened.before(order.plan, inner_after)
-            return executor.submit(order.plan, waits, by_layer=by_layer, priority=priority)
+            waits = opened.before(plan, after)
+            return executor.submit(plan, waits, by_layer=by_layer, priority=priority)
 
-        lane = core.lanes.lane((id(executor), priority == "high", order.plan.direction))
+        lane = core.lanes.lane((id(executor), urgent, plan.direction))
         transfer = PeerTransfer(order, link, opened, core.tally, start)
-        transfer.launch(lane, opened, urgent=priority == "high")
+        transfer.launch(lane, opened, urgent=urgent)
         return transfer
 
     def _submit_nixl(self, order: Order) -> PeerTransfer:
@@ -151,6 +158,20 @@ class Peer:
 
     def _direction(self, plan: Plan) -> tuple[bool, str]:
         """Return whether a plan reads from the peer, and by which transport; check that it is with this peer."""
+        layouts = plan.layouts
+        if len(layouts) == 1:  # as in most plans
+            src_layout, dst_layout = layouts[0]
+            known = self._ways.get((id(src_layout), id(dst_layout)))
+            if known is not None and known[0]() is src_layout and known[1]() is dst_layout:
+                return known[2]
+        way = self._look(plan)
+        if len(layouts) == 1:
+            if len(self._ways) > 1000:
+                self._ways.clear()
+            self._ways[id(src_layout), id(dst_layout)] = weakref.ref(src_layout), weakref.ref(dst_layout), way
+        return way
+
+    def _look(self, plan: Plan) -> tuple[bool, str]:
         found = []
         for k, side in enumerate(("source", "destination")):
             whose = {self._side(pair[k]) for pair in plan.layouts}

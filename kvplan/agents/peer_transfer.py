@@ -12,7 +12,7 @@ from itertools import starmap
 from typing import Any, NamedTuple, Protocol
 
 from kvplan.agents.settling import Lane
-from kvplan.agents.way import Deliver
+from kvplan.agents.way import Deliver, delivered
 from kvplan.base.latch import Latch, Wake
 from kvplan.base.process import check_process, generation
 from kvplan.base.threads import Standby, error_of
@@ -94,36 +94,49 @@ class PeerTransfer(StreamlessTransfer):
     Attributes:
         plan: the plan that it moves.
         attempt: number of the current attempt, from 1.
+        quiet: whether a stream delivers its note, so that any thread can end it once its bytes have moved.
         until: its deadline as ``time.monotonic`` counts, or None.
     """
 
+    # Defaults that most transfers keep, so that a submit need not set them.
+    attempt = 0
+    quiet = False
+    _frame: weakref.ref[_Frame] | None = None
+    _deferred = _refused = _launched = _cancelled = _expired = False
+    _waking: Wake | None = None
+    _lane: Lane | None = None
+
     def __init__(self, order: Order, link: Peering, opened: Any, tally: Tally, start: Callable[[], Transfer]) -> None:
         self.plan = order.plan
-        self.attempt = 0
         self._inners: list[Transfer] = []  # of each attempt
-        self._frame: weakref.ref[_Frame] | None = None
-        self._deferred = self._refused = self._launched = False
         self.until = order.until
         self._order, self._link, self._opened, self._tally, self._start = order, link, opened, tally, start
         self._generation = generation()
-        self._over = Latch()
-        self._deliver: Deliver | None = None  # the transport's, if it delivers the note
+        self._over = over = Latch()
+        self.sleepers = over.sleepers
         self._ends: list[tuple[TransferResult | None, TransferError | None]] = []  # the first one counts
+        self._once = iter((True,))  # consumed when it is counted
+        self._taken: list[Deliver] = []  # the transport's function, if the transport delivers the note
         self._fates: list[object] = []  # _BEGUN, or an object of each caller that cancels it; the first one decides
-        self._cancelled = self._expired = False
-        self._waking: Wake | None = None
-        self.sleepers = self._over.sleepers
 
     # ---- the face of a transfer --------------------------------------------------------------------------------------
 
     def done(self) -> bool:
         """Return whether it has ended; see :meth:`kvplan.Transfer.done`."""
+        if self._over.happened:
+            return True
+        if self.quiet:
+            self._end_here()
+        elif self._lane is not None:
+            self._lane.hurry()
         return self._over.happened
 
     def synchronize(self, timeout: float | None = None) -> None:
         """Block until it has ended; see :meth:`kvplan.Transfer.synchronize`."""
         if not self._over.happened:
             check_process(self._generation)
+            if self._lane is not None and not (self.quiet and self._end_here()):
+                self._lane.hurry()
             if not self._over.wait(timeout):
                 raise self._late(timeout)
         error = self._ends[0][1]
@@ -198,6 +211,7 @@ class PeerTransfer(StreamlessTransfer):
         """
         frame = _Frame()
         self._frame = weakref.ref(frame, lane.waker)
+        self._lane = lane
         lane.take(self)
         try:
             self._link.enter(self)
@@ -205,17 +219,24 @@ class PeerTransfer(StreamlessTransfer):
                 self._deferred = True
             else:
                 self.submit()
-                self._deliver = None if opened is None else opened.after(self.inner, self._order.note, urgent=urgent)
-                if self._deliver is not None:
-                    self._order = self._order._replace(note=b"")
+                if opened is not None:
+                    opened.after(self._inners[-1], self._order.note, self._taken, urgent=urgent)
         except BaseException:
             self._refused = self.inner is None
             if self._refused:
                 self._link.leave_flight(self)
             lane.waker(None)
             raise
+        order = self._order
+        if opened is not None and opened.gpu is not None and order.attempts == 1 and self.until is None:
+            # Nothing happens at its end but the end itself.
+            by_stream = self._taken[0] is delivered if self._taken else not order.note
+            self.quiet = by_stream and (order.after is None or not isinstance(order.after, PeerTransfer))
         self._launched = True
-        lane.watch(self)
+        if self.quiet:
+            lane.leave()
+        else:
+            lane.watch(self)
         self._frame = None
 
     def submitting(self) -> bool:
@@ -306,6 +327,25 @@ class PeerTransfer(StreamlessTransfer):
         self._tally.settle()
         return True
 
+    def _end_here(self) -> bool:
+        """End it in the caller's thread, if its bytes have moved and nothing is wrong; return whether it has ended.
+
+        The lane's thread does the same, perhaps at the same time. A signal handler may interrupt this call at any
+        point, and then the lane's thread completes the end.
+        """
+        inner = self._inners[-1]
+        if self._cancelled or not inner.done():
+            return self._over.happened
+        try:
+            result = inner.result()
+        except TransferError:
+            return self._over.happened
+        if self._link.lost(self._opened) is not None:
+            return self._over.happened
+        self._link.leave_flight(self)
+        self._finish(result, None)
+        return True
+
     def _settle_moved(self) -> TransferError | None:
         """Ask whether the peer lives, then send the note; return the error, or None."""
         order = self._order
@@ -316,11 +356,10 @@ class PeerTransfer(StreamlessTransfer):
             failed = error_of(order.after.synchronize)
             if failed is not None:
                 return self._problem(f"its after= failed ({failed})", f"{self._destination()} may hold wrong bytes")
-        if order.note or self._deliver is not None:
-            deliver, self._deliver = self._deliver, None
+        if self._taken or order.note:
             try:
-                if deliver is not None:
-                    deliver(None)
+                if self._taken:
+                    self._tell(None)
                 else:
                     self._link.send_note(order.note)
             except TransferError as error:
@@ -329,21 +368,27 @@ class PeerTransfer(StreamlessTransfer):
 
     def _finish(self, result: TransferResult | None, error: TransferError | None) -> None:
         self._ends.append((result, error))
-        if len(self._ends) > 1:
-            return
-        deliver, self._deliver = self._deliver, None
-        if deliver is not None and error is not None:
+        result, error = self._ends[0]  # the first one counts, even if its thread was interrupted here
+        if error is not None and self._taken:
             with suppress(TransferError):  # the peer is gone
-                deliver(error)
+                self._tell(error)
         if result is not None:
-            self._tally.add(result, "read" if self._order.reading else "write")
-        elif self._cancelled and not self._expired:
-            self._tally.ends.append("cancelled")
-        else:
-            self._tally.fail(self.plan, "agent", error)
-        self._over.set()
-        self._order = self._order._replace(after=None)  # otherwise a chain of transfers would stay alive
+            self._tally.add(result, "read" if self._order.reading else "write", self._once)
+        elif any(self._once):
+            if self._cancelled and not self._expired:
+                self._tally.ends.append("cancelled")
+            else:
+                self._tally.fail(self.plan, "agent", error)
+        if not self._over.happened:
+            self._over.set()
+        if self._order.after is not None:
+            self._order = self._order._replace(after=None)  # otherwise a chain of transfers would stay alive
         self._start = _ended
+
+    def _tell(self, error: TransferError | None) -> None:
+        """Call the transport's function, once."""
+        deliver, self._taken[0] = self._taken[0], delivered
+        deliver(error)
 
     def _cancellation(self) -> TransferError:
         if self._link.why is not None:
@@ -361,7 +406,8 @@ class PeerTransfer(StreamlessTransfer):
     @property
     def on_gpu(self) -> bool:
         """Whether streams can wait for it."""
-        return self.inner is not None and self.inner.sleepers is None and not isinstance(self.inner, StreamlessTransfer)
+        inner = self.inner
+        return inner is not None and inner.sleepers is None and not isinstance(inner, StreamlessTransfer)
 
     def _inner(self) -> Transfer:
         if self._over.happened:

@@ -14,6 +14,10 @@ from kvplan.base.threads import Standby, Worker
 from kvplan.execute.transfer import Transfer
 
 SLICE_SECONDS = 0.05  # a wait for a GPU's transfer ends after this time if a transfer of the lane has a deadline
+# To wake a thread costs a submit about 10 us, and the thread then competes with it for the interpreter. So the thread
+# looks for new transfers by itself, and only a call that asks for a transfer's end wakes it. After IDLE_LOOKS looks
+# without a transfer it sleeps until the next submit.
+LOOK_SECONDS, IDLE_LOOKS = 2e-3, 50
 
 
 class Settled(Protocol):
@@ -21,9 +25,11 @@ class Settled(Protocol):
 
     Attributes:
         until: its deadline as ``time.monotonic`` counts, or None.
+        quiet: whether a caller that asks for its end can end it, too; nobody waits for its end otherwise.
     """
 
     until: float | None
+    quiet: bool
 
     @property
     def inner(self) -> Transfer | None:
@@ -57,6 +63,9 @@ class Lane:
         self._wake: Wake = SimpleQueue()
         self.waker: Callable[[object], None] = self._wake.put
         self._stopped = False
+        self._asleep = self._dozing = False  # whether the thread waits for a wake, with no limit; or at most for a look
+        self._hurried = False  # whether a caller blocks until a transfer of the line has ended
+        self._idle = 0  # looks without a transfer
         self._standby = Standby(inside)
         self.thread = Worker("kvplan-settle", self._serve, "no thread ends the transfers with a peer", inside)
 
@@ -73,6 +82,19 @@ class Lane:
                 return
         self._wake.put(None)
 
+    def leave(self) -> None:
+        """Let the thread find a submitted transfer by itself, in place of :meth:`watch`: soon, or by :meth:`hurry`."""
+        if self._asleep:
+            self._asleep = False
+            self._wake.put(None)
+
+    def hurry(self) -> None:
+        """Let the thread wait for the transfers that it leaves to their callers: a caller blocks for their end."""
+        self._hurried = True
+        if self._dozing:
+            self._dozing = False
+            self._wake.put(None)
+
     def stop(self) -> None:
         """End the thread after the transfers that it has."""
         self._stopped = True
@@ -83,12 +105,19 @@ class Lane:
             if not self._line:
                 if self._stopped:
                     break
-                self._wake.get()
+                self._hurried = False
+                self._rest()
                 continue
+            self._idle = 0
             self._expire()
             head = self._line[0]
             if head.submitting():  # the transport may not have taken the note yet
-                self._wake.get()
+                self._asleep = True  # its submit wakes this thread; no other call of the lane's does
+                if head.submitting():
+                    self._wake.get()
+                self._asleep = False
+                continue
+            if self._leaves(head):
                 continue
             if head.inner is None:
                 head.begin(self._standby, self._wake)
@@ -96,6 +125,30 @@ class Lane:
                 self._line.popleft()
             del head  # otherwise its memory would stay alive until the next transfer
         self._standby.dismiss()
+
+    def _leaves(self, head: Settled) -> bool:
+        """Leave a transfer that its caller can end to the caller, for a look's time; return whether that was done."""
+        inner = head.inner
+        if self._hurried or self._stopped or inner is None or not all(one.quiet for one in list(self._line)):
+            return False
+        if inner.done():
+            return False
+        self._dozing = True
+        if not self._hurried:
+            with contextlib.suppress(Empty):
+                self._wake.get(timeout=LOOK_SECONDS)
+        self._dozing = False
+        return True
+
+    def _rest(self) -> None:
+        """Wait for the next transfer: for a look's time, or until a submit wakes this thread."""
+        self._idle += 1
+        self._dozing = True
+        self._asleep = self._idle > IDLE_LOOKS
+        if not self._line:  # otherwise a submit has come that did not see that it must wake this thread
+            with contextlib.suppress(Empty):
+                self._wake.get(timeout=None if self._asleep else LOOK_SECONDS)
+        self._dozing = self._asleep = False
 
     def _ended(self, inner: Transfer | None) -> bool:
         """Wait until a transfer has ended, or something has happened; return whether it has ended."""

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from kvplan.agents.way import Checked, Mapped, Origin, Table, Tell
+from kvplan.agents.way import Checked, Deliver, Mapped, Origin, Table, Tell
 from kvplan.base.integers import integer
 from kvplan.base.quoting import quoted
 from kvplan.errors import HostMemoryError, LayoutError, PathError
@@ -201,7 +201,7 @@ class ShmOpened:
         del plan
         return after
 
-    def after(self, transfer: Any, note: bytes, *, urgent: bool) -> None:
+    def after(self, transfer: Any, note: bytes, taken: list[Deliver], *, urgent: bool) -> None:
         """Leave the note to the agent; see :meth:`Opened.after`."""
 
     def lost(self) -> str | None:

@@ -30,6 +30,13 @@ from kvplan.plan.plan import Plan
 Tell = Callable[[bytes], None]  # sends a message of at most 32 KiB to the other side's ``heard``; never blocks
 # Called when a transfer has ended: with its error, or None if all bytes have moved. It may raise TransferError.
 Deliver = Callable[[TransferError | None], None]
+
+
+def delivered(error: TransferError | None) -> None:
+    """Do nothing: the transport's stream delivers the note behind the last byte, whatever the agent does."""
+    del error
+
+
 Table = dict[str, Any]  # a table for JSON: texts, numbers, lists and tables; bytes as base64 or hex text
 
 
@@ -152,17 +159,19 @@ class Opened(Protocol):
             after: the user's ``after=``, or None. A transport may make the user's stream wait for the owner's event.
         """
 
-    def after(self, transfer: Any, note: bytes, *, urgent: bool) -> Deliver | None:
+    def after(self, transfer: Any, note: bytes, taken: list[Deliver], *, urgent: bool) -> None:
         """Take part in the end of a transfer; called right after the executor's submit, in the user's thread.
+
+        A signal handler may raise an error at any point of this call. If the function is in ``taken`` then, it is
+        called nevertheless.
 
         Args:
             transfer: the executor's transfer.
             note: the user's note, or ``b""``.
+            taken: an empty list. It stays empty to have the agent send the note. Otherwise this transport delivers it,
+                behind the last byte, and puts in a function. The agent calls it once, in a settling thread, when it
+                knows how the transfer ended.
             urgent: whether the transfer has high priority. Notes of one priority come in the order of the submits.
-
-        Returns:
-            None to have the agent send the note. Otherwise this transport delivers it, behind the last byte, and the
-            agent calls the function once, in a settling thread, when it knows how the transfer ended.
         """
 
     def lost(self) -> str | None:

@@ -34,6 +34,7 @@ NAMES = (
     "cuMemcpy2DAsync_v2", "cuEventSynchronize",
 )  # fmt: skip
 NAP: Final = 7  # index of usleep, behind the entry points of NAMES
+WRITE: Final = 8  # index of cuStreamWriteValue64, behind that
 STREAM_WORD: Final = 4  # index of the stream in a CUlaunchConfig
 INVALID: Final = 1  # CUDA_ERROR_INVALID_VALUE: of a 2-D copy, rows of several allocations
 NAP_MICROSECONDS: Final = 20
@@ -236,7 +237,7 @@ def play(entries, rows, columns, launches, boxes, attributes, first, state, base
     The calling thread keeps the interpreter.
 
     Args:
-        entries: (8,) int64: addresses of the functions :data:`NAMES`, and of usleep.
+        entries: (9,) int64: addresses of the functions :data:`NAMES`, of usleep, and of cuStreamWriteValue64.
         rows: (n, 4) int64: the calls.
         columns: (3, m) int64: source, destination and bytes of the descriptors that the calls copy.
         launches: (k, 8) int64: function and CUlaunchConfig of each launch; the loop fills in the stream. A kernel gets
@@ -314,7 +315,7 @@ def launch_recorded(entries, begin, end, function, programs, threads, shared, st
     """Record an event, make a copy if it has bytes, launch a kernel, record a second event; until a call fails.
 
     Args:
-        entries: (8,) int64: addresses of the functions :data:`NAMES`, and of usleep.
+        entries: (9,) int64: addresses of the functions :data:`NAMES`, of usleep, and of cuStreamWriteValue64.
         begin, end: the first and the second event.
         function: kernel that is launched, with ``argument`` and two null pointers as arguments.
         programs, threads, shared: number of programs; threads, and bytes of shared memory, of each program.
@@ -345,6 +346,30 @@ def launch_recorded(entries, begin, end, function, programs, threads, shared, st
     return RECORD, _call(entries[RECORD], (end, stream))
 
 
+@_brief
+def write_behind(entries, event, stream, addresses, values):
+    """Let a stream wait for an event, then write words; until a call fails.
+
+    Args:
+        entries: (9,) int64: addresses of the functions :data:`NAMES`, of usleep, and of cuStreamWriteValue64.
+        event: the event; 0 for none.
+        stream: handle of the stream.
+        addresses, values: tuples of one length: the address and the new value of each word.
+
+    Returns:
+        The index in ``entries`` of the last call that was made, and its code.
+    """
+    if event:
+        code = _call(entries[WAIT], (stream, event, 0))
+        if code:
+            return WAIT, code
+    for k in range(len(addresses)):
+        code = _call(entries[WRITE], (stream, addresses[k], values[k], 0))
+        if code:
+            return WRITE, code
+    return WRITE, 0
+
+
 def load() -> None:
     """Compile all loops for the types of their arguments, or load them from numba's cache; make no driver call."""
     slot = np.zeros(1, np.int64)
@@ -352,8 +377,11 @@ def load() -> None:
     schedule(True, slot, 1, 0, np.zeros(1, np.bool_), slot, slot, 0, 0, 0, 0, 0, 0, rows)  # noqa: FBT003  # of no chunks
     state = np.zeros(STATE_WORDS, np.int64)
     launches, boxes = np.empty((0, 8), np.int64), np.empty((0, 16), np.int64)
-    play(np.zeros(8, np.int64), rows[:0], columns, launches, boxes, 0, 0, state.ctypes.data, 0)
+    play(np.zeros(9, np.int64), rows[:0], columns, launches, boxes, 0, 0, state.ctypes.data, 0)
     state[ENDED] = 1
     watch(state.ctypes.data, 1, 0, 1)
     serve.compile(tuple(typeof(one) for one in (state, 0, 0, np.zeros((1, SLOT_WORDS), np.int64), 0, 0, 0)))
     launch_recorded.compile((types.int64[::1], *[types.int64] * 10))  # a call would call the driver
+    for count in (1, 2):
+        pairs = types.UniTuple(types.int64, count)
+        write_behind.compile((types.int64[::1], types.int64, types.int64, pairs, pairs))

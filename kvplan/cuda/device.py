@@ -267,6 +267,24 @@ class Device:
             what = f"{nbytes} bytes from {source:#x} to {argument:#x}"
             self.driver.check(self._calls.NAMES[which], code, what if which == self._calls.COPY else "")
 
+    def write_behind(self, event: int, stream: int, addresses: tuple[int, ...], values: tuple[int, ...]) -> None:
+        """Let a stream wait for an event, if it is not 0, and then write one word or two of pinned memory.
+
+        In a process that has loaded the planner's loops it is one compiled call.
+        """
+        if loops.loaded is None:
+            if event:
+                self.wait(stream, event)
+            for address, value in zip(addresses, values, strict=True):
+                code = self.driver.cuStreamWriteValue64_v2(stream, address, value, 0)
+                if code:
+                    self.driver.check("cuStreamWriteValue64", code)
+            return
+        which, code = self._calls.write_behind(self.entries, event, stream, addresses, values)
+        if code:
+            name = "cuStreamWriteValue64" if which == self._calls.WRITE else self._calls.NAMES[which]
+            self.driver.check(name, code)
+
     def copy(self, dst: int, src: int, nbytes: int, stream: int) -> None:
         """Copy ``nbytes`` bytes, on a stream."""
         code = self.driver.cuMemcpyAsync(dst, src, nbytes, stream)
@@ -336,7 +354,8 @@ class Device:
     @cached_property
     def entries(self) -> Int64Array:
         """Return the addresses of the functions that the loops call; 0 for a function that the driver does not have."""
-        entries = [*(getattr(self.driver, name) for name in self._calls.NAMES), _USLEEP]
+        entries = [getattr(self.driver, name) for name in self._calls.NAMES]
+        entries += [_USLEEP, self.driver.cuStreamWriteValue64_v2]
         return np.array([ctypes.cast(entry, c_void_p).value if entry else 0 for entry in entries], dtype=np.int64)
 
     @property

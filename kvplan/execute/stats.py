@@ -8,8 +8,9 @@ import threading
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import Any
 
 from kvplan.base.process import generation
@@ -103,9 +104,18 @@ class Tally:
         self._predicted = 0
         self._off = 0.0
 
-    def add(self, result: TransferResult, direction: str = "host") -> None:
-        """Count a transfer that succeeded."""
-        self.ends.append((result, direction))
+    def add(self, result: TransferResult, direction: str = "host", once: Iterator[bool] | None = None) -> None:
+        """Count a transfer that succeeded.
+
+        Args:
+            result: its result.
+            direction: its direction.
+            once: an iterator of one true value, if several threads may count it; the first one consumes it.
+        """
+        if once is None:
+            self.ends.append((result, direction))
+        else:
+            self.ends.extend(compress([(result, direction)], once))  # one C call, which no signal handler interrupts
 
     def settle(self) -> None:
         """Add up ends once there are many; for the executor's own threads, at a time when they hold no lock."""

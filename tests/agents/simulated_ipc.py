@@ -10,13 +10,15 @@ from unittest import mock
 
 import numpy as np
 
-from kvplan import KVLayout
+import kvplan
+from kvplan import Agent, KVLayout
 from kvplan.agents.cuda_ipc.cuda_ipc_owner import CudaIpcOffer, ServedByCudaIpc
 from kvplan.agents.cuda_ipc.cuda_ipc_visitor import OpenedByCudaIpc
 from kvplan.agents.cuda_ipc.cuda_ipc_way import CudaIpcWay
 from kvplan.agents.relocation import regions_of, relocated
 from kvplan.agents.way import Origin
 from kvplan.cuda.ipc import openings
+from tests.patience import until
 from tests.simulated import Device, Tensor
 from tests.simulated.pieces import Pieces
 
@@ -97,6 +99,12 @@ class Joined:
     layout: KVLayout
     told: list[bytes] = field(default_factory=list)
 
+    def after(self, transfer, note, *, urgent=False):
+        """What the transport wants to be told at the transfer's end; None if the agent delivers the note."""
+        taken = []
+        self.opened.after(transfer, note, taken, urgent=urgent)
+        return taken[0] if taken else None
+
     def hear(self) -> None:
         while self.told:
             self.served.heard(self.told.pop(0))
@@ -137,6 +145,39 @@ def joined(layout: KVLayout, device: str | None = None) -> Iterator[Joined]:
         yield made
     finally:
         made.close()
+
+
+class Both:
+    """An owner with a cache of one GPU, and a visitor whose executor is of the first."""
+
+    def __init__(self, devices, executor, owner=1, transports=("cuda_ipc",)) -> None:
+        self.devices = devices
+        self.theirs, there = cache(devices, owner, 1)
+        self.mine, self.here = cache(devices, 0, 2)
+        self.owner = Agent("owner", {"kv": there}, transports=transports)
+        self.visitor = Agent("visitor", {}, transports=transports, executor=executor)
+        self.peer = self.visitor.meet(self.owner.card())
+        self.load = kvplan.compile(self.peer.layouts["kv"], self.here)
+        self.store = kvplan.compile(self.here, self.peer.layouts["kv"])
+
+    def notes(self, count):
+        """Notes that have come, once their words are written."""
+        found = []
+
+        def come():
+            self.devices[0].run()
+            found.extend(self.owner.notes())
+            return len(found) >= count
+
+        until(come)
+        return found
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.visitor.close()
+        self.owner.close()
 
 
 def assert_nothing_is_left(devices: list[Device]) -> None:

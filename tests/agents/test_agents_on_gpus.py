@@ -10,7 +10,15 @@ import pytest
 
 import kvplan
 from kvplan import Agent, PathError
-from tests.agents.simulated_ipc import BLOCKS, assert_nothing_is_left, cache, devices_that_are_left_alone, driven, gpus
+from tests.agents.simulated_ipc import (
+    BLOCKS,
+    Both,
+    assert_nothing_is_left,
+    cache,
+    devices_that_are_left_alone,
+    driven,
+    gpus,
+)
 from tests.agents.workers import content, pool
 from tests.deep.agents.transfers import Moves
 from tests.patience import PATIENCE, until
@@ -18,39 +26,6 @@ from tests.simulated import Stream
 from tests.simulated.executors import executor_on
 
 devices = pytest.fixture(devices_that_are_left_alone)
-
-
-class Both:
-    """An owner with a cache of one GPU, and a visitor whose executor is of the first."""
-
-    def __init__(self, devices, executor, owner=1, transports=("cuda_ipc",)) -> None:
-        self.devices = devices
-        self.theirs, there = cache(devices, owner, 1)
-        self.mine, self.here = cache(devices, 0, 2)
-        self.owner = Agent("owner", {"kv": there}, transports=transports)
-        self.visitor = Agent("visitor", {}, transports=transports, executor=executor)
-        self.peer = self.visitor.meet(self.owner.card())
-        self.load = kvplan.compile(self.peer.layouts["kv"], self.here)
-        self.store = kvplan.compile(self.here, self.peer.layouts["kv"])
-
-    def notes(self, count):
-        """Notes that have come, once their words are written."""
-        found = []
-
-        def come():
-            self.devices[0].run()
-            found.extend(self.owner.notes())
-            return len(found) >= count
-
-        until(come)
-        return found
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.visitor.close()
-        self.owner.close()
 
 
 @pytest.mark.parametrize("path", ["kernel", "copy_engine"])

@@ -110,11 +110,11 @@ def test_a_note_comes_after_the_last_byte_without_the_sender(devices):
         gate = device.gate(user)
         program = kvplan.compile(here, ends.layout)
         first = executor.submit(program.plan([0], [1]), after=Stream(user))
-        delivers = [ends.opened.after(first, b"one", urgent=False)]
+        delivers = [ends.after(first, b"one", urgent=False)]
         second = executor.submit(program.plan([2], [3]))
-        delivers.append(ends.opened.after(second, b"two", urgent=False))
+        delivers.append(ends.after(second, b"two", urgent=False))
         third = executor.submit(program.plan([2], [4]))
-        assert ends.opened.after(third, b"", urgent=False) is None  # no note
+        assert ends.after(third, b"", urgent=False) is None  # no note
         device.run()
         assert ends.notes() == []
         gate.set()
@@ -139,9 +139,9 @@ def test_notes_of_high_priority_do_not_wait_for_others(devices):
         gate = device.gate(user)
         program = kvplan.compile(here, ends.layout)
         slow = executor.submit(program.plan([0], [1]), after=Stream(user))
-        ends.opened.after(slow, b"slow", urgent=False)
+        ends.after(slow, b"slow", urgent=False)
         urgent = executor.submit(program.plan([2], [3]), priority="high")
-        ends.opened.after(urgent, b"urgent", urgent=True)
+        ends.after(urgent, b"urgent", urgent=True)
         device.run()
         assert ends.notes() == [b"urgent"]
         gate.set()
@@ -159,11 +159,11 @@ def test_the_note_of_a_transfer_that_waits_on_the_cpu_comes_by_a_message_and_in_
         program, event = kvplan.compile(here, ends.layout), threading.Event()
         first = executor.submit(program.plan([0], [1]), after=event)
         assert first.queued
-        deliver = ends.opened.after(first, b"one" * 20_000, urgent=False)
+        deliver = ends.after(first, b"one" * 20_000, urgent=False)
         event.set()
         first.synchronize()
         second = executor.submit(program.plan([2], [3]))
-        ends.opened.after(second, b"two", urgent=False)
+        ends.after(second, b"two", urgent=False)
         second.synchronize()
         devices[0].run()
         assert ends.notes() == []
@@ -178,9 +178,9 @@ def test_a_note_whose_word_is_not_written_comes_by_a_message(devices):
         program = kvplan.compile(here, ends.layout)
         first = executor.submit(program.plan([0], [1]))
         devices[0].fail("cuStreamWriteValue64")
-        deliver = ends.opened.after(first, b"one", urgent=False)
+        deliver = ends.after(first, b"one", urgent=False)
         second = executor.submit(program.plan([0], [1]))
-        ends.opened.after(second, b"two", urgent=False)
+        ends.after(second, b"two", urgent=False)
         for each in (first, second):
             each.synchronize()
         devices[0].run()

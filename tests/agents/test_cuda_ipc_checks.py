@@ -144,7 +144,7 @@ def test_a_gpu_that_cannot_reach_the_other_is_refused(devices):
 
 MESSAGES = [
     b"", b"x", b"n", b"n\0", Message(b"e", 0, 1, bytes(64)).written(),
-    Message(b"n", 0, 0, b"note").written(), Message(b"d", 0, 1).written(),
+    Message(b"n", 0, 0, b"note").written(), Message(b"d", 0, 2).written(),
     Message(b"z", 0, 1, b"note").written(), Message(b"n", 2, 1).written(), Message(b"n", 0, 2, b"note").written(),
     Message(b"m", 0, 2, b"note").written(), Message(b"r", 0, 1, b"note").written(), Message(b"b", 1, 1).written(),
     Message(b"n", 0, 1, bytes(30_000)).written(),

@@ -84,7 +84,7 @@ def test_the_owner_s_stream_waits_for_the_visitor_s_transfers(seed):
             compute = devices[1].stream()
             ends.offer.wait_for_visitors(OnGpu(compute, 1))  # no visitor has submitted
             pull = executor.submit(kvplan.compile(ends.layout, here).plan([1, 5], [0, 7]))
-            ends.opened.after(pull, b"", urgent=False)
+            ends.after(pull, b"", urgent=False)
             ends.offer.wait_for_visitors(OnGpu(compute, 1))
             devices[1].put(compute, lambda: theirs.fill(0))  # the owner's next blocks
             devices[0].run()
@@ -145,7 +145,7 @@ def test_streams_that_wait_for_a_visitor_go_on_when_it_has_died_and_its_page_sta
         user, compute, seen = devices[0].stream(), devices[1].stream(), []
         gate = devices[0].gate(user)
         pull = executor.submit(kvplan.compile(ends.layout, here).plan([1], [2]), after=Stream(user))
-        ends.opened.after(pull, b"", urgent=False)
+        ends.after(pull, b"", urgent=False)
         ends.offer.wait_for_visitors(OnGpu(compute, 1))
         devices[1].put(compute, lambda: seen.append(1))
         devices[0].run()

@@ -18,7 +18,8 @@ from kvplan.cuda.device import DriverError
 from kvplan.execute.gpu.copy_engine import parameters
 
 ENTRIES = {"cuEventRecord": 2, "cuStreamWaitEvent": 3, "cuLaunchKernelEx": 4, "cuMemcpyAsync": 4,
-           "cuMemcpyBatchAsync": 9, "cuMemcpy2DAsync_v2": 2, "cuEventSynchronize": 1}  # fmt: skip
+           "cuMemcpyBatchAsync": 9, "cuMemcpy2DAsync_v2": 2, "cuEventSynchronize": 1,
+           "cuStreamWriteValue64_v2": 4}  # fmt: skip
 
 
 def words_at(address, count):
@@ -159,6 +160,27 @@ def test_a_recorded_launch_is_its_calls_one_by_one(device, seen, monkeypatch, co
         ("cuEventRecord", 6, 79),
     ]
     assert at_once[0] == (whole if failing < 0 else whole[: failing + 1])
+
+
+@pytest.mark.parametrize("failing", range(-1, 3))
+@pytest.mark.parametrize("event", [0, 5])
+@pytest.mark.parametrize("count", [1, 2])
+def test_words_behind_an_event_are_written_by_the_driver_s_own_calls(device, seen, monkeypatch, count, event, failing):
+    """Law 8, of the compiled call."""
+    whole = [("cuStreamWaitEvent", 80, 5, 0)] if event else []
+    whole += [("cuStreamWriteValue64_v2", 80, 0x1000 + 8 * k, 7 + k, 0) for k in range(count)]
+    for compiled in (calls, None):
+        monkeypatch.setattr(cuda.loops, "loaded", compiled)
+        seen.calls.clear()
+        seen.failing = failing
+        addresses, values = tuple(0x1000 + 8 * k for k in range(count)), tuple(7 + k for k in range(count))
+        if 0 <= failing < len(whole):
+            with pytest.raises(DriverError, match=f"{whole[failing][0].removesuffix('_v2')} returned"):
+                device.write_behind(event, 80, addresses, values)
+            assert seen.calls == whole[: failing + 1]
+        else:
+            device.write_behind(event, 80, addresses, values)
+            assert seen.calls == whole
 
 
 def test_both_files_number_the_calls_alike():

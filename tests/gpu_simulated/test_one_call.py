@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvplan
-from kvplan.execute.gpu import kernel_path, ring_loops
+from kvplan.execute.gpu import ring_loops
 from kvplan.execute.gpu.arena import Piece
+from kvplan.execute.gpu.launches import headers as slots
 from kvplan.plan import loops
 from tests.paged_caches import Move
 from tests.profiles import examples
@@ -27,16 +28,16 @@ from tests.simulated.executors import MOVE, both_ways, every_path, executor_on, 
     seed=st.integers(0, 1000),
 )  # fmt: skip
 def test_a_compiled_header_is_the_header_that_python_writes(count, headers, at, base, seed):
-    """Law 8: the compiled loop writes the words of ``kernel_path.write_units``, and no others."""
+    """Law 8: the compiled loop writes the words of ``headers.write_units``, and no others."""
     rng = np.random.default_rng(seed)
-    at, base, size = min(at, headers - 1), 8 * base, kernel_path.HEADER
+    at, base, size = min(at, headers - 1), 8 * base, slots.HEADER
     units, table = rng.integers(0, 1 << 50, (2, count)), rng.integers(0, 1 << 50, size)
     table[-1] = headers
     first = size * headers + int(rng.integers(0, 5))
     made = [rng.integers(0, 9, first + 2 * count + 3)] * 2
     slow, fast = (words.copy() for words in made)
     piece = Piece(slow.ctypes.data, slow.nbytes, slow)
-    kernel_path.write_units(piece, base, at, first, units, tuple(table.tolist()), headers)
+    slots.write_units(piece, base, at, first, units, tuple(table.tolist()), headers)
     ring_loops.write_units(fast, base, size * at, first, units, table)
     assert fast.tolist() == slow.tolist()
 

@@ -136,6 +136,13 @@ class Device(Streams):
     def write_word(self, stream: int, address: int, value: int) -> None:
         self.put(stream, lambda: ctypes.memmove(address, ctypes.byref(ctypes.c_uint64(value)), 8))
 
+    def write_behind(self, event: int, stream: int, addresses: tuple[int, ...], values: tuple[int, ...]) -> None:
+        if event:
+            self.wait(stream, event)
+        for address, value in zip(addresses, values, strict=True):
+            code = self.driver.cuStreamWriteValue64_v2(stream, address, value, 0)
+            self.driver.check("cuStreamWriteValue64", code)
+
     def copy_batch(self, dst: int, src: int, size: int, count: int, stream: int) -> None:
         self.check("cuMemcpyBatchAsync", count)
         columns = [words(at, count).tolist() for at in (dst, src, size)]  # read by the call, not later

@@ -53,7 +53,8 @@ def executor_on(
     device.run()
     if device.wrong:
         raise device.wrong[0]
-    assert not device.memory, "memory was left allocated"
+    held = {address for address, _ in executor._backend.rooms._pinned._blocks}  # by plans that the test still has
+    assert not device.memory.keys() - held, "memory was left allocated"
     assert not device.modules, "a kernel was left loaded"
     assert device.made <= device.theirs, "an event was left"
 

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from contextlib import suppress
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from kvplan.agents.cuda_ipc.cuda_ipc_messages import (
-    BY_MESSAGE,
     DROPPED,
     ENDED_WORD,
     ISSUED_WORD,
     LATER,
     NOTE,
     READY,
+    SHORT_NBYTES,
+    SLOT_HEAD,
+    SLOTS,
+    TAKEN_WORD,
     Message,
     note_messages,
+    slot_word,
 )
-from kvplan.agents.way import Deliver, Tell
+from kvplan.agents.way import Deliver, Tell, delivered
 from kvplan.base.process import generation
 from kvplan.cuda.device import Device
 from kvplan.cuda.handles import event_handle, stream_handle
@@ -35,6 +39,36 @@ class Waited:
 
     cuda_stream: int
     device_index: int
+
+
+class _Later:
+    """The end of a note that a message tells; or, until ``sent``, of a note whose submit was interrupted."""
+
+    __slots__ = ("_lane", "_number", "_tell", "sent")
+
+    def __init__(self, tell: Tell, lane: int, number: int) -> None:
+        self._tell, self._lane, self._number = tell, lane, number
+        self.sent = False
+
+    def __call__(self, error: TransferError | None) -> None:
+        kind = READY if error is None and self.sent else DROPPED
+        self._tell(Message(kind, self._lane, self._number).written())
+
+
+class _PutOff:
+    """A submit of a signal handler within another submit of the same thread; called, the end of its note."""
+
+    __slots__ = ("_lane", "begun", "note", "taken", "transfer")
+
+    def __init__(self, lane: VisitorLane, transfer: Any, note: bytes) -> None:
+        self._lane, self.transfer, self.note = lane, transfer, note
+        self.taken: list[Deliver] = []
+        self.begun = False
+
+    def __call__(self, error: TransferError | None) -> None:
+        self._lane.catch_up()
+        for deliver in self.taken:
+            deliver(error)
 
 
 class VisitorLane:
@@ -53,58 +87,119 @@ class VisitorLane:
     def __init__(self, device: Device, words: SharedWords, number: int, tell: Tell) -> None:
         self._device, self._words, self._number, self._tell = device, words, number, tell
         self._notes = self._issued = 0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may submit within a submit of the same thread
+        self._busy = False  # whether a submit changes the state
+        self._put_off: deque[_PutOff] = deque()  # submits of handlers, which the interrupted submit completes
         self._made_in = generation()
-        self._stream = self._gate_stream = self._gate = 0
+        self._stream = self._gate_stream = 0
+        self._gates: list[int] = []  # events, and those of them that no call uses
+        self._free: list[int] = []
         try:
             with device.current():
                 self._stream, self._gate_stream = device.stream(urgent=True), device.stream(urgent=True)
-                self._gate = device.event()
+                self._gates.append(device.event())
+                self._free.append(self._gates[0])
         except BaseException:
             self.close()
             raise
 
-    def ordered(self, transfer: Any, note: bytes) -> Deliver | None:
+    def ordered(self, transfer: Any, note: bytes, taken: list[Deliver]) -> None:
         """Let the stream wait for a transfer, then count it and write the note's number.
+
+        A signal handler may raise an error at any point, or submit. The note is then delivered once or never, and later
+        notes are delivered.
 
         Args:
             transfer: the executor's transfer.
             note: the note, or ``b""``.
-
-        Returns:
-            None if there is no note. Otherwise a function for the agent, to be called when the transfer has ended.
+            taken: if there is a note, a function is put in, to be called when the transfer has ended.
         """
         with self._lock:  # several threads may submit
-            return self._ordered(transfer, note)
-
-    def _ordered(self, transfer: Any, note: bytes) -> Deliver | None:
-        device, issued = self._device, is_issued(transfer)
-        if not self._stream:
-            return None
-        number = self._notes + 1
-        if note:
-            self._notes = number
-            for message in note_messages(NOTE if issued else LATER, self._number, number, note):
-                self._tell(message)
-        if issued:
+            if not self._stream:
+                return
+            if self._busy:
+                self._later_on(transfer, note, taken)
+                return
             try:
-                transfer.wait(Waited(self._stream, device.ordinal))
-                with device.current():
-                    self._words.write(device, self._stream, ENDED_WORD + self._number, self._issued + 1)
-                    self._issued += 1
-                    self._words.store(ISSUED_WORD + self._number, self._issued)
-                    if note:
-                        self._words.write(device, self._stream, self._number, number)
-            except TransferError:  # the transfer has failed, and the agent tells its error
-                issued = False
-                if note:
-                    self._tell(Message(BY_MESSAGE, self._number, number).written())
-        if not note:
-            return None
-        return _nothing if issued else partial(self._deliver, number)
+                self._busy = True
+                self._order(transfer, note, taken)
+            finally:
+                self._busy = False
+                if self._put_off:
+                    self.catch_up()
 
-    def _deliver(self, number: int, error: TransferError | None) -> None:
-        self._tell(Message(READY if error is None else DROPPED, self._number, number).written())
+    def _later_on(self, transfer: Any, note: bytes, taken: list[Deliver]) -> None:
+        """Leave a submit to the call that it interrupts, which has done a part of its work."""
+        entry = _PutOff(self, transfer, note)
+        if note:
+            taken.append(entry)
+        self._put_off.append(entry)
+
+    def catch_up(self) -> None:
+        """Complete the submits that were put off."""
+        with self._lock:
+            while self._put_off and not self._busy:
+                entry = self._put_off[0]
+                try:
+                    self._busy = True
+                    if not entry.begun and self._stream:
+                        entry.begun = True
+                        with suppress(TransferError):  # the owner is gone, and the agent knows
+                            self._order(entry.transfer, entry.note, entry.taken)
+                finally:
+                    self._busy = False
+                if self._put_off and self._put_off[0] is entry:
+                    self._put_off.popleft()
+
+    def _order(self, transfer: Any, note: bytes, taken: list[Deliver]) -> None:
+        device = self._device
+        if not is_issued(transfer):
+            if note:
+                self._send(LATER, note, taken)
+        elif device.is_current():  # as in most submits; then there is nothing to restore
+            self._issued_now(transfer, note, taken)
+        else:
+            with device.current():
+                self._issued_now(transfer, note, taken)
+
+    def _send(self, kind: bytes, note: bytes, taken: list[Deliver]) -> None:
+        """Send a note."""
+        number = self._notes + 1
+        later = _Later(self._tell, self._number, number)
+        self._notes = number  # no signal handler runs from here to the end of append
+        taken.append(later)
+        for message in note_messages(kind, self._number, number, note):
+            self._tell(message)
+        later.sent = True
+
+    def _issued_now(self, transfer: Any, note: bytes, taken: list[Deliver]) -> None:
+        """Let the stream count a transfer, and deliver its note. The device is current."""
+        # Counted first: after an error, the next transfer must not take a number that the stream may have written.
+        ended = self._issued = self._issued + 1
+        words, lane = self._words, self._number
+        number = self._notes + 1
+        slot = slot_word(lane, number)
+        addresses: tuple[int, ...] = (words.address(ENDED_WORD + lane),)
+        values: tuple[int, ...] = (ended,)
+        short = len(note) <= SHORT_NBYTES and number - words.load(TAKEN_WORD + lane) <= SLOTS
+        if note and short:
+            words.put(slot + 1, SLOT_HEAD.pack(ended, len(note)) + note)
+        elif note:
+            addresses, values = (*addresses, words.address(lane)), (ended, number)
+        try:
+            transfer.write_behind(self._stream, addresses, values)
+        except TransferError:  # the transfer has failed, and the agent tells its error
+            if note:
+                self._send(LATER, note, taken)
+            return
+        words.store(ISSUED_WORD + lane, ended)
+        if note and short:
+            words.store(slot, number)  # last: the other side looks at it first
+            self._notes = number  # no signal handler runs from the write of the word to the end of append
+            taken.append(delivered)
+        elif note:
+            self._send(NOTE, note, taken)
+            taken[0] = delivered
 
     def gated(self, after: Any, waits: Sequence[tuple[int, int]]) -> Waited | None:
         """Return a stream that waits for an ``after=`` and for words; None if no stream can wait for the ``after=``.
@@ -131,32 +226,47 @@ class VisitorLane:
             return True
         theirs = stream_handle(after)
         if theirs is not None and getattr(after, "device_index", device.ordinal) == device.ordinal:
-            device.record(self._gate, theirs)
-            device.wait(stream, self._gate)
+            with self._gate() as gate:
+                device.record(gate, theirs)
+                device.wait(stream, gate)
             return True
         if is_issued(after):
             after.wait(Waited(stream, device.ordinal))
             return True
         return False
 
+    @contextmanager
+    def _gate(self) -> Iterator[int]:
+        """Lend an event: another one to a signal handler that submits within a submit."""
+        if not self._free:
+            self._gates.append(self._device.event())
+            self._free.append(self._gates[-1])
+        gate = self._free[-1]
+        try:
+            self._free.remove(gate)
+            yield gate
+        finally:
+            if gate not in self._free:
+                self._free.append(gate)
+
     def drain(self) -> None:
         """Wait until the stream has written the last word. In a child of a fork it does nothing."""
-        if not self._stream or not self._gate or self._made_in != generation():
+        if not self._stream or not self._gates or self._made_in != generation():
             return
         device = self._device
         with device.current(), Uncaptured(device), suppress(TransferError):  # the GPU may have failed
             for stream in (self._stream, self._gate_stream):
-                device.record(self._gate, stream)
-                device.synchronize(self._gate)
+                device.record(self._gates[0], stream)
+                device.synchronize(self._gates[0])
 
     def close(self) -> None:
         """Destroy the streams and the event. In a child of a fork it touches nothing of the GPU."""
         self.drain()
-        streams, gate = (self._stream, self._gate_stream), self._gate
-        self._stream = self._gate_stream = self._gate = 0
+        streams, gates = (self._stream, self._gate_stream), self._gates
+        self._stream, self._gate_stream, self._gates, self._free = 0, 0, [], []
         if self._made_in == generation():
             with self._device.current(), Uncaptured(self._device):
-                if gate:
+                for gate in gates:
                     self._device.driver.cuEventDestroy_v2(gate)
                 for stream in streams:
                     if stream:
@@ -169,13 +279,4 @@ def is_issued(transfer: Any) -> bool:
     >>> is_issued(object())
     False
     """
-    return (
-        hasattr(transfer, "queued")
-        and not transfer.queued
-        and not getattr(transfer, "unplayed", False)
-        and getattr(transfer, "captures", None) is None
-    )
-
-
-def _nothing(error: TransferError | None) -> None:
-    """Do nothing: the stream delivers the note."""
+    return bool(getattr(transfer, "ordered", False))

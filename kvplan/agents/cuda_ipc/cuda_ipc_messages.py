@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from struct import Struct
 from typing import NamedTuple
 
 from kvplan.errors import LayoutError
@@ -15,6 +16,16 @@ ENDED_WORD, ISSUED_WORD = LANES, 2 * LANES
 PUBLISHED_WORD = 3 * LANES
 MOST_GPUS = 64
 PASSED_WORD = PUBLISHED_WORD + MOST_GPUS
+# Then, for each lane: the number of the last note that the owner's CPU has taken. And for each lane, slots in which the
+# visitor's CPU leaves short notes, so that a submit needs no system call. Note ``n`` is in slot ``n % SLOTS``.
+# A slot has the number of its note, the number that the word of ended transfers must have, the bytes of the note, and
+# the note. While a slot is empty, no word of ended transfers has its number.
+TAKEN_WORD = PASSED_WORD + MOST_GPUS
+SLOTS, SLOT_WORDS, SLOT_HEAD_WORDS = 32, 28, 3
+SLOTS_WORD = TAKEN_WORD + LANES
+SHORT_NBYTES = 8 * (SLOT_WORDS - SLOT_HEAD_WORDS)  # most bytes of a note in a slot
+SLOT_HEAD = Struct("=2Q")
+NEVER = (1 << 64) - 1
 NUMBER_NBYTES = 8
 HEAD_NBYTES = 2 + NUMBER_NBYTES
 MOST_PART = 24 << 10  # bytes of a note in one message
@@ -25,11 +36,10 @@ MOST_PENDING_NBYTES = 64 << 20
 MORE = b"m"  # the first bytes of a note; NOTE or LATER with the last bytes follows, so that no note is known in part
 NOTE = b"n"  # a note that the lane's word delivers
 LATER = b"l"  # a note that a message delivers
-BY_MESSAGE = b"b"  # a message delivers this note after all
 READY = b"r"  # the bytes of a note have arrived
-DROPPED = b"d"  # a note is not delivered: its transfer failed
-_KINDS = (NOTE, LATER, MORE, BY_MESSAGE, READY, DROPPED)
-_EMPTY = (BY_MESSAGE, READY, DROPPED)
+DROPPED = b"d"  # a note is not delivered: its transfer failed, or its submit was interrupted
+_KINDS = (NOTE, LATER, MORE, READY, DROPPED)
+_EMPTY = (READY, DROPPED)
 
 
 class Message(NamedTuple):
@@ -54,6 +64,15 @@ class Message(NamedTuple):
         b'n\x01\x07\x00\x00\x00\x00\x00\x00\x00ready'
         """
         return self.kind + bytes([self.lane]) + self.number.to_bytes(NUMBER_NBYTES, "little") + self.rest
+
+
+def slot_word(lane: int, number: int) -> int:
+    """Return the first word of the slot of a lane's note.
+
+    >>> slot_word(1, 33) - slot_word(0, 1) == SLOTS * SLOT_WORDS
+    True
+    """
+    return SLOTS_WORD + (lane * SLOTS + number % SLOTS) * SLOT_WORDS
 
 
 def read_message(message: bytes) -> Message:

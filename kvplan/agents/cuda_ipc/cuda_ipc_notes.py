@@ -7,16 +7,23 @@ from dataclasses import dataclass
 
 from kvplan.agents.channel import NOTE_NBYTES
 from kvplan.agents.cuda_ipc.cuda_ipc_messages import (
-    BY_MESSAGE,
     DROPPED,
+    ENDED_WORD,
     LANES,
     LATER,
     MORE,
     MOST_PENDING,
     MOST_PENDING_NBYTES,
+    NEVER,
     NOTE,
+    SHORT_NBYTES,
+    SLOT_HEAD,
+    SLOT_HEAD_WORDS,
+    SLOTS,
+    TAKEN_WORD,
     Message,
     refused,
+    slot_word,
 )
 from kvplan.cuda.ipc.shared_words import SharedWords
 
@@ -49,8 +56,12 @@ class PendingNotes:
         self._words = words
         self._lanes: list[deque[_Pending]] = [deque() for _ in range(LANES)]
         self._begun = [b""] * LANES  # the first bytes of each lane's next note
-        self._last = [0] * LANES
+        self._last = [0] * LANES  # the number of the last note that a message brought
+        self._taken = [0] * LANES  # that of the last note that was returned
         self._nbytes = 0
+        for lane in range(LANES):
+            for number in range(SLOTS):
+                words.store(slot_word(lane, number) + 1, NEVER)
 
     def take(self, message: Message) -> None:
         """Take a message about a note.
@@ -63,23 +74,32 @@ class PendingNotes:
             return
         lane, number = self._lanes[message.lane], message.number
         found = lane[-1] if lane and lane[-1].number == number else next((o for o in lane if o.number == number), None)
+        if found is None and message.kind == DROPPED:
+            self._drop(message)
+            return
         if found is None:
             raise refused(message.written())
-        if message.kind == BY_MESSAGE:
-            found.by_word = False
-        else:
-            found.ready = True
-            found.by_word = False
-            if message.kind == DROPPED:
-                self._nbytes -= len(found.note or b"")
-                found.note = None
+        found.ready = True
+        found.by_word = False
+        if message.kind == DROPPED:
+            self._nbytes -= len(found.note or b"")
+            found.note = None
+
+    def _drop(self, message: Message) -> None:
+        """Drop a note of which no last bytes have come, because its submit was interrupted; or that was delivered."""
+        lane, number = message.lane, message.number
+        if number > self._taken[lane]:
+            self._begun[lane] = b""
+            self._add(message)
+            self._lanes[lane][-1].note = None
+            self._lanes[lane][-1].ready = True
 
     def _add(self, message: Message) -> None:
         """Add a note, or keep its first bytes."""
         lane, number = message.lane, message.number
         note = self._begun[lane] + message.rest
         if (
-            number != self._last[lane] + 1
+            number != self._following(lane, number)
             or len(note) > NOTE_NBYTES
             or sum(map(len, self._lanes)) >= MOST_PENDING
             or self._nbytes > MOST_PENDING_NBYTES
@@ -92,16 +112,48 @@ class PendingNotes:
         self._nbytes += len(note)
         self._lanes[lane].append(_Pending(number, note, message.kind == NOTE))
 
+    def _following(self, lane: int, number: int) -> int:
+        """Return the number of the next note that a message may bring: behind those in slots, up to ``number``."""
+        at = max(self._last[lane], self._taken[lane]) + 1
+        for _ in range(SLOTS):  # the visitor may write the words meanwhile
+            if at >= number or self._words.load(slot_word(lane, at)) != at:
+                break
+            at += 1
+        return at
+
     def arrived(self) -> list[bytes]:
         """Return the notes whose bytes have arrived since the last call; never block."""
         found: list[bytes] = []
+        words = self._words
         for k, lane in enumerate(self._lanes):
-            if not lane:
-                continue
-            word = self._words.load(k)
-            while lane and (lane[0].number <= word if lane[0].by_word else lane[0].ready):
-                note = lane.popleft().note
+            number = self._taken[k] + 1
+            for _ in range(len(lane) + SLOTS):  # a visitor may fill slots as fast as they are read
+                if lane and lane[0].number == number:
+                    if not (number <= words.load(k) if lane[0].by_word else lane[0].ready):
+                        break
+                    note = lane.popleft().note
+                    if note is not None:
+                        self._nbytes -= len(note)
+                else:
+                    note = self._in_slot(k, number)
+                    if note is None:
+                        break
                 if note is not None:
-                    self._nbytes -= len(note)
                     found.append(note)
+                number += 1
+            if number - 1 > self._taken[k]:
+                self._taken[k] = number - 1
+                words.store(TAKEN_WORD + k, number - 1)  # from here on, the visitor may use the slots again
         return found
+
+    def _in_slot(self, lane: int, number: int) -> bytes | None:
+        """Return a note that is in its slot, if its bytes have arrived."""
+        words, at = self._words, slot_word(lane, number)
+        if words.load(at) != number:
+            return None
+        ended, nbytes = SLOT_HEAD.unpack(words.get(at + 1, SLOT_HEAD.size))
+        if words.load(ENDED_WORD + lane) < ended:
+            return None
+        note = words.get(at + SLOT_HEAD_WORDS, min(nbytes, SHORT_NBYTES))
+        words.store(at + 1, NEVER)
+        return note

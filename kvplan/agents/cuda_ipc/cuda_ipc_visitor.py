@@ -90,9 +90,10 @@ class OpenedByCudaIpc:
             for gpu in self._gpus:
                 words.store(PASSED_WORD + gpu, RELEASED)
 
-    def after(self, transfer: Any, note: bytes, *, urgent: bool) -> Deliver | None:
+    def after(self, transfer: Any, note: bytes, taken: list[Deliver], *, urgent: bool) -> None:
         """See :meth:`kvplan.agents.way.Opened.after`. A stream tells the owner that the last byte has arrived."""
-        return self._lanes[int(urgent)].ordered(transfer, note) if self._lanes else None
+        if self._lanes:
+            self._lanes[int(urgent)].ordered(transfer, note, taken)
 
     def lost(self) -> str | None:
         """See :meth:`kvplan.agents.way.Opened.lost`. The agent's own check is enough."""
@@ -131,5 +132,9 @@ def _some(descriptors: Sequence[int], first: int, last: int) -> Sequence[int]:
 
 def _behind(words: SharedWords, gpus: range) -> list[tuple[int, int]]:
     """Return the words of published work that has not ended, each with the number that it will have."""
-    numbers = [(PASSED_WORD + gpu, words.load(PUBLISHED_WORD + gpu)) for gpu in gpus]
-    return [(word, number) for word, number in numbers if words.load(word) < number <= RELEASED]
+    found = []
+    for gpu in gpus:
+        number = words.load(PUBLISHED_WORD + gpu)
+        if number and words.load(PASSED_WORD + gpu) < number <= RELEASED:
+            found.append((PASSED_WORD + gpu, number))
+    return found

@@ -19,7 +19,7 @@ from kvplan.cuda.device import DEVICE_MAP, DEVICE_POINTER, PORTABLE, Device
 from kvplan.cuda.scopes import Uncaptured
 from kvplan.errors import LayoutError, TransferError
 
-PAGE = 4096
+PAGE = 16384
 WORD = 8  # bytes
 AT_LEAST = 0  # CUstreamWaitValue_flags: it compares by the sign of the difference
 RELEASED = 1 << 62  # at least as large as any number that is waited for
@@ -27,7 +27,7 @@ SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class SharedWords:
-    """One page of 512 words of 64 bits, which another process opens by its file descriptor.
+    """A page of 2,048 words of 64 bits, which another process opens by its file descriptor.
 
     The size is sealed: a process that reads beyond the end of a file would get a signal that ends it.
 
@@ -55,8 +55,8 @@ class SharedWords:
 
     def _map(self, descriptor: int) -> None:
         self._memory: mmap.mmap | None = mmap.mmap(descriptor, PAGE)
-        self._words: Any = np.frombuffer(self._memory, np.uint64)
-        self._address = int(self._words.__array_interface__["data"][0])
+        self._address = int(np.frombuffer(self._memory, np.uint64).__array_interface__["data"][0])
+        self._words: Any = memoryview(self._memory).cast("Q")  # of which a word is read faster than of an array
         self._device: Device | None = None
         self._made_in = generation()
 
@@ -86,11 +86,33 @@ class SharedWords:
 
     def load(self, index: int) -> int:
         """Return a word."""
-        return int(self._words[index])
+        word: int = self._words[index]
+        return word
 
     def store(self, index: int, value: int) -> None:
         """Write a word by the CPU."""
         self._words[index] = value
+
+    def put(self, index: int, held: bytes) -> None:
+        """Write bytes by the CPU, from a word on."""
+        assert self._memory is not None  # it is open
+        at = WORD * index
+        self._memory[at : at + len(held)] = held
+
+    def get(self, index: int, nbytes: int) -> bytes:
+        r"""Return bytes, from a word on.
+
+        >>> with SharedWords() as words:
+        ...     words.put(5, b"ready")
+        ...     words.get(5, 3), words.load(5).to_bytes(8, "little")
+        (b'rea', b'ready\x00\x00\x00')
+        """
+        assert self._memory is not None  # it is open
+        return self._memory[WORD * index : WORD * index + nbytes]
+
+    def address(self, index: int) -> int:
+        """Return the address of a word."""
+        return self._address + WORD * index
 
     def pin(self, device: Device) -> None:
         """Pin the page, so that streams of all GPUs of this process can write it. A second call does nothing.
@@ -134,7 +156,7 @@ class SharedWords:
         if device is not None and self._made_in == generation():
             with device.current(), Uncaptured(device):
                 device.driver.cuMemHostUnregister(self._address)
-        self._words = None
+        self._words.release()
         memory.close()
         if self.descriptor >= 0:
             os.close(self.descriptor)

@@ -67,10 +67,10 @@ class Rows:
         return np.stack((self.address, self.size, self.device), axis=1).astype(np.uint64)
 
     def __len__(self) -> int:
-        return int(self._ends[-1])
+        return int(self.up_to[-1])
 
     @cached_property
-    def _ends(self) -> Int64Array:
+    def up_to(self) -> Int64Array:
         """For each row, the number of descriptors up to its end."""
         return np.cumsum(self.count)
 
@@ -99,13 +99,13 @@ class Rows:
         return Rows(self.kind, self.address + by, self.size, self.device, self.stride, self.count)
 
     @cached_property
-    def _expanded(self) -> Int64Array | None:
+    def expanded(self) -> Int64Array | None:
         """The address of every descriptor; None if there are too many to keep."""
         if len(self) > MOST_EXPANDED:
             return None
         if len(self) == len(self.count):
             return self.address
-        step = np.arange(len(self), dtype=np.int64) - np.repeat(self._ends - self.count, self.count)
+        step = np.arange(len(self), dtype=np.int64) - np.repeat(self.up_to - self.count, self.count)
         spread: Int64Array = np.repeat(self.address, self.count) + step * np.repeat(self.stride, self.count)
         return spread
 
@@ -115,10 +115,10 @@ class Rows:
 
     def addresses(self, indices: Int64Array) -> Int64Array:
         """Return the addresses of some descriptors, whose indices are in range."""
-        if self._expanded is not None:
-            return self._expanded.take(indices)
+        if self.expanded is not None:
+            return self.expanded.take(indices)
         row = self.row(indices)
-        before: Int64Array = self._ends - self.count
+        before: Int64Array = self.up_to - self.count
         step: Int64Array = indices - before.take(row)
         return self.address.take(row) + step * self.stride.take(row)
 
@@ -128,7 +128,7 @@ class Rows:
 
     def row(self, indices: Int64Array) -> Int64Array:
         """Return the row of each of some descriptors."""
-        found: Int64Array = np.searchsorted(self._ends, indices, side="right")
+        found: Int64Array = np.searchsorted(self.up_to, indices, side="right")
         return found
 
 

@@ -19,13 +19,13 @@ from kvplan.base.process import generation
 from kvplan.base.quoting import quoted
 from kvplan.base.reading import json_of
 from kvplan.engines.nixl.opened import OtherProcess, SameProcess
-from kvplan.engines.nixl.row_plans import Memory, layout_of
 from kvplan.engines.nixl.spans import Span, Spans
 from kvplan.engines.nixl.transfer_handles import Neighbour
 from kvplan.errors import LayoutError
 from kvplan.execute.executor import Executor
 from kvplan.execute.transfer import Transfer
 from kvplan.layout.components import Region
+from kvplan.plan.row_plans import Memory, layout_of
 
 SCHEMA = "kvplan.nixl-agent/1"
 CLOSE_SECONDS = 10.0  # that memory which is deregistered waits for peers that still use it

@@ -63,6 +63,14 @@ class OtherProcess:
         """See :meth:`Neighbour.prepare`."""
         self._agent._core.executor_for(plan).prepare(plan)
 
+    def executor(self, src: KVLayout, dst: KVLayout) -> Executor | None:
+        """See :meth:`Neighbour.executor`."""
+        link = self._peer.link
+        opened = None if link is None else link.opened.get("cuda_ipc")
+        if opened is None or "cpu" in (src.device, dst.device):
+            return None
+        return self._agent._core.executor_for(None, opened.gpu)
+
     def send(self, note: bytes) -> None:
         """See :meth:`Neighbour.send`."""
         self._peer.send(note)
@@ -146,6 +154,10 @@ class SameProcess:
     def prepare(self, plan: Plan) -> None:
         """See :meth:`Neighbour.prepare`."""
         self._for(plan).prepare(plan)
+
+    def executor(self, src: KVLayout, dst: KVLayout) -> Executor | None:
+        """See :meth:`Neighbour.executor`."""
+        return None if "cpu" in (src.device, dst.device) else self._executor(src.device)
 
     def send(self, note: bytes) -> None:
         """See :meth:`Neighbour.send`."""

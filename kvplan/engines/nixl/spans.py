@@ -48,7 +48,7 @@ class Spans:
     Args:
         spans: the ranges, in any order.
 
-    >>> from kvplan.engines.nixl.row_plans import Memory, layout_of
+    >>> from kvplan.plan.row_plans import Memory, layout_of
     >>> layout = layout_of([Memory(4096, 64, "cpu")])
     >>> spans = Spans([Span("DRAM", 1 << 20, 64, 4096, layout)])
     >>> spans.place(Rows.of(np.array([[(1 << 20) + 16, 8, 0, 8, 2]]), "DRAM")).rows.address.tolist()

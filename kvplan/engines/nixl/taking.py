@@ -11,15 +11,18 @@ from typing import Any
 
 import numpy as np
 
+from kvplan.engines.nixl.chosen_rows import chosen_rows, indices
 from kvplan.engines.nixl.descriptor_rows import Rows, rows_of
 from kvplan.engines.nixl.neighbours import Neighbourhood
-from kvplan.engines.nixl.row_plans import RowProgram
 from kvplan.engines.nixl.spans import Registered, Spans
 from kvplan.engines.nixl.standalone import StandaloneAgent
 from kvplan.engines.nixl.transfer_handles import Neighbour, PreparedList, TakenTransfer
 from kvplan.errors import KVPlanError, PathError, TransferError
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.strides import Int64Array
+from kvplan.plan import loops
+from kvplan.plan.plan import Plan
+from kvplan.plan.row_plans import RowProgram
 
 OPERATIONS = ("READ", "WRITE")
 log = logging.getLogger("kvplan.engines.nixl")
@@ -157,6 +160,10 @@ class State:
                 size = int(there.rows.size[0])
                 rows = (there.rows.address[:1], np.array([here.here]))
                 neighbour.prepare(self._program(there.layout, here.layout).plan(*rows, size, there.rows.alignment))
+            if loops.loaded is not None:
+                from kvplan.engines.nixl import row_loops  # imports numba
+
+                row_loops.load()
         except Exception as error:  # noqa: BLE001  # the first transfer compiles, or is refused
             log.warning("the first transfer with %s will wait: %s", neighbour.name, _told(error))
 
@@ -195,25 +202,29 @@ class State:
         here, there = local.placed, remote.placed
         if here is None or there is None:
             return None
+        src, dst = (there, here) if operation == "READ" else (here, there)
+        program = self._program(src.layout, dst.layout)
+        alignment, size = min(here.rows.alignment, there.rows.alignment), here.rows.one_size
+        if size and size == there.rows.one_size:
+            rows = chosen_rows(operation, here.rows, there.rows, chosen, neighbour.executor(src.layout, dst.layout))
+            if rows is not None:
+                return self._taken(remote, rows.plan(program, size, alignment), rows.pass_on(by_nixl), note)
         at, to = indices(chosen[0], len(here.rows)), indices(chosen[1], len(there.rows))
         if at is None or to is None or at.size != to.size:
             return None
-        size: int | Int64Array = here.rows.one_size
+        sizes: int | Int64Array = size
         if not size or size != there.rows.one_size:
-            size = here.rows.sizes(at)
-            if not np.array_equal(size, there.rows.sizes(to)):
+            sizes = here.rows.sizes(at)
+            if not np.array_equal(sizes, there.rows.sizes(to)):
                 return None
-        src, dst = (there, here) if operation == "READ" else (here, there)
         sides = here.rows.addresses(at), there.rows.addresses(to)
-        plan = self._program(src.layout, dst.layout).plan(
-            *(sides if operation == "WRITE" else sides[::-1]), size, min(here.rows.alignment, there.rows.alignment)
-        )
+        plan = program.plan(*(sides if operation == "WRITE" else sides[::-1]), sizes, alignment)
+        return self._taken(remote, plan, lambda note: by_nixl(note, at, to), note)
 
-        def pass_on(note: bytes) -> Any:
-            return by_nixl(note, at, to)
-
+    def _taken(self, remote: PreparedList, plan: Plan, pass_on: Callable[[bytes], Any], note: Any) -> TakenTransfer:
+        assert remote.neighbour is not None  # the caller has checked it
         removals = self.removals(remote.peer)
-        return TakenTransfer(self, neighbour, remote.peer, plan, at.size, bytes_of(note), pass_on, removals)
+        return TakenTransfer(self, remote.neighbour, remote.peer, plan, plan.units, bytes_of(note), pass_on, removals)
 
     def _program(self, src: KVLayout, dst: KVLayout) -> RowProgram:
         key = id(src), id(dst)
@@ -272,21 +283,6 @@ class State:
             return
         log.warning("transfers with %s go by NIXL from now on: %s", neighbour.name, why)
         self.leave(neighbour.name)
-
-
-def indices(given: Any, count: int) -> Int64Array | None:
-    """Return indices as an int64 array; None if there are none, or one is out of range, which NIXL then refuses.
-
-    >>> indices([0, 2], 3), indices([3], 3), indices([], 3)
-    (array([0, 2]), None, None)
-    """
-    array = np.asarray(given)
-    if array.ndim != 1 or not array.size or array.dtype.kind not in "iu":
-        return None
-    made = np.array(array, dtype=np.int64)  # a copy: the caller may change its own
-    if int(made.view(np.uint64).max()) >= count:  # a negative index is a large one
-        return None
-    return made
 
 
 def bytes_of(note: Any) -> bytes:

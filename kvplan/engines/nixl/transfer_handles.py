@@ -7,13 +7,16 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from select import select
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
 from kvplan.engines.nixl.descriptor_rows import Rows
 from kvplan.engines.nixl.spans import Placed, Spans
 from kvplan.errors import TransferError
+from kvplan.execute.executor import Executor
 from kvplan.execute.transfer import Transfer
+from kvplan.layout.kvlayout import KVLayout
 from kvplan.plan.plan import Plan
 
 RELEASE_SECONDS = 30.0  # that a release waits for bytes in flight
@@ -44,6 +47,9 @@ class Neighbour(Protocol):
 
     def prepare(self, plan: Plan) -> None:
         """Warm up for plans like this one; move nothing."""
+
+    def executor(self, src: KVLayout, dst: KVLayout) -> Executor | None:
+        """Return the executor that moves plans between memory of GPUs; None for other memory."""
 
     def send(self, note: bytes) -> None:
         """Send a notification by kvplan, behind those of transfers that have ended.
@@ -163,32 +169,43 @@ class TakenTransfer:
     _asked: float = 0.0
     _posted: float = 0.0
     _released: bool = False
-    _looking: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    _looking: Any = field(default_factory=threading.RLock, repr=False)
+    _busy: bool = False  # a signal handler may ask within a call of the same thread, which is half done
 
     def post(self, note: bytes) -> str:
         """Begin to move; see ``nixl_agent.transfer``. A transfer that has ended or failed can be posted again."""
         with self._looking:
-            if self._released:
-                raise self.agent.error("InvalidParam", "the transfer was released")
-            if self._moving is not None and self.telemetry is None and self._failed is None and self._look() == "PROC":
-                raise self.agent.error("RepostActive", "the transfer is in flight")
-            if self.agent.removals(self.peer) != self.removals:
-                raise self.agent.error("NotFound", f"peer {self.peer!r} was removed since the transfer was made")
-            if self.own is not None:
-                return self.agent.post(self.own, note)
-            self.note = note or self.note
-            self._failed = self.telemetry = self._moving = None
-            self._begun = perf_counter()
-            if not self.agent.knows(self.neighbour):
-                return self._pass_on()
+            if self._busy:
+                raise self.agent.error("RepostActive", "the transfer is being posted, or looked at")
             try:
-                self._moving = self.neighbour.submit(self.plan)
-            except Exception as error:  # noqa: BLE001  # NIXL can still move it
-                if gone := self.neighbour.gone():
-                    self.agent.lost(self.neighbour, gone)
-                return self._pass_on(error, "" if gone else str(error))
-            self._posted = perf_counter()
-            return self._look()
+                self._busy = True
+                return self._post(note)
+            finally:
+                self._busy = False
+
+    def _post(self, note: bytes) -> str:
+        if self._released:
+            raise self.agent.error("InvalidParam", "the transfer was released")
+        if self._moving is not None and self.telemetry is None and self._failed is None and self._look() == "PROC":
+            raise self.agent.error("RepostActive", "the transfer is in flight")
+        if self.agent.removals(self.peer) != self.removals:
+            raise self.agent.error("NotFound", f"peer {self.peer!r} was removed since the transfer was made")
+        if self.own is not None:
+            return self.agent.post(self.own, note)
+        self.note = note or self.note
+        self._failed = self.telemetry = self._moving = None
+        self._begun = perf_counter()
+        if not self.agent.knows(self.neighbour):
+            return self._pass_on()
+        try:
+            self._moving = self.neighbour.submit(self.plan)
+        except Exception as error:  # noqa: BLE001  # NIXL can still move it
+            if gone := self.neighbour.gone():
+                self.agent.lost(self.neighbour, gone)
+            return self._pass_on(error, "" if gone else str(error))
+        self._posted = perf_counter()
+        # To look at a GPU's transfer of another process now would only wake the thread that ends it.
+        return "PROC" if getattr(self._moving, "on_gpu", False) else self._look()
 
     def look(self) -> str:
         """Return ``"DONE"`` or ``"PROC"``; see ``nixl_agent.check_xfer_state``. At the end it notifies the peer.
@@ -197,7 +214,13 @@ class TakenTransfer:
             Exception: NIXL's, if the transfer was not posted, or has failed.
         """
         with self._looking:  # one thread sees the end, and notifies
-            return self._look()
+            if self._busy:
+                return "PROC"
+            try:
+                self._busy = True
+                return self._look()
+            finally:
+                self._busy = False
 
     def _look(self) -> str:
         if self._failed is not None:
@@ -235,12 +258,17 @@ class TakenTransfer:
         """Return whether a transfer has ended.
 
         A caller that asks again at once keeps the interpreter, for 5 ms at a time, from the threads that end transfers.
-        So the second question of such a caller waits a little.
+        So the second question of such a caller waits a little, unless the question itself can end the transfer.
         """
         now, before = perf_counter(), self._asked
         self._asked = now
-        if moving.done() or now - before > SPIN_SECONDS:
-            return moving.done()
+        if moving.done():
+            return True
+        if getattr(moving, "quiet", False):  # the question itself ends it
+            select((), (), (), 0)  # lets other threads have the interpreter; a sleep of no time takes 70 us
+            return False
+        if now - before > SPIN_SECONDS:
+            return False
         with suppress(TransferError):  # a failure is raised by the caller of this method
             moving.synchronize(PAUSE_SECONDS)
         self._asked = perf_counter()

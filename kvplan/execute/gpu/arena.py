@@ -96,9 +96,9 @@ class Arena:
 
     def close(self) -> None:
         """Free all memory. No piece may be in use."""
-        for address, _ in self._blocks:
+        while self._blocks:
+            address, _ = self._blocks.pop()
             self._free_block(address)
-        self._blocks.clear()
         self._free.clear()
 
     def _piece(self, address: int, nbytes: int) -> Piece:

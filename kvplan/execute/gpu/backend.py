@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from threading import get_ident
-from typing import Any
+from typing import Any, TypeVar
 
 from kvplan.base.process import check_process, compiles, generation
 from kvplan.base.threads import acting
@@ -19,6 +19,7 @@ from kvplan.execute.gpu.device_transfer import Callbacks, DeviceTransfer
 from kvplan.execute.gpu.graphs import CapturedTransfer, Graphs
 from kvplan.execute.gpu.kernel_path import KernelPath
 from kvplan.execute.gpu.lanes.lane import Lane
+from kvplan.execute.gpu.launches.ahead import Ahead, Rooms
 from kvplan.execute.gpu.mixed import MixedPath
 from kvplan.execute.gpu.path import Path
 from kvplan.execute.gpu.reaper import Alarm, Duties, Reaper
@@ -32,6 +33,7 @@ from kvplan.plan.plan import Plan
 
 # Every path of a GPU. To add a path, write a class that implements the Protocol of path.py, and list it here.
 PATHS: tuple[type[Path], ...] = (CopyEnginePath, CopyEngine2DPath, KernelPath, StagedPath, MixedPath)
+Made = TypeVar("Made")
 DIRECTION_LANES = ("load", "store", "device")
 
 
@@ -69,6 +71,7 @@ class GpuBackend:
         self._owned = resources.lock._is_owned  # whether the calling thread holds the lock
         self._preparing: dict[object, int] = {}  # the threads of calls of prepare that have not returned
         self.paths = {made.name: made for made in (path(resources) for path in paths)}
+        self.rooms = Rooms(resources, limits.near_rows)
         self.selection = Selection(resources, self.paths, profile)
         self.callbacks = Callbacks(self._reap, self.selection.expected)
         self.graphs = Graphs(
@@ -123,17 +126,52 @@ class GpuBackend:
 
     def prepare(self, plan: Plan | None, *, by_layer: bool) -> None:
         """See :meth:`kvplan.Executor.prepare`."""
+        groups = self.resources.limits.layer_groups if by_layer else 1
+        likely = partial(self.selection.likely, by_layer=by_layer)
+        self._while_open(partial(warm_up, self.resources.device, plan, likely, groups))
+
+    def _while_open(self, call: Callable[[], Made]) -> Made:
+        """Make a call for which close() waits, as it does for transfers, so that it frees nothing that is in use."""
         check_process(self.resources.generation)  # before the lock: in a forked child, no thread may ever release it
         me = object()
         try:
-            # close() waits for this call, as it does for transfers, so that it frees nothing that is in use here.
             with self.lanes["load"].lock:  # close() takes this lock, too
                 self.check_open()
                 self._preparing[me] = get_ident()
-            groups = self.resources.limits.layer_groups if by_layer else 1
-            warm_up(self.resources.device, plan, partial(self.selection.likely, by_layer=by_layer), groups)
+            return call()
         finally:
             self._preparing.pop(me, None)
+
+    def room(self, count: int) -> Ahead | None:
+        """Return room for the units of a plan, to upload them before the submit; None if nothing is gained by it.
+
+        Raises:
+            TransferError: the executor is closed, or a driver call failed.
+        """
+        if count <= self.resources.limits.near_rows:
+            return None
+        return self._while_open(partial(self._room, count))
+
+    def _room(self, count: int) -> Ahead | None:
+        with self.resources.device.current():
+            return self.rooms.room(count)
+
+    def upload(self, ahead: Ahead, plan: Plan) -> None:
+        """Upload the units that were written into a room, and let the plan of these units keep the room.
+
+        The plan can be submitted any number of times, to this executor or another, and moved by any path.
+
+        Raises:
+            KVPlanError: it cannot be uploaded; the plan can still be submitted.
+        """
+        vars(plan)["ahead"] = ahead  # the plan's units are the room's
+        self._while_open(partial(self._upload, ahead, plan))
+
+    def _upload(self, ahead: Ahead, plan: Plan) -> None:
+        with self.resources.device.current():
+            choice = self.selection.choose(plan, capturing=False)
+            choice.path.upload(ahead, plan)
+            ahead.choice = None if ahead.table is None else choice
 
     def submit(self, plan: Plan, after: Any, *, by_layer: bool, urgent: bool = False) -> DeviceTransfer:
         """Issue a plan, or let another thread issue it if that takes long. Return the transfer at once."""
@@ -148,7 +186,11 @@ class GpuBackend:
         resources = self.resources
         capturing = self.graphs.capturing(after)
         groups = self.selection.groups(plan, by_layer=by_layer)
-        path, predicted, pageable = self.selection.choose(plan, capturing=capturing is not None, groups=groups)
+        ahead = plan.ahead
+        if ahead is not None and not groups and capturing is None and ahead.choice is not None and ahead.of(resources):
+            path, predicted, pageable = ahead.choice
+        else:
+            path, predicted, pageable = self.selection.choose(plan, capturing=capturing is not None, groups=groups)
         if capturing is not None:
             return self._capture(plan, path, after, capturing, urgent=urgent)
         transfer = DeviceTransfer(plan, resources, self.callbacks, path.name, predicted, groups)
@@ -173,11 +215,11 @@ class GpuBackend:
             waits = waits_of(after, transfer)
             behind = other.conflicting(transfer.plan)
             late = late or waits is None or lane.busy
-            late = late or (after is not None and isinstance(after, DeviceTransfer) and after.queued)
             late = late or (bool(behind) and any(one.queued for one in behind))
-            # The lane's thread waits on the CPU for the calls of another executor's transfer.
-            foreign = isinstance(after, DeviceTransfer) and after.resources is not self.resources
-            late = late or (foreign and after.unplayed)
+            if after is not None and isinstance(after, DeviceTransfer):
+                # The lane's thread waits on the CPU for the calls of another executor's transfer.
+                foreign = after.resources is not self.resources
+                late = late or after.queued or (foreign and after.unplayed)
             if late:
                 lane.issue_later(transfer, path, after, waits, behind, blocking=blocking)
                 return
@@ -270,6 +312,7 @@ class GpuBackend:
             self.graphs.close()
             for path in self.paths.values():
                 path.close()
+            self.rooms.close()
             resources.tables.close()
             for lane in self.lanes.values():
                 for stream in lane.created:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from struct import Struct
 from types import ModuleType
 from typing import NamedTuple
 
@@ -16,10 +15,13 @@ from kvplan.errors import PathError
 from kvplan.execute.gpu.arena import Piece
 from kvplan.execute.gpu.by_layer.kernel_layers import KernelLayers
 from kvplan.execute.gpu.device_transfer import DeviceTransfer
+from kvplan.execute.gpu.launches.ahead import Ahead
+from kvplan.execute.gpu.launches.headers import HEADER, write_flat, write_units
+from kvplan.execute.gpu.launches.recipes import Ready, Recipes
 from kvplan.execute.gpu.path import Path, Refusal, Sides, Streams, refuse_kernels, route_of
 from kvplan.execute.gpu.resources import Resources
 from kvplan.execute.gpu.shape import MAX_WIDTH, Shape, alignment_of, shape_of
-from kvplan.execute.gpu.tables import Kernel, Table
+from kvplan.execute.gpu.tables import Table
 from kvplan.layout.strides import Int64Array
 from kvplan.plan import loops
 from kvplan.plan.descriptors import Part, together
@@ -29,24 +31,6 @@ from kvplan.program.program import RunGroup
 
 # If a program has fewer tiles than EVEN_TILES, tiles are smaller, so that all programs end at about the same time.
 EVEN_TILES, EVEN_TILE = 16, 64 << 10
-HEADER = 9  # words
-PACKED = Struct(f"={HEADER}q")  # writes all words of a header in one call, without a Python object per word
-
-
-class Ready(NamedTuple):
-    """A launch that is ready to be issued.
-
-    Attributes:
-        kernel: the kernel.
-        programs: number of programs.
-        header: address of the first header.
-        copied: address and bytes of a pinned slot that is copied to ``header`` first; 0 bytes if it is read in place.
-    """
-
-    kernel: Kernel
-    programs: int
-    header: int
-    copied: tuple[int, int]
 
 
 class Launch(NamedTuple):
@@ -85,6 +69,7 @@ class KernelPath(Path):
         self._here = f"cuda:{device.ordinal}"
         self._layers = KernelLayers(resources)
         self._sizes = {route: policy.kernel(route, device.multiprocessors) for route in ROUTES}
+        self._recipes = Recipes(resources.limits.decisions)
 
     def refuse(self, plan: Plan, sides: Sides) -> Refusal | None:
         """See :meth:`Path.refuse`."""
@@ -112,6 +97,9 @@ class KernelPath(Path):
 
     def prepare(self, transfer: DeviceTransfer, plan: Plan, lane: Streams) -> tuple[list[Ready], int]:
         """Write the headers of all launches; see :meth:`Path.prepare`."""
+        ready = self._known(transfer, plan) if plan.ahead is None else self._ahead(transfer, plan, lane)
+        if ready is not None:
+            return [ready], lane.kernel
         resources, size = self._resources, self._size(plan)
         parts = plan.parts if len(plan.parts) == 1 else [p for p in together(plan.parts) if p.units.shape[1]]
         if len(parts) > resources.limits.launch_groups:
@@ -166,6 +154,40 @@ class KernelPath(Path):
     def _size(self, plan: Plan) -> KernelSize:
         return self._sizes[route_of(plan, self._here)]
 
+    def upload(self, ahead: Ahead, plan: Plan) -> None:
+        """Upload the units of a plan, and the header of its launch; see :meth:`Path.upload`. The device is current."""
+        part, size = plan.parts[0], self._size(plan)
+        table = self._resources.tables.get(
+            part.group, part.group.packed, part.group.alignment, _tile(plan.nbytes, size), ahead.stream, key="direct",
+            max_warps=size.warps,
+        )  # fmt: skip
+        rows = part.units.shape[1] * table.items
+        if rows <= self._resources.limits.launch_rows:
+            ahead.upload(table, _programs(size, rows, table.shape))
+
+    def _ahead(self, transfer: DeviceTransfer, plan: Plan, lane: Streams) -> Ready | None:
+        """Return the launch that was uploaded with a plan; None if it cannot be used for this transfer."""
+        ahead: Ahead = plan.ahead
+        table = ahead.table
+        if table is None or table.fresh or transfer.captures is not None or not ahead.of(self._resources):
+            return None
+        ahead.precede(lane.kernel)
+        part = plan.parts[0]
+        transfer.count(part.units.shape[1] * part.group.packed.shape[1], 1)
+        return Ready(table.kernel, ahead.programs, ahead.header, (0, 0))
+
+    def _known(self, transfer: DeviceTransfer, plan: Plan) -> Ready | None:
+        """Do as :meth:`_prepare_one`, if a launch of such a plan was prepared before; otherwise return None."""
+        known = None if transfer.captures is not None else self._recipes.get(plan)
+        if known is None:
+            return None
+        _, table, programs, nbytes, copied, copies = known
+        piece = transfer.slot(nbytes)
+        base = transfer.scratch(nbytes).address if copied else piece.address
+        self._loops.write_units(piece.words, base, 0, HEADER, plan.parts[0].units, table.header)
+        transfer.count(copies, 1)
+        return Ready(table.kernel, programs, base, (piece.address, nbytes if copied else 0))
+
     def _prepare_one(
         self, transfer: DeviceTransfer, plan: Plan, part: Part, table: Table, size: KernelSize
     ) -> Ready | None:  # fmt: skip
@@ -178,8 +200,11 @@ class KernelPath(Path):
         piece = transfer.slot(nbytes)
         base, copied = self._base(transfer, plan, piece, nbytes, rows)
         self._loops.write_units(piece.words, base, 0, HEADER, part.units, table.header)
-        transfer.count(count * part.group.packed.shape[1], 1)
-        return _ready(table, size, rows, base, (piece.address, copied))
+        copies = count * part.group.packed.shape[1]
+        transfer.count(copies, 1)
+        ready = _ready(table, size, rows, base, (piece.address, copied))
+        self._recipes.keep(plan, table, ready, nbytes, copies)
+        return ready
 
     @cached_property
     def _loops(self) -> ModuleType:
@@ -309,45 +334,3 @@ def _flat_shape(columns: Int64Array, size: KernelSize) -> Shape:
     """Return the shape of the kernel that copies descriptors (3, n)."""
     longest = min(int(columns[2].max()), MAX_WIDTH)
     return shape_of(alignment_of(columns), longest, size.tile, size.warps)
-
-
-def write_units(
-    piece: Piece, base: int, header: int, at: int, units: Int64Array, table: tuple[int, ...] | None = None,
-    headers: int = 1,
-) -> None:  # fmt: skip
-    """Write a header, and its units, into a slot.
-
-    Args:
-        piece: the slot.
-        base: address at which the kernel reads the slot's first byte.
-        header: index of the header among the headers of the slot.
-        at: index of the units' first word in the slot.
-        units: (2, n) int64: source and destination addresses.
-        table: header words of the run table; if None, the words in the slot stay.
-        headers: number of headers in the slot.
-    """
-    words, count, first = piece.words, units.shape[1], base + 8 * at
-    if table is None:
-        begin = HEADER * header
-        words[begin], words[begin + 3], words[begin + 4] = count, first, first + 8 * count
-    else:
-        _, items, chunks, _, _, *columns, _ = table
-        PACKED.pack_into(words, 8 * HEADER * header, count, items, chunks, first, first + 8 * count, *columns, headers)
-    words[at : at + 2 * count] = units.ravel()
-
-
-def write_flat(piece: Piece, columns: Int64Array, chunks: int, base: int | None = None) -> None:
-    """Write into a slot: a header, one unit at address 0, and descriptors (3, n) as its items.
-
-    Args:
-        piece: the slot.
-        columns: the descriptors.
-        chunks: chunks per item.
-        base: address at which the kernel reads the slot's first byte; by default the slot's own.
-    """
-    words, count = piece.words, columns.shape[1]
-    zero = (piece.address if base is None else base) + 8 * HEADER
-    items = zero + 8
-    words[:HEADER] = (1, count, chunks, zero, zero, items, items + 8 * count, items + 16 * count, 1)
-    words[HEADER] = 0
-    words[HEADER + 1 : HEADER + 1 + 3 * count] = columns.ravel()

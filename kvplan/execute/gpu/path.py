@@ -184,6 +184,15 @@ class Path(Protocol):
         del transfer, prepared, begin, end
         return False
 
+    def upload(self, ahead: Any, plan: Plan) -> None:
+        """Upload what a submit of a plan needs before the submit, if the path can; the default does nothing.
+
+        Args:
+            ahead: the room of the plan's units; see :class:`kvplan.execute.gpu.launches.ahead.Ahead`.
+            plan: the plan. It has one part.
+        """
+        del ahead, plan
+
     def close(self) -> None:
         """Give back all resources that the path keeps between transfers. No transfer is in flight."""
         return

@@ -131,8 +131,8 @@ def resources_of(
 ) -> Resources:
     """Make the resources of one executor. No memory is allocated before the first transfer."""
     lock, events = threading.RLock(), list[int]()
-    slots = Arena(partial(_allocate, device, device.allocate_host), device.free_host, visible=True)
-    memory = Arena(partial(_allocate, device, device.allocate), device.free, visible=False)
+    slots = Arena(partial(allocated, device, device.allocate_host), device.free_host, visible=True)
+    memory = Arena(partial(allocated, device, device.allocate), device.free, visible=False)
     tables = Tables(device, lock, events, slots, memory)
     return Resources(
         generation(),
@@ -152,7 +152,8 @@ def resources_of(
     )
 
 
-def _allocate(device: Device, allocate: Callable[[int], int], nbytes: int) -> int:
+def allocated(device: Device, allocate: Callable[[int], int], nbytes: int) -> int:
+    """Allocate memory while the device is current, and return its address."""
     with device.current():
         return allocate(nbytes)
 

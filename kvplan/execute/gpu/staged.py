@@ -20,7 +20,7 @@ from kvplan.execute.gpu.by_layer.ring import SLOTS, TILE, WARPS, Ring, granules_
 from kvplan.execute.gpu.by_layer.staged_layers import StagedLayers
 from kvplan.execute.gpu.copy_engine import alone, batched_from
 from kvplan.execute.gpu.device_transfer import DeviceTransfer
-from kvplan.execute.gpu.kernel_path import HEADER, write_flat
+from kvplan.execute.gpu.launches.headers import HEADER, write_flat
 from kvplan.execute.gpu.path import Path, Refusal, Sides, Streams, refuse_kernels
 from kvplan.execute.gpu.resources import Resources
 from kvplan.execute.gpu.shape import MAX_WIDTH, shape_of

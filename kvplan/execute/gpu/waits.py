@@ -86,6 +86,20 @@ class Awaited(Transfer):
         """Let the stream with this handle wait for the end of this transfer."""
         self._order([(stream, self.resources.device.ordinal)], None)
 
+    def write_behind(self, stream: int, addresses: tuple[int, ...], values: tuple[int, ...]) -> None:
+        """Let a stream of its GPU wait for its end, and then write words. It is issued; the device is current."""
+        resources = self.resources
+        with resources.lock:
+            if self._error is not None:
+                self._raise_error()
+            resources.device.write_behind(0 if self._over else self._end, stream, addresses, values)
+
+    @property
+    def ordered(self) -> bool:
+        """Return whether all its driver calls have been made, and it is in no graph: streams can wait at once."""
+        issued, state = self._issued, self._state
+        return (issued is None or issued.is_set()) and (state is None or bool(state[ENDED])) and self.captures is None
+
     def synchronize(self, timeout: float | None = None) -> None:
         """See :meth:`Transfer.synchronize`."""
         started = time.monotonic()

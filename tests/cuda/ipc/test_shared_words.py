@@ -10,7 +10,7 @@ import pytest
 
 from kvplan import LayoutError, TransferError
 from kvplan.cuda.device import Device
-from kvplan.cuda.ipc.shared_words import SharedWords
+from kvplan.cuda.ipc.shared_words import PAGE, SharedWords
 
 
 def opened_descriptors():
@@ -24,8 +24,8 @@ def test_a_stream_writes_a_word_after_its_work(entries):
         device = Device(0)
         mine.pin(device)
         mine.pin(device)
-        address = mine._words.ctypes.data
-        assert entries.named("cuMemHostRegister_v2") == [(address, 4096, 3)]
+        address = mine.address(0)
+        assert entries.named("cuMemHostRegister_v2") == [(address, PAGE, 3)]
         mine.write(device, 0x51, 2, 1 << 40)
         assert entries.named("cuStreamWriteValue64_v2") == [(0x51, address + 16, 1 << 40, 0)]
         mine.wait(device, 0x52, 3, 7)
@@ -35,8 +35,8 @@ def test_a_stream_writes_a_word_after_its_work(entries):
             mine.wait(device, 0x52, 3, 7)
         with pytest.raises(TransferError, match="cuStreamWriteValue64 returned"):
             mine.write(device, 0x51, 2, 1)
-        mine.store(511, (1 << 64) - 1)
-        assert (theirs.load(511), theirs.load(2)) == ((1 << 64) - 1, 0)
+        mine.store(2047, (1 << 64) - 1)
+        assert (theirs.load(2047), theirs.load(2)) == ((1 << 64) - 1, 0)
         assert theirs.descriptor == -1
     assert entries.named("cuMemHostUnregister") == [(address,)]
     mine.close()
@@ -51,7 +51,7 @@ def test_memory_that_has_another_address_on_the_gpu_is_refused_and_unpinned(entr
 
 
 @pytest.mark.parametrize(("nbytes", "seals"), [
-    (4096, 0), (4096, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL), (4095, 7), (0, 7), (8192, 7),
+    (PAGE, 0), (PAGE, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL), (PAGE - 1, 7), (0, 7), (2 * PAGE, 7),
 ])  # fmt: skip
 def test_a_page_that_could_shrink_or_has_another_size_is_refused(nbytes, seals):
     """A process that reads beyond a file's end gets a signal that ends it."""
@@ -60,7 +60,7 @@ def test_a_page_that_could_shrink_or_has_another_size_is_refused(nbytes, seals):
     os.ftruncate(descriptor, nbytes)
     if seals:
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
-    with pytest.raises(LayoutError, match=f"a descriptor of {nbytes} bytes came; expected a page of 4096 bytes"):
+    with pytest.raises(LayoutError, match=f"a descriptor of {nbytes} bytes came; expected a page of {PAGE} bytes"):
         SharedWords.opened(descriptor)
     assert opened_descriptors() == before
 

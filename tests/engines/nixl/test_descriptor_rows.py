@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from kvplan import KVPlanError
 from kvplan.engines.nixl import descriptor_rows
 from kvplan.engines.nixl.descriptor_rows import Rows, rows_of
-from kvplan.engines.nixl.row_plans import Memory, layout_of
 from kvplan.engines.nixl.spans import Registered, Span, Spans
+from kvplan.plan.row_plans import Memory, layout_of
 from tests.engines.nixl.nixl_double import Descriptors
 
 numbers = st.integers(1, 1 << 40)

@@ -125,7 +125,7 @@ def test_a_bug_at_the_post_leaves_the_transfer_to_nixl(pair, monkeypatch):
 @pytest.mark.parametrize(
     "where",
     ["neighbours.Neighbourhood.meet", "neighbours.Neighbourhood.card", "neighbours.Neighbourhood.spans",
-     "spans.Spans.place", "row_plans.RowProgram.plan", "opened.SameProcess.prepare", "opened.SameProcess.close"],
+     "spans.Spans.place", "taking.RowProgram.plan", "opened.SameProcess.prepare", "opened.SameProcess.close"],
 )  # fmt: skip
 def test_a_bug_of_kvplan_reaches_no_engine(where, monkeypatch, caplog):
     monkeypatch.setattr(f"kvplan.engines.nixl.{where}", refuse)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from kvplan.engines.nixl.metadata import joined, split
 from kvplan.engines.nixl.neighbours import Neighbourhood
 from kvplan.engines.nixl.standalone import DescriptorList, StandaloneAgent
 from tests.engines.nixl import nixl_double as nixl
-from tests.patience import until
+from tests.patience import PATIENCE, until
 
 
 def alone(name):
@@ -129,6 +130,20 @@ def test_a_transfer_in_flight_is_neither_posted_again_nor_released(monkeypatch):
     monkeypatch.setattr(neighbour, "submit", lambda plan: slow)
     handle = here.make_prepped_xfer("READ", lists[0], [0], lists[1], [0])
     assert here.transfer(handle) == "PROC"
+    asked = []
+
+    def asks():  # as a signal's handler within a question
+        slow.__dict__.pop("done")
+        asked.append(here.check_xfer_state(handle))
+        with pytest.raises(nixl.nixlRepostActiveError):
+            here.transfer(handle)
+        return False
+
+    slow.done = asks
+    asking = threading.Thread(target=here.check_xfer_state, args=(handle,), daemon=True)
+    asking.start()
+    asking.join(PATIENCE)
+    assert asked == ["PROC"], "it hangs"
     assert here.check_xfer_state(handle) == here.check_xfer_state(handle) == "PROC"
     with pytest.raises(nixl.nixlRepostActiveError):
         here.transfer(handle)

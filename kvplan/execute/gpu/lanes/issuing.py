@@ -70,14 +70,16 @@ class Issuing(LaneStreams):
         given, plan = 0 if self.issuer is None else self.issuer.given, transfer.plan
         apart = blocking or self._issuing_apart or self.full()
         # This thread holds the interpreter while it makes calls, so it must not wait for another lane's list.
-        apart = apart or any(not isinstance(one, int) and one.unplayed for one in (*waits, *behind))
+        if waits or behind:
+            apart = apart or any(not isinstance(one, int) and one.unplayed for one in (*waits, *behind))
         front: CallList | None = None
         try:
             if plan.nbytes and not transfer.by_layer and enter == leave and not apart:
                 prepared = path.prepare(transfer, plan, self)
-                front = self._front(transfer, path, enter, waits, behind)
-                if front.count:
-                    transfer.play(front)
+                if waits or behind or self._turns(path):
+                    front = self._front(transfer, path, enter, waits, behind)
+                    if front.count:
+                        transfer.play(front)
                 if path.issue_recorded(transfer, prepared, begin, end):
                     self._fly(transfer, begin, end)
                     return
@@ -109,6 +111,11 @@ class Issuing(LaneStreams):
             self._end_broken(transfer, begin, end, error)
             raise
 
+    def _turns(self, path: Path) -> bool:
+        """Return whether the stream's order alone does not put a transfer behind the last one."""
+        last = self.last
+        return last is not None and (last.path != path.name or not path.in_order or last._error is not None)
+
     def _front(
         self, transfer: DeviceTransfer, path: Path, enter: int, waits: list[Wait], behind: list[DeviceTransfer], *,
         apart: bool = False,
@@ -126,7 +133,7 @@ class Issuing(LaneStreams):
                 calls.wait(enter, recorded(wait, transfer, self.gate) if again else wait)
         for one in behind:
             self._write_wait(transfer, enter, one, calls)
-        if last is not None and (last.path != path.name or not path.in_order or last._error is not None):
+        if last is not None and self._turns(path):
             with lock:
                 if not last._over:
                     transfer.hold(last)

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvplan
-from kvplan.engines.nixl.row_plans import Memory, RowProgram, layout_of
 from kvplan.execute.gpu.resources import Limits
 from kvplan.execute.host import tasks
+from kvplan.plan.row_plans import Memory, RowProgram, layout_of
 from tests.simulated import Device
 from tests.simulated.executors import TIGHT, executor_on
 

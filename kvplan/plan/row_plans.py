@@ -110,13 +110,22 @@ class RowProgram:
         units = np.empty((2, src.size), dtype=np.int64)
         units[0], units[1] = src, dst
         if isinstance(size, int):
-            parts: tuple[Part, ...] = (Part(_group(size, alignment), units),)
-            nbytes = size * src.size
-        else:
-            parts = tuple(
-                Part(_group(int(each), alignment), np.ascontiguousarray(units[:, size == each]))
-                for each in np.unique(size)
-            )
-            nbytes = int(size.sum())
+            return self.of_units(units, size, alignment)
+        parts = tuple(
+            Part(_group(int(each), alignment), np.ascontiguousarray(units[:, size == each]))
+            for each in np.unique(size)
+        )  # fmt: skip
+        return self._plan(parts, src.size, int(size.sum()))
+
+    def of_units(self, units: Int64Array, size: int, alignment: int) -> Plan:
+        """Plan the copies of rows of one size; the plan keeps the array.
+
+        Args:
+            units: (2, n) int64: source and destination address of each row; they lie within the layouts.
+            size, alignment: see :meth:`plan`.
+        """
+        return self._plan((Part(_group(size, alignment), units),), units.shape[1], size * units.shape[1])
+
+    def _plan(self, parts: tuple[Part, ...], count: int, nbytes: int) -> Plan:
         skips = ((0, 0),) * len(parts)
-        return Plan(parts, src.size, nbytes, self._direction, ((self.src, self.dst),), NO_SEAMS, skips, (self,))
+        return Plan(parts, count, nbytes, self._direction, ((self.src, self.dst),), NO_SEAMS, skips, (self,))

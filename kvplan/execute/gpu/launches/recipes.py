@@ -1,0 +1,82 @@
+"""Launches that are known: a submit of the same run group and number of units writes only the units."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+from weakref import ref
+
+from kvplan.execute.gpu.tables import Kernel, Table
+from kvplan.layout.kvlayout import KVLayout
+from kvplan.plan.plan import Plan
+from kvplan.program.program import RunGroup
+
+
+class Ready(NamedTuple):
+    """A launch that is ready to be issued.
+
+    Attributes:
+        kernel: the kernel.
+        programs: number of programs.
+        header: address of the first header.
+        copied: address and bytes of a pinned slot that is copied to ``header`` first; 0 bytes if it is read in place.
+    """
+
+    kernel: Kernel
+    programs: int
+    header: int
+    copied: tuple[int, int]
+
+
+class Recipe(NamedTuple):
+    """The launch of plans of one run group with a number of units between two layouts, without its header.
+
+    Attributes:
+        held: the run group and the layouts, held weakly.
+        table: the run table.
+        programs: number of programs.
+        nbytes: bytes of the header and the units.
+        copied: whether the slot is copied to the GPU before the launch.
+        copies: number of contiguous copies.
+    """
+
+    held: tuple[ref[RunGroup], ref[KVLayout], ref[KVLayout]]
+    table: Table
+    programs: int
+    nbytes: int
+    copied: bool
+    copies: int
+
+
+class Recipes:
+    """The recipes of one executor, by the ids of run group and layouts, and the number of units.
+
+    Args:
+        most: most recipes that are kept.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._known: dict[tuple[int, int, int, int], Recipe] = {}
+
+    def get(self, plan: Plan) -> Recipe | None:
+        """Return the recipe of a plan; None if there is none, or its run table may not be uploaded yet."""
+        if len(plan.parts) != 1 or len(plan.layouts) != 1:
+            return None
+        (group, units), (src, dst) = plan.parts[0], plan.layouts[0]
+        known = self._known.get((id(group), id(src), id(dst), units.shape[1]))
+        if known is None:
+            return None
+        held = known.held
+        same = held[0]() is group and held[1]() is src and held[2]() is dst
+        return known if same and not known.table.fresh else None
+
+    def keep(self, plan: Plan, table: Table, ready: Ready, nbytes: int, copies: int) -> None:
+        """Keep the recipe of a plan whose launch was prepared."""
+        if len(plan.parts) != 1 or len(plan.layouts) != 1:
+            return
+        (group, units), (src, dst) = plan.parts[0], plan.layouts[0]
+        if len(self._known) >= self._most:
+            self._known.clear()
+        self._known[id(group), id(src), id(dst), units.shape[1]] = Recipe(
+            (ref(group), ref(src), ref(dst)), table, ready.programs, nbytes, bool(ready.copied[1]), copies
+        )

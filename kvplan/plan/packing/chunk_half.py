@@ -1,0 +1,240 @@
+"""One half of a packed transfer: plans between the units of one side and the chunks in slots of a ring."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from kvplan.base.cached_property import cached_property
+from kvplan.errors import KVPlanError, LayoutError
+from kvplan.layout.components import NOT_HERE
+from kvplan.layout.holding import questions
+from kvplan.layout.kvlayout import KVLayout
+from kvplan.layout.strides import Int64Array
+from kvplan.plan.descriptors import Part, Seams
+from kvplan.plan.packing.pack_order import GRAIN, Place
+from kvplan.plan.plan import Plan, direction_of
+from kvplan.program.program import Program, RunGroup
+
+NONE = np.empty(0, dtype=np.int64)
+
+
+class Slot(NamedTuple):
+    """A slot of a ring: memory for one chunk.
+
+    Attributes:
+        layout: a layout over the whole ring, such as :func:`kvplan.plan.row_plans.layout_of` makes. All slots of a
+            ring have the same one: it keeps the memory, and executors look at it once.
+        address: address of the slot's first byte, a multiple of 256.
+        nbytes: bytes of the slot.
+    """
+
+    layout: KVLayout
+    address: int
+    nbytes: int
+
+
+class HalfSection(NamedTuple):
+    """Units of one size in one half.
+
+    Attributes:
+        group: the copies between a unit and its bytes in a chunk.
+        unit_nbytes: bytes of a unit in a chunk.
+        addresses: (n,) int64: address of each unit.
+        place: what the addresses have in common.
+    """
+
+    group: RunGroup
+    unit_nbytes: int
+    addresses: Int64Array
+    place: Place
+
+
+class HalfProgram:
+    """The program of a half's plans, between one layout and a ring; see :class:`kvplan.plan.plan.PlannedBy`."""
+
+    def __init__(self, src: KVLayout, dst: KVLayout) -> None:
+        self.src = src
+        self.dst = dst
+        self.program = Program(1, 1, 1, ())
+        self.movable = src.addresses == dst.addresses == "memory" and dst.writable
+        self._questions: Iterator[Callable[[], bool]] | None = questions(src.holdings, dst.holdings)
+
+    def ready(self) -> bool:
+        """Return whether a plan can be moved now. This checks that one tensor of each side still has its memory."""
+        return self.movable and (self._questions is None or next(self._questions)())
+
+    def of_layers(self, layers: tuple[int, ...]) -> Program:
+        """Return the program: it has no layers."""
+        del layers
+        return self.program
+
+
+class HalfFacts(NamedTuple):
+    """The copies that a half makes, for a model of its cost.
+
+    Attributes:
+        units: number of units.
+        copies: number of contiguous copies of all units, before units that touch are merged.
+        nbytes: bytes of all copies.
+        alignment: largest power of two, at most 256, that divides every address and size.
+    """
+
+    units: int
+    copies: int
+    nbytes: int
+    alignment: int
+
+    @property
+    def copy_nbytes(self) -> float:
+        """Mean bytes of a copy; 0 without copies."""
+        return self.nbytes / self.copies if self.copies else 0.0
+
+
+class Chunks:
+    """Units of several sizes, one after another, as both halves number them.
+
+    Args:
+        sizes: for each section, its number of units and the bytes of each.
+
+    Attributes:
+        units: number of all units.
+        unit_nbytes: bytes of the largest unit.
+        nbytes: bytes of all units.
+    """
+
+    def __init__(self, sizes: Sequence[tuple[int, int]]) -> None:
+        self.sizes = tuple(sizes)
+        begins, starts = [0], [0]
+        for count, nbytes in self.sizes:
+            begins.append(begins[-1] + count)
+            starts.append(starts[-1] + count * nbytes)
+        self._begins, self._starts = begins, starts
+        self.units = begins[-1]
+        self.nbytes = starts[-1]
+        self.unit_nbytes = max((nbytes for _, nbytes in self.sizes), default=0)
+
+    def _before(self, unit: int) -> int:
+        """Return the bytes of all units before this one."""
+        if unit >= self.units:
+            return self.nbytes
+        section = bisect_right(self._begins, unit) - 1
+        return self._starts[section] + (unit - self._begins[section]) * self.sizes[section][1]
+
+    def chunk_nbytes(self, first: int, last: int) -> int:
+        """Return the bytes of a chunk of the units from ``first`` up to, but not including, ``last``."""
+        return self._before(last) - self._before(first)
+
+    def cuts(self, nbytes: int) -> list[int]:
+        """Return the unit numbers at which chunks of at most ``nbytes`` bytes begin, and at last the number of units.
+
+        >>> Chunks([(3, 100), (4, 50)]).cuts(250)
+        [0, 2, 6, 7]
+
+        Raises:
+            KVPlanError: a unit has more bytes.
+        """
+        if self.unit_nbytes > nbytes:
+            raise KVPlanError(
+                f"a unit has {self.unit_nbytes:,} bytes and a chunk {nbytes:,}; give packing_of the bytes of a slot, "
+                "most=, so that it cuts large units"
+            )
+        made = [0]
+        while made[-1] < self.units:
+            end = self._before(made[-1]) + nbytes
+            section = bisect_right(self._starts, end) - 1
+            if section == len(self.sizes):
+                made.append(self.units)
+            else:
+                made.append(self._begins[section] + (end - self._starts[section]) // self.sizes[section][1])
+        return made
+
+
+class Half(Chunks):
+    """One half of a packed transfer; :func:`half_of` and :class:`Packing` make it.
+
+    Args:
+        side: ``"src"``: it gathers units into chunks. ``"dst"``: it scatters chunks to units.
+        sections: the units, by size.
+        layouts: layouts that hold every unit, or that are not this process's memory.
+        seams: addresses of the units' memory that no descriptor may cross.
+    """
+
+    def __init__(
+        self, side: str, sections: Sequence[HalfSection], layouts: Sequence[KVLayout], seams: Int64Array
+    ) -> None:
+        super().__init__([(section.addresses.size, section.unit_nbytes) for section in sections])
+        self.side = side
+        self.sections = tuple(sections)
+        self.layouts = tuple(layouts)
+        self.seams = seams
+        self._cache = 0 if side == "src" else 1
+        self._rings: dict[int, tuple[KVLayout, tuple[HalfProgram, ...], str, Seams]] = {}
+
+    def plan(self, first: int, last: int, slot: Slot) -> Plan:
+        """Plan the copies between the units ``first`` up to, but not including, ``last`` and one slot.
+
+        Args:
+            first, last: numbers of units, as :meth:`cuts` returns them.
+            slot: the memory of the chunk.
+
+        Raises:
+            KVPlanError: there are no such units; or the slot is too small, or not aligned.
+            LayoutError: the units are not memory of this process, or they are read-only and would be written.
+        """
+        if not 0 <= first <= last <= self.units:
+            raise KVPlanError(f"units {first} to {last} of a half of {self.units}; give 0 <= first <= last <= units")
+        if slot.address % GRAIN:
+            raise KVPlanError(f"a slot begins at {slot.address:#x}; give an address that is a multiple of {GRAIN}")
+        programs, direction, seams = self._ring(slot.layout)
+        cache, at, parts = self._cache, slot.address, []
+        section = bisect_right(self._begins, first) - 1
+        unit = first
+        while unit < last:
+            group, nbytes, addresses, _ = self.sections[section]
+            begin = self._begins[section]
+            count = min(last, self._begins[section + 1]) - unit
+            if count:
+                units = np.empty((2, count), dtype=np.int64)
+                units[cache] = addresses[unit - begin : unit - begin + count]
+                end = at + count * nbytes
+                units[1 - cache] = np.arange(at, end, nbytes)
+                parts.append(Part(group, units))
+                at = end
+                unit += count
+            section += 1
+        total = at - slot.address
+        if total > slot.nbytes:
+            raise KVPlanError(f"units {first} to {last} have {total:,} bytes; the slot has {slot.nbytes:,}")
+        layouts = tuple([(program.src, program.dst) for program in programs])
+        skips = ((0, 0),) * len(parts)
+        return Plan(tuple(parts), last - first, total, direction, layouts, seams, skips, programs)
+
+    def _ring(self, ring: KVLayout) -> tuple[tuple[HalfProgram, ...], str, Seams]:
+        """Return what all plans with a ring share."""
+        known = self._rings.get(id(ring))
+        if known is None:
+            for layout in self.layouts:
+                if layout.addresses != "memory":
+                    raise LayoutError(
+                        f"the addresses of {layout!r} are {NOT_HERE[layout.addresses]}; its own process plans this "
+                        "half, from the recipe"
+                    )
+            gather = self.side == "src"
+            pairs = [(layout, ring) if gather else (ring, layout) for layout in self.layouts]
+            programs = tuple([HalfProgram(*pair) for pair in pairs])
+            marks = np.array(ring.seams, dtype=np.int64)
+            seams = Seams(self.seams, marks) if gather else Seams(marks, self.seams)
+            direction = direction_of(*pairs[0]) if pairs else "host"
+            known = self._rings[id(ring)] = (ring, programs, direction, seams)
+        return known[1:]
+
+    @cached_property
+    def facts(self) -> HalfFacts:
+        """The copies of this half, for a model of its cost."""
+        copies = sum(section.addresses.size * section.group.packed.shape[1] for section in self.sections)
+        alignment = min((min(section.group.alignment, GRAIN) for section in self.sections), default=GRAIN)
+        return HalfFacts(self.units, copies, self.nbytes, alignment)

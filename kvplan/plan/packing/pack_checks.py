@@ -1,0 +1,312 @@
+"""Checks of a recipe's addresses: they lie in offered memory, and no byte is written twice.
+
+The checks look at each unit once, and at each run of one unit once, unless blocks are spread over separate allocations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from kvplan.base.limits import LIMITS
+from kvplan.errors import TransferError
+from kvplan.layout.components import touching_seams
+from kvplan.layout.kvlayout import KVLayout
+from kvplan.layout.strides import Int64Array
+
+SPARSE = 1 << 16  # indices: a range of so many, and 8 for each unit, is marked in an array; of more, indices are sorted
+
+
+class Extents(NamedTuple):
+    """The bytes of a unit at its own side.
+
+    Attributes:
+        start: first bytes, ascending, relative to the unit's address.
+        size: bytes of each.
+        twice: whether some byte belongs to two copies.
+    """
+
+    start: Int64Array
+    size: Int64Array
+    twice: bool
+
+    def plus(self, other: Extents, far: int = 0) -> Extents:
+        """Return the extents of both; those of the other begin ``far`` bytes further on."""
+        start, size = np.concatenate((self.start, other.start + far)), np.concatenate((self.size, other.size))
+        both = extents_of(start, size)
+        return Extents(both.start, both.size, self.twice or other.twice or both.twice)
+
+
+class Column(NamedTuple):
+    """The addresses of units, and their indices.
+
+    Attributes:
+        addresses: (n,) int64: the first address, and ``step * indices`` bytes from it.
+        indices: (n,) int64.
+        step: in bytes.
+        root: number of the column with these indices.
+        period: bytes from block to block, as the recipe says; a hint.
+    """
+
+    addresses: Int64Array
+    indices: Int64Array
+    step: int
+    root: int
+    period: int
+
+
+def extents_of(start: Int64Array, size: Int64Array) -> Extents:
+    """Join byte ranges that touch or overlap.
+
+    >>> extents_of(np.array([8, 0, 4, 40]), np.array([8, 6, 4, 2]))
+    Extents(start=array([ 0, 40]), size=array([16,  2]), twice=True)
+    """
+    order = np.argsort(start, kind="stable")
+    first, last = start[order], (start + size)[order]
+    reach = np.maximum.accumulate(last)
+    cuts = np.flatnonzero(first[1:] > reach[:-1]) + 1
+    begin = np.concatenate((first[:1], first[cuts]))
+    end = np.concatenate((reach[cuts - 1], reach[-1:]))
+    return Extents(begin, end - begin, bool((first[1:] < reach[:-1]).any()))
+
+
+class Offered:
+    """Layouts that another process may read or write through recipes, as ranges of memory.
+
+    Args:
+        layouts: layouts of this process's memory.
+    """
+
+    def __init__(self, layouts: Iterable[KVLayout]) -> None:
+        self.layouts = tuple(layouts)
+        self._ranges = {writing: self._joined(writing=writing) for writing in (False, True)}
+        self._known: dict[frozenset[int], tuple[tuple[KVLayout, ...], Int64Array]] = {}
+
+    def _joined(self, *, writing: bool) -> tuple[Int64Array, Int64Array, list[frozenset[int]]]:
+        """Return the ranges' first bytes and ends, ascending, and the numbers of the layouts that each belongs to."""
+        regions = sorted(
+            (region.address, region.end, number)
+            for number, layout in enumerate(self.layouts)
+            for region in layout.regions
+            if region.writable or not writing
+        )
+        starts: list[int] = []
+        ends: list[int] = []
+        owners: list[set[int]] = []
+        for start, end, number in regions:
+            if ends and start <= ends[-1]:
+                ends[-1] = max(ends[-1], end)
+                owners[-1].add(number)
+            else:
+                starts.append(start)
+                ends.append(end)
+                owners.append({number})
+        return np.array(starts, dtype=np.int64), np.array(ends, dtype=np.int64), [frozenset(some) for some in owners]
+
+    def ranges(self, *, writing: bool) -> tuple[Int64Array, Int64Array, list[frozenset[int]]]:
+        """Return the ranges that may be read, or written: first bytes, ends, and the layouts that each belongs to."""
+        return self._ranges[writing]
+
+    def of(self, touched: Iterable[int]) -> tuple[tuple[KVLayout, ...], Int64Array]:
+        """Return the layouts of these numbers, and the addresses that no descriptor of them may cross.
+
+        Raises:
+            TransferError: they are on the CPU and on a GPU.
+        """
+        key = frozenset(touched)
+        known = self._known.get(key)
+        if known is None:
+            layouts = tuple([self.layouts[number] for number in sorted(key)])
+            if len({layout.device == "cpu" for layout in layouts}) > 1:
+                raise TransferError("a recipe from a peer names memory of the CPU and of a GPU; give one for each")
+            regions = {(region.address, region.nbytes): region for layout in layouts for region in layout.regions}
+            marks = {seam for layout in layouts for seam in layout.seams} | set(touching_seams(list(regions.values())))
+            known = self._known[key] = layouts, np.array(sorted(marks), dtype=np.int64)
+        return known
+
+
+def check_within(addresses: Int64Array, extents: Extents, offered: Offered, *, writing: bool) -> set[int]:
+    """Check that all extents of all units lie in offered memory.
+
+    Args:
+        addresses: address of each unit.
+        extents: bytes of a unit.
+        offered: the memory.
+        writing: whether they are written.
+
+    Returns:
+        The numbers of the layouts that they belong to.
+
+    Raises:
+        TransferError: a byte lies outside, or is read-only and would be written.
+    """
+    if not addresses.size:
+        return set()
+    starts, ends, owners = offered.ranges(writing=writing)
+    low, high = int(addresses.min()), int(addresses.max())
+    # An extent of every unit lies in a range if that of the first unit and that of the last unit do.
+    at = np.searchsorted(starts, extents.start + low, side="right") - 1
+    fine = np.flatnonzero((at >= 0) & (extents.start + extents.size + high <= _at(ends, at)))
+    found = set(np.unique(at[fine]).tolist())
+    if fine.size < at.size:
+        rest = np.setdiff1d(np.arange(at.size), fine)
+        if rest.size * addresses.size > LIMITS.recipe_work:
+            raise TransferError(
+                f"a recipe from a peer takes {rest.size * addresses.size:,} ranges of memory to check, and at most "
+                f"{LIMITS.recipe_work:,} are; ask for fewer blocks at once"
+            )
+        for start, size in zip(extents.start[rest].tolist(), extents.size[rest].tolist(), strict=True):
+            at = np.searchsorted(starts, addresses + start, side="right") - 1
+            outside = np.flatnonzero((at < 0) | (addresses + (start + size) > _at(ends, at)))
+            if outside.size:
+                first = int(addresses[outside[0]]) + start
+                raise TransferError(
+                    f"a recipe from a peer {'writes' if writing else 'reads'} {size:,} bytes at {first:#x}, which are "
+                    f"not in the {'writable ' if writing else ''}memory that it was offered"
+                )
+            found |= set(np.unique(at).tolist())
+    return set().union(*(owners[number] for number in found))
+
+
+def _at(ends: Int64Array, at: Int64Array) -> Int64Array:
+    return ends[np.maximum(at, 0)] if ends.size else np.full(at.size, -1, dtype=np.int64)
+
+
+# ---- no byte is written twice ------------------------------------------------------------------------------------
+
+
+class _Ranges(NamedTuple):
+    """Byte ranges: first bytes and ends."""
+
+    start: Int64Array
+    end: Int64Array
+
+    @property
+    def disjoint(self) -> bool:
+        """Whether no byte is in two of them."""
+        order = np.argsort(self.start)
+        return bool((self.start[order][1:] >= self.end[order][:-1]).all())
+
+
+def check_disjoint(held: Sequence[tuple[Column, Extents]]) -> None:
+    """Check that no byte is in two extents, of all units of all columns.
+
+    Raises:
+        TransferError: a byte is in two extents; or that cannot be ruled out with bounded work.
+    """
+    roots: dict[int, tuple[Column, Extents]] = {}
+    for column, extents in held:
+        if not column.addresses.size:
+            continue
+        known = roots.get(column.root)
+        if known is None:
+            roots[column.root] = column, extents
+        else:
+            far = int(column.addresses[0]) - int(known[0].addresses[0])
+            roots[column.root] = known[0], known[1].plus(extents, far)
+    sweeps = [_sweeps(column, extents) for column, extents in roots.values()]
+    if len(sweeps) > 1:
+        _check_apart(list(roots.values()), sweeps)
+
+
+def _check_apart(held: list[tuple[Column, Extents]], sweeps: list[_Ranges]) -> None:
+    """Check that different columns have no byte in common; only those are looked into whose reaches overlap."""
+    start, end = np.concatenate([one.start for one in sweeps]), np.concatenate([one.end for one in sweeps])
+    owner = np.repeat(np.arange(len(sweeps)), [one.start.size for one in sweeps])
+    order = np.argsort(start)
+    reach = np.maximum.accumulate(end[order])
+    cuts = np.concatenate(([0], np.flatnonzero(start[order][1:] >= reach[:-1]) + 1))
+    close: set[int] = set()
+    for some in np.split(owner[order], cuts[1:]):
+        together = set(some.tolist())
+        if len(together) > 1:
+            close |= together
+    if close:
+        every = [_every(*held[number]) for number in sorted(close)]
+        whole = _Ranges(*(np.concatenate(column) for column in zip(*every, strict=True)))
+        if not whole.disjoint:
+            raise _twice()
+
+
+def _twice() -> TransferError:
+    return TransferError("a recipe from a peer writes a byte twice; each destination is written once")
+
+
+def _every(column: Column, extents: Extents) -> _Ranges:
+    """Return all extents of all units."""
+    count = column.addresses.size * extents.start.size
+    if count > LIMITS.recipe_work:
+        raise TransferError(
+            f"a recipe from a peer takes {count:,} ranges of memory to check, and at most {LIMITS.recipe_work:,} are; "
+            "ask for fewer blocks at once"
+        )
+    start = (column.addresses[:, None] + extents.start).ravel()
+    return _Ranges(start, start + np.tile(extents.size, column.addresses.size))
+
+
+def _sweeps(column: Column, extents: Extents) -> _Ranges:
+    """Check that no two units of a column share a byte; return ranges that hold all their bytes."""
+    addresses, index = column.addresses, column.indices
+    if extents.twice or _distinct(index).size != index.size:
+        raise _twice()
+    low, high = int(addresses.min()), int(addresses.max())
+    if index.size == 1:
+        return _Ranges(extents.start + low, extents.start + extents.size + low)
+    if column.period % column.step == 0:
+        found = _in_periods(column, extents, column.period // column.step)
+        if found is not None:
+            return found
+    ordered = np.sort(addresses)
+    hull = int(extents.start[-1] + extents.size[-1] - extents.start[0])
+    if int(np.diff(ordered).min()) < hull and not _every(column, extents).disjoint:
+        raise _twice()
+    return _Ranges(extents.start[:1] + low, extents.start[-1:] + extents.size[-1:] + high)
+
+
+def _distinct(index: Int64Array) -> Int64Array:
+    """Return the different indices, ascending."""
+    low, high = int(index.min()), int(index.max())
+    if high - low > SPARSE + 8 * index.size:
+        return np.unique(index)
+    seen = np.zeros(high - low + 1, dtype=np.bool_)
+    seen[index - low] = True
+    return np.flatnonzero(seen) + low
+
+
+def _in_periods(column: Column, extents: Extents, every: int) -> _Ranges | None:
+    """Check units as blocks at multiples of ``every`` steps, each with units inside it; None if that shows nothing.
+
+    All units that any block has are taken for units of every block. Their extents are cut to clusters, so far apart
+    that no other block's bytes reach from one to the next. In a cluster, bytes must differ modulo the period.
+    """
+    index, step, period = column.indices, column.step, column.period
+    blocks = index // every
+    inside = _distinct(index - blocks * every) if every > 1 else np.zeros(1, dtype=np.int64)
+    if inside.size * extents.start.size > LIMITS.recipe_work // 4:
+        return None
+    start = (inside[:, None] * step + extents.start).ravel()
+    size = np.tile(extents.size, inside.size)
+    order = np.argsort(start)
+    start, size = start[order], size[order]
+    end = start + size
+    if bool((start[1:] < end[:-1]).any()) or bool((size > period).any()):
+        return None
+    first, last = int(blocks.min()), int(blocks.max())
+    far = (last - first) * period
+    apart = start[1:] >= end[:-1] + far
+    cluster = np.concatenate(([0], np.cumsum(apart)))
+    if far:
+        rest = start % period
+        order = np.lexsort((rest, cluster))
+        here, begin, stop = cluster[order], rest[order], (rest + size)[order]
+        alike = here[1:] == here[:-1]
+        if bool((begin[1:] < stop[:-1])[alike].any()):
+            return None
+        edges = np.concatenate(([0], np.flatnonzero(~alike) + 1))
+        if bool((np.append(stop[edges[1:] - 1], stop[-1]) > begin[edges] + period).any()):  # around the end of a period
+            return None
+    edges = np.concatenate(([0], np.flatnonzero(apart) + 1))
+    base = int(column.addresses[0]) - int(index[0]) * step + first * period
+    return _Ranges(base + start[edges], base + np.append(end[edges[1:] - 1], end[-1]) + far)

@@ -1,0 +1,210 @@
+"""The order of a unit's bytes in a chunk: one side's runs follow one another without gaps, and are long there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import gcd
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from kvplan.layout.strides import Int64Array
+from kvplan.plan.packing.pack_runs import folded, merged
+from kvplan.program.program import BlockAxis, Run, RunGroup
+
+Order = Literal["src", "dst", "auto"]
+SIDES = ("src", "dst")
+GRAIN = 256  # bytes: slots begin at multiples of this
+REACH = 1 << 48  # bytes: more than the addresses of a process
+WORD = 16  # bytes: the widest word of a kernel
+COPY = 128  # bytes that could be moved in the time that one copy takes besides its bytes
+WHOLE = 16  # a unit of more than this part of a slot is cut, so that a chunk fills its slot but for this part
+
+
+class Copies(NamedTuple):
+    """The copies of one unit, in the order of the chunk: three int64 arrays.
+
+    Attributes:
+        src, dst: offsets in bytes from the unit's address on each side.
+        size: bytes.
+    """
+
+    src: Int64Array
+    dst: Int64Array
+    size: Int64Array
+
+    @property
+    def at(self) -> Int64Array:
+        """Offsets in the unit's bytes in the chunk."""
+        made: Int64Array = np.cumsum(self.size) - self.size
+        return made
+
+    def take(self, some: Int64Array) -> Copies:
+        """Return some of the copies, in the order given."""
+        return Copies(self.src[some], self.dst[some], self.size[some])
+
+
+class Place(NamedTuple):
+    """The addresses that the units of one side may have: ``residue`` and any multiple of ``step``.
+
+    Attributes:
+        step, residue: in bytes.
+        period: bytes from block to block of the outermost factor, :data:`REACH` if the blocks have no factors.
+    """
+
+    step: int
+    residue: int
+    period: int
+
+    @classmethod
+    def of(cls, axis: BlockAxis, base: int) -> Place:
+        """Return the place of a side of a run group.
+
+        >>> Place.of(BlockAxis(((8, 4096),), None, (0, 1024), 8), 4096 + 512)
+        Place(step=1024, residue=512, period=4096)
+        """
+        step = axis.step() or 1 << 30
+        strides = [abs(stride) for count, stride in axis.factors if count > 1 and stride]
+        period = REACH if axis.table is not None or not strides else max(strides)
+        return cls(step, base % step, period)
+
+    @property
+    def axis(self) -> BlockAxis:
+        """An axis of every address that is possible."""
+        return BlockAxis(((REACH // self.step, self.step),), None, (0,), REACH // self.step)
+
+
+@dataclass(frozen=True, eq=False)
+class Section:
+    """Units of one size in chunks: the run groups of both halves. It is kept, so a GPU uploads its tables once.
+
+    Attributes:
+        unit_nbytes: bytes of a unit in a chunk.
+        src: run group from the source to the chunk.
+        dst: run group from the chunk to the destination.
+        places: what the addresses of the units have in common, of each side.
+    """
+
+    unit_nbytes: int
+    src: RunGroup
+    dst: RunGroup
+    places: tuple[Place, Place]
+
+    @property
+    def grain(self) -> int:
+        """Largest power of two, at most 256, that the unit's bytes in a chunk keep to: sections come in its order."""
+        return power(gcd(self.unit_nbytes, *self.src.sizes, *self.dst.sizes), GRAIN)
+
+
+def power(number: int, most: int) -> int:
+    """Return the largest power of two, at most ``most``, that divides a number.
+
+    >>> power(96, 16), power(96, 256), power(0, 16)
+    (16, 32, 16)
+    """
+    return min(number & -number, most) if number else most
+
+
+@lru_cache(maxsize=256)
+def sections_of(group: RunGroup, order: Order, most: int | None) -> tuple[Section, ...]:
+    """Order the copies of a run group's unit for both halves; more than one section if the unit is cut.
+
+    Args:
+        group: the run group.
+        order: the side whose runs are long; ``"auto"`` takes the order whose two halves cost the least.
+        most: bytes of a slot; a unit of over a sixteenth of it is cut, at runs if they are short. None: never.
+
+    >>> from kvplan.program.program import Run
+    >>> axis = BlockAxis(((8, 64),), None, (0,), 8)
+    >>> group = RunGroup(axis, axis, 0, 0, (Run(0, 0, 8, ((4, 16, 8), (2, 8, 32))),))
+    >>> [section] = sections_of(group, "src", None)
+    >>> section.unit_nbytes, section.src.runs, section.dst.runs
+    (64, (Run(src=0, dst=0, nbytes=64, loops=()),), (Run(src=0, dst=0, nbytes=8, loops=((4, 16, 8), (2, 8, 32))),))
+    """
+    places = Place.of(group.src, group.src_base), Place.of(group.dst, group.dst_base)
+    ways = [_ordered(group, side) for side in (("dst", "src") if order == "auto" else (order,))]
+    ways += [split for way in ways if (split := _by_alignment(way[0]))]
+    best = min(ways, key=lambda way: sum(_cost(copies, places) for copies in way))
+    return tuple(_section(piece, places) for copies in best for piece in _pieces(copies, most))
+
+
+def _ordered(group: RunGroup, side: str) -> list[Copies]:
+    copies = Copies(*group.offsets)
+    first, second = (copies.src, copies.dst) if side == "src" else (copies.dst, copies.src)
+    return [copies.take(np.lexsort((second, first)))]
+
+
+def _by_alignment(copies: Copies) -> list[Copies]:
+    """Part copies by the alignment of their sizes, widest first, so that narrow ones slow no others; [] if alike."""
+    word = np.minimum(copies.size & -copies.size, WORD)
+    words = np.unique(word)[::-1]
+    return [copies.take(np.flatnonzero(word == one)) for one in words.tolist()] if words.size > 1 else []
+
+
+def _cost(copies: Copies, places: tuple[Place, Place]) -> float:
+    """Return what both halves cost, in bytes of one that is aligned and contiguous."""
+    total, nbytes, at = 0.0, int(copies.size.sum()), copies.at
+    for offsets, place in zip(copies[:2], places, strict=True):
+        cache, chunk, size = merged(offsets, at, copies.size)
+        common = int(np.gcd.reduce(np.concatenate((cache, chunk, size))))
+        word = power(gcd(common, nbytes, place.step, place.residue), WORD)
+        total += COPY * size.size + nbytes * max(1.0, WORD / 2 / word)
+    return total
+
+
+def _pieces(copies: Copies, most: int | None) -> list[Copies]:
+    """Cut a unit that is too large for a slot into pieces of about equal bytes, between copies unless they are long."""
+    nbytes = int(copies.size.sum())
+    target = nbytes if most is None else max(most // WHOLE // GRAIN * GRAIN, min(most, GRAIN))
+    if nbytes <= target:
+        return [copies]
+    count = -(-nbytes // target)
+    each = -(-nbytes // count // GRAIN) * GRAIN or nbytes
+    at = copies.at
+    edges = np.arange(each, nbytes, each, dtype=np.int64)
+    inside = np.searchsorted(at, edges, side="right") - 1
+    if most is not None and each + each // 2 <= most:
+        edges = np.unique(np.where(copies.size[inside] <= each // 2, at[inside], edges))
+    return _cut(copies, edges[edges > 0])
+
+
+def _cut(copies: Copies, edges: Int64Array) -> list[Copies]:
+    """Cut copies at offsets of the chunk."""
+    at = copies.at
+    bounds = np.unique(np.concatenate((at, edges)))
+    size = np.diff(np.append(bounds, at[-1] + copies.size[-1]))
+    owner = np.searchsorted(at, bounds, side="right") - 1
+    within = bounds - at[owner]
+    cut = Copies(copies.src[owner] + within, copies.dst[owner] + within, size)
+    ends = np.searchsorted(bounds, edges)
+    return [cut.take(part) for part in np.split(np.arange(bounds.size), ends)]
+
+
+def _section(copies: Copies, places: tuple[Place, Place]) -> Section:
+    at, nbytes = copies.at, int(copies.size.sum())
+    made = []
+    for side, (offsets, place) in enumerate(zip(copies[:2], places, strict=True)):
+        made.append(half_group(SIDES[side], folded(*merged(offsets, at, copies.size)), place, nbytes))
+    return Section(nbytes, made[0], made[1], places)
+
+
+def half_group(side: str, rows: list[Run], place: Place, unit_nbytes: int) -> RunGroup:
+    """Return the run group of one half.
+
+    Args:
+        side: ``"src"``: from the source to the chunk. ``"dst"``: from the chunk to the destination.
+        rows: the runs, each with its offset at the unit as ``src`` and its offset in the chunk as ``dst``.
+        place: what the addresses of the units have in common.
+        unit_nbytes: bytes from unit to unit in the chunk.
+    """
+    count = REACH // unit_nbytes
+    chunk = BlockAxis(((count, unit_nbytes),), None, (0,), count)
+    if side == "src":
+        return RunGroup(place.axis, chunk, place.residue, GRAIN, tuple(sorted(rows, key=lambda run: run.dst)))
+    swapped = [
+        Run(run.dst, run.src, run.nbytes, tuple([(count, there, here) for count, here, there in run.loops]))
+        for run in rows
+    ]
+    swapped.sort(key=lambda run: (run.dst, run.src))
+    return RunGroup(chunk, place.axis, GRAIN, place.residue, tuple(swapped))
