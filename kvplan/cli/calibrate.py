@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     which.add_argument("--peers", action="store_true",
                        help="measure all pairs of GPUs that reach each other, one pair of each kind")  # fmt: skip
     which.add_argument("--wire", action="store_true",
-                       help="measure NIXL between this process and another one: host memory, or that of --device")  # fmt: skip
+                       help="measure NIXL between two processes: host memory, or that of --device")  # fmt: skip
     parser.add_argument("--output", type=Path, metavar="FILE",
                         help="file of the profile (default: in the user's cache folder)")  # fmt: skip
     parser.add_argument("--alone", action="store_true",

@@ -78,7 +78,9 @@ def _between(name: str, compiled: CopyProgram, plan: Plan | None) -> dict[str, A
     """Return the cost of the plan on a wire, or of about 1 GiB of units if no blocks were given."""
     from kvplan.cost.wires.crossing import crossing_of
 
-    return between_facts(program_crossing(compiled.program) if plan is None else crossing_of(plan), name)
+    if plan is None:
+        return between_facts(*program_crossing(compiled.program), name)
+    return between_facts(crossing_of(plan), plan.units, name)
 
 
 def _facts(compiled: CopyProgram) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     check_pictures(args, layout)
     facts = layout_facts(layout)
     if args.wire is not None:
-        facts["between_machines"] = between_facts(layout_crossing(layout), args.wire)
+        facts["between_machines"] = between_facts(*layout_crossing(layout), args.wire)
     if args.json:
         draw_pictures(args, layout)
         print_json("inspect", facts)

@@ -25,8 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", metavar="NAME", help="this model of the catalogue only")
     parser.add_argument("--engine", metavar="NAME", help="the layouts of this engine only: vllm or sglang")
     parser.add_argument("--tokens", type=context_lengths, metavar="N,N", help="lengths of requests (default 32k,128k)")
-    parser.add_argument("--wire", metavar="PROFILE",
-                        help="this wire only: a published one, default, or a file (default: all published ones)")  # fmt: skip
+    parser.add_argument(
+        "--wire", metavar="PROFILE", help="this wire only: a published one, default, host, or a file (default: all)"
+    )
     shape = parser.add_mutually_exclusive_group()
     shape.add_argument("--json", action="store_true", help="one JSON object (schema kvplan.wires)")
     shape.add_argument("--markdown", action="store_true", help="the page docs/processes/wires.md")

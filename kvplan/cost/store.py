@@ -96,11 +96,7 @@ def save(profile: DeviceProfile, path: Path) -> None:
 
 
 def save_text(text: str, path: Path) -> None:
-    """Write the text of any profile to a file, and make its folder if it is missing.
-
-    Raises:
-        KVPlanError: the file cannot be written.
-    """
+    """Write the text of any profile to a file, and make its folder if it is missing; raise KVPlanError if it cannot."""
     try:
         Path(os.path.realpath(path)).parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, text.encode())

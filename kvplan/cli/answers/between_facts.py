@@ -23,33 +23,35 @@ def add_wire(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--wire", metavar="PROFILE", help=HELP)
 
 
-def layout_crossing(layout: KVLayout) -> Crossing:
-    """Return the counts of about 1 GiB of a layout's blocks that move to an equal layout."""
+def layout_crossing(layout: KVLayout) -> tuple[Crossing, int]:
+    """Return the counts of about 1 GiB of a layout's blocks that move to an equal layout, and their number."""
     from kvplan.plan.copy_program import compile  # noqa: A004
 
     return program_crossing(compile(layout, layout).program)
 
 
-def program_crossing(program: Program) -> Crossing:
-    """Return the counts of about 1 GiB of a program's units, of which no two touch."""
+def program_crossing(program: Program) -> tuple[Crossing, int]:
+    """Return the counts of about 1 GiB of a program's units, of which no two touch, and the number of units."""
     from kvplan.cost.wires.crossing import Crossing, unit_crossing
 
     one = unit_crossing(program)
-    return Crossing(*(count * max(ENOUGH_NBYTES // one.nbytes, 1) for count in one[:-1]))
+    units = max(ENOUGH_NBYTES // one.nbytes, 1)
+    return Crossing(*(units * count for count in one[:-1])), units
 
 
-def between_facts(crossing: Crossing, name: str) -> dict[str, Any]:
+def between_facts(crossing: Crossing, units: int, name: str) -> dict[str, Any]:
     """Return the cost of a transfer on a wire, direct and packed, as facts.
 
     Args:
         crossing: counts of the transfer.
+        units: units or blocks that move.
         name: name of the wire's profile, or its file.
 
     Raises:
         KVPlanError: there is no such profile.
 
     >>> from kvplan.cost.wires.crossing import Crossing
-    >>> found = between_facts(Crossing(1 << 30, 1024, 131072, 131072, 1024), "push")
+    >>> found = between_facts(Crossing(1 << 30, 1024, 131072, 131072, 1024), 1024, "push")
     >>> found["way"], found["descriptors"], found["messages"]
     ('packed', 131072, 128)
     """
@@ -63,7 +65,7 @@ def between_facts(crossing: Crossing, name: str) -> dict[str, Any]:
         "wire": wire.kind,
         "how": wire.how,
         "made": wire.made,
-        "units": crossing.units,
+        "units": units,
         "nbytes": crossing.nbytes,
         "descriptors": crossing.descriptors,
         "descriptor_nbytes": crossing.descriptor_nbytes,
@@ -86,7 +88,7 @@ def between_rows(facts: Mapping[str, Any], of: str = "unit") -> list[tuple[str, 
         of: name of a unit: ``"unit"`` or ``"block"``.
 
     >>> from kvplan.cost.wires.crossing import Crossing
-    >>> for row in between_rows(between_facts(Crossing(1 << 30, 1024, 131072, 131072, 1024), "push"), "block"):
+    >>> for row in between_rows(between_facts(Crossing(1 << 30, 1024, 131072, 131072, 1024), 1024, "push"), "block"):
     ...     print(": ".join(row))
     wire: NIC of 400 Gb/s, push, GPU memory; published: vLLM #35264: 118 descriptors take 0.46 ms to post, 18,880 take 46 ms
     bytes: 1,073,741,824 bytes (1 GiB) in 1,024 blocks
@@ -95,13 +97,13 @@ def between_rows(facts: Mapping[str, Any], of: str = "unit") -> list[tuple[str, 
     way: packed takes 21.7 ms in 128 messages; direct takes 318 ms, of which 100 % post 131,072 descriptors of 8 KiB
     """  # noqa: E501
     each = facts["descriptors"] / max(facts["units"], 1)
+    pieces = f"{count_of(facts['descriptors'], 'descriptor')} of {binary(facts['descriptor_nbytes'])}"
+    writes = f"{count_of(facts['messages'], 'write')} of up to {binary(facts['slot_nbytes'])}"
+    copies = f"gather copies {count_of(facts['gather_runs'], 'run')}, scatter {facts['scatter_runs']:,}"
     return [
         ("wire", f"{facts['wire']}; {facts['how']}: {facts['made']}"),
         ("bytes", f"{exact(facts['nbytes'])} in {count_of(facts['units'], of)}"),
-        ("direct", f"{duration(facts['direct_seconds'])}, {count_of(facts['descriptors'], 'descriptor')} of "
-                   f"{binary(facts['descriptor_nbytes'])}, {each:,.4g} a {of}"),
-        ("packed", f"{duration(facts['packed_seconds'])}, {count_of(facts['messages'], 'write')} of up to "
-                   f"{binary(facts['slot_nbytes'])}; gather copies {count_of(facts['gather_runs'], 'run')}, "
-                   f"scatter {facts['scatter_runs']:,}"),
+        ("direct", f"{duration(facts['direct_seconds'])}, {pieces}, {each:,.4g} a {of}"),
+        ("packed", f"{duration(facts['packed_seconds'])}, {writes}; {copies}"),
         ("way", facts["why"]),
-    ]  # fmt: skip
+    ]

@@ -35,6 +35,6 @@ def wire_screen(wire: WireProfile, posts: Sequence[Posted]) -> list[Any]:
     ]  # fmt: skip
     if wire.note:
         facts.append(("note", wire.note))
-    rows = [(one.operation, f"{one.count:,}", binary(one.nbytes), duration(one.post), duration(one.seconds),
-             f"{one.count * one.nbytes / one.seconds * 1e-9:.2f}") for one in posts]  # fmt: skip
+    rows = [(one.operation, f"{one.descriptors:,}", binary(one.nbytes), duration(one.post), duration(one.seconds),
+             f"{one.descriptors * one.nbytes / one.seconds * 1e-9:.2f}") for one in posts]  # fmt: skip
     return [fact_table(facts), number_table(HEADER, rows, right=range(1, 6))]

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-import numpy as np
-
 from kvplan.cost.statistics import counted, total
+from kvplan.cost.wires.wire_profile import MIB
 from kvplan.errors import KVPlanError
+from kvplan.plan.packing.pack_order import SIDES, Order, sections_of
 from kvplan.plan.plan import Plan
-from kvplan.program.program import Program, RunGroup, merge_ranges
+from kvplan.program.program import Program, RunGroup
 
-ORDERS = ("src", "dst")
+SLOT = 16 * MIB  # bytes
 
 
 class Crossing(NamedTuple):
@@ -20,7 +20,7 @@ class Crossing(NamedTuple):
 
     Attributes:
         nbytes: bytes that move.
-        units: units that move.
+        units: units that move; a large unit is cut, and counts as several.
         descriptors: messages of a transfer with a descriptor each. A strided row of NIXL counts as often as it repeats.
         gather_runs: contiguous copies from the source to the slots.
         scatter_runs: contiguous copies from the slots to the destination.
@@ -52,14 +52,14 @@ class Crossing(NamedTuple):
         return self.nbytes // self.descriptors if self.descriptors else 0
 
 
-def crossing_of(plan: Plan, order: str = "auto") -> Crossing:
+def crossing_of(plan: Plan, order: Order = "auto", most: int = SLOT) -> Crossing:
     """Count a plan's descriptors, and the runs of its two halves if it is packed.
 
     Args:
         plan: a plan between two processes, or of this process.
-        order: the side whose order the bytes of a unit have in a slot: ``"src"`` or ``"dst"``. That side has a copy for
-            each contiguous range of a unit; the other side has a copy for each run of the plan. ``"auto"`` takes the
-            side with fewer ranges, and the source if both have as many.
+        order: the side whose order the bytes of a unit have in a slot; see
+            :func:`kvplan.plan.packing.packing.packing_of`.
+        most: bytes of a slot; larger units than a sixteenth of it are cut, and count as several.
 
     Raises:
         KVPlanError: another order.
@@ -70,25 +70,35 @@ def crossing_of(plan: Plan, order: str = "auto") -> Crossing:
     >>> crossing_of(kvplan.compile(gpu, host).plan([1, 3], [3, 5]))
     Crossing(nbytes=8192, units=2, descriptors=8, gather_runs=8, scatter_runs=2, pairs=1)
     """
-    if order not in (*ORDERS, "auto"):
+    if order not in (*SIDES, "auto"):
         raise KVPlanError(f"order is {order!r}; give 'src', 'dst' or 'auto'")
     whole = total(plan.direction, counted(plan))
-    runs = [0, 0]
+    units = gather = scatter = 0
     for part in plan.moving:
-        for side in (0, 1):
-            runs[side] += extents_of(part.group, side) * int(part.units.shape[1])
-    kept = ORDERS.index(order) if order != "auto" else int(runs[1] < runs[0])
-    halves = [whole.runs, whole.runs]
-    halves[kept] = runs[kept]
-    return Crossing(whole.nbytes, plan.units, whole.copies.total, halves[0], halves[1])
+        count, halves = int(part.units.shape[1]), _halves(part.group, order, most)
+        units, gather, scatter = (a + count * b for a, b in zip((units, gather, scatter), halves, strict=True))
+    return Crossing(whole.nbytes, units, whole.copies.total, gather, scatter)
 
 
-def unit_crossing(program: Program) -> Crossing:
-    """Return the counts of one unit of a compiled pair, whose neighbours do not touch it."""
-    pieces = [(group.packed.shape[1], *(extents_of(group, side) for side in (0, 1))) for group in program.groups]
-    runs, src, dst = (sum(column) for column in zip(*pieces, strict=True))
-    gather, scatter = (runs, dst) if dst < src else (src, runs)
-    return Crossing(program.unit_nbytes, 1, runs, gather, scatter)
+def unit_crossing(program: Program, most: int = SLOT) -> Crossing:
+    """Return the counts of one unit of a compiled pair, whose neighbours do not touch it.
+
+    Args:
+        program: the compiled pair.
+        most: bytes of a slot.
+    """
+    halves = [_halves(group, "auto", most) for group in program.groups]
+    pieces, gather, scatter = (sum(column) for column in zip(*halves, strict=True))
+    runs = sum(int(group.packed.shape[1]) for group in program.groups)
+    return Crossing(program.unit_nbytes, pieces, runs, gather, scatter)
+
+
+def _halves(group: RunGroup, order: Order, most: int) -> tuple[int, int, int]:
+    """Return the pieces of one unit in chunks, and its copies in each half."""
+    sections = sections_of(group, order, most)
+    gather = sum(int(one.src.packed.shape[1]) for one in sections)
+    scatter = sum(int(one.dst.packed.shape[1]) for one in sections)
+    return len(sections), gather, scatter
 
 
 def sum_of(crossings: Iterable[Crossing]) -> Crossing:
@@ -101,9 +111,3 @@ def sum_of(crossings: Iterable[Crossing]) -> Crossing:
     for one in crossings:
         made = made.plus(one)
     return made
-
-
-def extents_of(group: RunGroup, side: int) -> int:
-    """Return the contiguous ranges of one unit of a run group, on the source (0) or the destination (1)."""
-    start, size = group.packed[side], group.packed[2]
-    return int(np.size(merge_ranges(start, size)[0]))

@@ -1,4 +1,4 @@
-"""The time of a transfer over a wire, ``direct`` or ``packed``, the choice between them, and the best size of a slot."""
+"""The time of a transfer over a wire, ``direct`` or ``packed``; the choice of a way, and of the size of a slot."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def packed_cost(
     )
     gather, scatter = wire.gather.seconds(gathered, nbytes), wire.scatter.seconds(scattered, nbytes)
     post = wire.post + wire.descriptor + wire.chunk
-    moves = wire.message + nbytes * wire.byte
+    moves = wire.message + nbytes * (wire.slot_byte or wire.byte)
     if wire.overlaps:  # the GPU gathers, the CPU posts, and the wire moves, all at once
         stages = {"wire": moves, "gather": gather, "scatter": scatter, "posting": max(post, wire.chunk)}
     else:  # the sender's CPU gathers, posts and moves, one after another

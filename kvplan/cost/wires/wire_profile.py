@@ -65,6 +65,7 @@ class WireProfile:
         byte: seconds of the wire for each byte.
         overlaps: whether messages move while later ones are posted. If False, the CPU that posts moves the bytes.
         gather, scatter: costs of a slot's copies on either side.
+        slot_byte: seconds of the wire for each byte of a slot, whose memory is used again and again; 0 for ``byte``.
         chunk: seconds of the CPU for each slot on either side, besides posting and copies.
         slots: slots of the ring of each pair of processes.
         slot_nbytes: bytes of a slot.
@@ -87,6 +88,7 @@ class WireProfile:
     overlaps: bool
     gather: CopyCosts
     scatter: CopyCosts
+    slot_byte: float = 0.0
     chunk: float = 2e-5
     slots: int = 4
     slot_nbytes: int = 16 * MIB
@@ -205,7 +207,7 @@ def from_json(text: str) -> WireProfile:
     return WireProfile(**held)
 
 
-_TIMES = ("latency", "post", "descriptor", "message", "byte", "chunk")
+_TIMES = ("latency", "post", "descriptor", "message", "byte", "slot_byte", "chunk")
 
 
 def _text(document: Mapping[str, Any], name: str) -> str:

@@ -74,13 +74,16 @@ def find_wire(wire: str, memory: str) -> WireProfile:
         path = Path(told) if told else wire_path(wire, memory)
         if not told and not path.exists():
             return replace(guess, wire=wire)
-        found = read_wire(path)
-        if found.memory != memory:
-            raise KVPlanError(f"{path}: is of {found.kind}; expected {replace(guess, wire=wire).kind}")
+        return _checked(read_wire(path), replace(guess, wire=wire), path)
     except (KVPlanError, OSError) as error:
         why = f"{error}; run `kvplan calibrate --wire`"
         _log.warning("profile of a wire not used: %s", why)
         return replace(guess, wire=wire, note=f"{why}; {guess.note}")
+
+
+def _checked(found: WireProfile, expected: WireProfile, path: Path) -> WireProfile:
+    if found.memory != expected.memory:
+        raise KVPlanError(f"{path}: is of {found.kind}; expected {expected.kind}")
     return found
 
 
@@ -102,7 +105,10 @@ _PUBLISHED = {
     "rdma": (_posting(0.15), "vLLM #55434: over four rails of InfiniBand, 15 % of the time posts 105,500 descriptors"),
     "rdma-rows": (168_000 * 576 / 1.23e9 / 168_000, "SGLang #35186: 168,000 rows of 576 bytes at 1.23 GB/s"),
     "cuda-ipc": (_posting(0.569), "vLLM #55434: over cuda_ipc, 56.9 % of the time posts 105,500 descriptors"),
-    "push": ((46e-3 - 0.46e-3) / (18_880 - 118), "vLLM #35264: 118 descriptors take 0.46 ms to post, 18,880 take 46 ms"),
+    "push": (
+        (46e-3 - 0.46e-3) / (18_880 - 118),
+        "vLLM #35264: 118 descriptors take 0.46 ms to post, 18,880 take 46 ms",
+    ),
 }
 PUBLISHED = tuple(_PUBLISHED)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -13,7 +13,7 @@ from kvplan.base.version import __version__
 from kvplan.cost.policy import Policy
 from kvplan.cost.store import find_for
 from kvplan.cost.wires.crossing import Crossing
-from kvplan.cost.wires.wire_model import with_slot
+from kvplan.cost.wires.wire_model import packed_cost
 from kvplan.cost.wires.wire_profile import CopyCosts, WireProfile, default_wire, kernel_costs
 from kvplan.cost.wires.wire_store import wire_name
 from kvplan.errors import KVPlanError
@@ -21,7 +21,7 @@ from kvplan.execute.executor import Executor
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.measure.calibration.fit import fit
 from kvplan.measure.timing import Progress, silent
-from kvplan.measure.wires.wire_posts import Posted, measured, wire_ends
+from kvplan.measure.wires.wire_posts import Posted, measured, slot_bytes, wire_ends
 from kvplan.plan.copy_program import compile  # noqa: A004
 
 SECONDS = 20.0
@@ -61,7 +61,9 @@ def calibrate_wire(
     say(0.0, "two processes")
     with wire_ends(device, peer) as ends:
         posts = measured(ends, seconds * 0.7, lambda share, step: say(0.05 + 0.65 * share, step))
-        say(0.7, "notes")
+        say(0.7, "slots")
+        slots = slot_bytes(ends)
+        say(0.75, "notes")
         latency = ends.latency()
     say(0.8, "copies")
     gather, scatter = _host_copies() if device == "cpu" else _kernel_copies(device)
@@ -69,7 +71,25 @@ def calibrate_wire(
     made = f"kvplan {__version__}, {datetime.now(UTC):%Y-%m-%d}"
     base = replace(default_wire(memory), wire=wire_name("UCX"), how="calibrated", made=made, latency=latency,
                    gather=gather, scatter=scatter, note="")  # fmt: skip
-    return with_slot(fitted_wire(base, posts), LARGE), posts
+    return with_slots(fitted_wire(base, posts), slots), posts
+
+
+def with_slots(wire: WireProfile, slots: Mapping[int, float]) -> WireProfile:
+    """Return a wire's profile with the size of a slot that suits large transfers best.
+
+    Args:
+        wire: profile of the wire.
+        slots: seconds for each byte of slots that are used again and again, by their bytes.
+
+    >>> made = with_slots(default_wire("DRAM"), {1 << 20: 0.9e-10, 8 << 20: 1.6e-10})
+    >>> made.slot_nbytes >> 20, made.slot_byte
+    (1, 9e-11)
+    """
+    made = [
+        replace(wire, slot_nbytes=size, slot_byte=max(byte - wire.message / size, 0.1 * byte))
+        for size, byte in slots.items()
+    ]
+    return min(made, key=lambda one: packed_cost(LARGE, one).score)
 
 
 def fitted_wire(base: WireProfile, posts: Sequence[Posted]) -> WireProfile:
@@ -88,9 +108,9 @@ def fitted_wire(base: WireProfile, posts: Sequence[Posted]) -> WireProfile:
     >>> made.overlaps, round(made.descriptor * 1e6, 3), round(made.gbps, 3), round(made.post * 1e6, 3)
     (False, 4.0, 5.0, 10.0)
     """
-    if len({(one.count, one.nbytes) for one in posts}) < 3:
+    if len({(one.descriptors, one.nbytes) for one in posts}) < 3:
         raise KVPlanError(f"{len(posts)} lists; give at least three of different counts and sizes")
-    features = [(1.0, float(one.count), float(one.count * one.nbytes)) for one in posts]
+    features = [(1.0, float(one.descriptors), float(one.descriptors * one.nbytes)) for one in posts]
     calls = fit(features, [one.post for one in posts], [1 / one.post for one in posts])
     whole = fit(features, [one.seconds for one in posts], [1 / one.seconds for one in posts])
     if calls[2] > BY_CPU * whole[2]:

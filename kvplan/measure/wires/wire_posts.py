@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from kvplan.cost.wires.wire_profile import SLOT_SIZES
 from kvplan.errors import TransferError
 from kvplan.measure.processes.other_process import OtherProcess
 from kvplan.measure.timing import Progress
@@ -31,14 +32,14 @@ class Posted(NamedTuple):
     """A list that was posted. The times are medians.
 
     Attributes:
-        count: descriptors.
+        descriptors: number of descriptors.
         nbytes: bytes of each.
         post: seconds until the call returned.
         seconds: seconds until the end was known.
         operation: ``"WRITE"`` or ``"READ"``.
     """
 
-    count: int
+    descriptors: int
     nbytes: int
     post: float
     seconds: float
@@ -65,25 +66,27 @@ class WireEnds:
         self._tell, self._clock = tell, clock
         self._order = np.random.default_rng(0)
 
-    def post(self, count: int, nbytes: int, operation: str) -> tuple[float, float]:
+    def post(self, number: int, nbytes: int, operation: str, *, same: bool = False) -> tuple[float, float]:
         """Post a list of rows in random order. Return the seconds until the call returned, and until the end.
 
         Args:
-            count: rows.
+            number: rows.
             nbytes: bytes of each.
             operation: ``"WRITE"`` or ``"READ"``.
+            same: whether the rows are the first ones in order, as in every call before: slots that are used again.
 
         Raises:
             TransferError: NIXL reports a failure, or no end for half a minute.
         """
         nixl, held = self._agent.nixl, []
-        places = [self._order.permutation(NBYTES // nbytes)[:count] * nbytes for _ in range(2)]
+        rows = NBYTES // nbytes
+        places = [(np.arange(rows) if same else self._order.permutation(rows))[:number] * nbytes for _ in range(2)]
         try:
             for name, start, device, at in (("NIXL_INIT_AGENT", self._mine.address, self._mine.number, places[0]),
                                             (NAME, self._theirs, self._number, places[1])):  # fmt: skip
-                rows = np.stack([start + at, np.full(count, nbytes), np.full(count, device)], axis=1)
-                held.append(nixl.prep_xfer_dlist(name, np.ascontiguousarray(rows, dtype=np.int64), self._mine.kind))
-            every = np.arange(count, dtype=np.int32)
+                table = np.stack([start + at, np.full(number, nbytes), np.full(number, device)], axis=1)
+                held.append(nixl.prep_xfer_dlist(name, np.ascontiguousarray(table, dtype=np.int64), self._mine.kind))
+            every = np.arange(number, dtype=np.int32)
             held.insert(0, nixl.make_prepped_xfer(operation, held[0], every, held[1], every, b""))
             begun = self._clock()
             state = nixl.transfer(held[0])
@@ -95,7 +98,7 @@ class WireEnds:
             for one in held:
                 one.release()
         if state != "DONE":
-            raise TransferError(f"NIXL says {state!r} of a list of {count} descriptors of {nbytes} bytes")
+            raise TransferError(f"NIXL says {state!r} of a list of {number} descriptors of {nbytes} bytes")
         return posted, took
 
     def latency(self) -> float:
@@ -149,20 +152,32 @@ def measured(ends: WireEnds, seconds: float, tell: Progress) -> list[Posted]:
         seconds: seconds after which no further round begins; every case has at least one sample.
         tell: function that is called with the share that is done.
     """
-    cases = [(count, size, operation) for size in SIZES for count in COUNTS for operation in OPERATIONS
-             if count * size <= NBYTES]  # fmt: skip
+    cases = [(number, size, operation) for size in SIZES for number in COUNTS for operation in OPERATIONS
+             if number * size <= NBYTES]  # fmt: skip
     taken: dict[tuple[int, int, str], list[tuple[float, float]]] = {case: [] for case in cases}
     begun = time.perf_counter()
-    for number in range(SAMPLES + 1):
-        if number > 1 and time.perf_counter() - begun > seconds:
+    for turn in range(SAMPLES + 1):
+        if turn > 1 and time.perf_counter() - begun > seconds:
             break
         for case in cases:
             found = ends.post(*case)
-            if number:  # the first round warms up
+            if turn:  # the first round warms up
                 taken[case].append(found)
-        tell(number / SAMPLES, f"round {number} of lists")
-    return [Posted(count, size, _median(held, 0), _median(held, 1), operation)
-            for (count, size, operation), held in taken.items()]  # fmt: skip
+        tell(turn / SAMPLES, f"round {turn} of lists")
+    return [Posted(number, size, _median(held, 0), _median(held, 1), operation)
+            for (number, size, operation), held in taken.items()]  # fmt: skip
+
+
+def slot_bytes(ends: WireEnds) -> dict[int, float]:
+    """Time writes of slots that are used again and again. Return the seconds for each byte, by bytes of a slot.
+
+    A small slot stays in the caches of the CPU, so its bytes may cost less than those of a large message.
+    """
+    found = {}
+    for size in SLOT_SIZES:
+        taken = [ends.post(1, size, "WRITE", same=True)[1] for _ in range(SAMPLES + 2)]
+        found[size] = statistics.median(taken[2:]) / size
+    return found
 
 
 def _median(held: Sequence[tuple[float, float]], column: int) -> float:
