@@ -14,8 +14,7 @@ from kvplan.cli.screen.printing import fact_table, number_table, show
 EXAMPLES = """examples:
   kvplan wires --model deepseek-v3
   kvplan wires --model llama-3.1-70b --engine sglang --tokens 8k
-  kvplan wires --model qwen3-30b-a3b --wire my-wire.json --json
-  kvplan wires --markdown > docs/processes/wires.md"""
+  kvplan wires --model qwen3-30b-a3b --wire push --json"""
 HEADER = ("ranks", "tokens", "descriptors", "each", "direct", "packed", "writes")
 
 

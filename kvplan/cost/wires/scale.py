@@ -88,6 +88,7 @@ CHANGES = (
     Change(Ranks(4), Ranks(1)),
     Change(Ranks(4, pp=2), Ranks(8)),
 )
+SMALL_CHANGES = (Change(Ranks(2), Ranks(2)), Change(Ranks(2), Ranks(1)))  # of models whose heads are not a power of two
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,7 @@ def changes_of(model: Model) -> tuple[Change, ...]:
         whole = all(group.window is None and group.row_tokens == 1 for group in groups_of(model))
         if whole and copies != {1} and len(copies) == 1 and _fits(model, 8):
             return (*found, Change(Ranks(8), Ranks(tp, cp=copies.pop())))
-    return tuple(found)
+    return tuple(found) or SMALL_CHANGES
 
 
 def _fits(model: Model, tp: int) -> bool:

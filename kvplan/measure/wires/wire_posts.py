@@ -6,7 +6,7 @@ import base64
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +18,7 @@ from kvplan.measure.timing import Progress
 from kvplan.measure.wires.wire_memory import Memory
 from kvplan.measure.wires.wire_process import NAME, PING
 from kvplan.nixl import NixlAgent
+from kvplan.nixl.nixl_connection import in_words
 
 CHILD = "kvplan.measure.wires.wire_process"
 NBYTES = 64 << 20  # bytes of the memory of each end
@@ -94,9 +95,12 @@ class WireEnds:
             while state == "PROC" and self._clock() - begun < PATIENCE:
                 state = nixl.check_xfer_state(held[0])
             took = self._clock() - begun
+        except Exception as error:
+            raise TransferError(f"NIXL cannot move a list of {number} descriptors: {in_words(error)}") from error
         finally:
             for one in held:
-                one.release()
+                with suppress(Exception):  # NIXL releases a list that is still moving when the agent closes
+                    one.release()
         if state != "DONE":
             raise TransferError(f"NIXL says {state!r} of a list of {number} descriptors of {nbytes} bytes")
         return posted, took
