@@ -11,11 +11,16 @@ from kvplan.agents.by_nixl.end_view import NixlPackEnd
 from kvplan.agents.by_nixl.nixl_end import NixlEnd
 from kvplan.agents.by_nixl.nixl_lanes import NixlLanes, Ring
 from kvplan.agents.by_nixl.nixl_progress import NixlProgress
-from kvplan.agents.by_nixl.packed_way import GPU_SLOTS, HOST_SLOTS, PackedWay
+from kvplan.agents.by_nixl.packed_way import GPU_SLOTS, HOST_SLOTS, PackedWay, Slots
 from kvplan.agents.packed.ring_pages import ring_pages
+from kvplan.cost.wires.crossing import crossing_of
+from kvplan.cost.wires.wire_model import WireChoice, choose_way
+from kvplan.cost.wires.wire_profile import WireProfile
+from kvplan.cost.wires.wire_store import find_wire, wire_name
 from kvplan.errors import TransferError
 from kvplan.execute.executor import Executor
 from kvplan.layout.kvlayout import KVLayout
+from kvplan.plan.nixl_lists import memory_of
 from kvplan.plan.plan import Plan
 
 PACKED_VERSION = 1  # in the card of an agent that takes packed transfers
@@ -50,6 +55,7 @@ class NixlPacked:
         self._progress = NixlProgress(self.poll, self._busy, inside) if way.threaded else None
         self._reading = threading.RLock()  # one thread at a time takes notes
         self._inbox: deque[tuple[str, bytes]] = deque()  # notes of users
+        self._profiles: dict[str, WireProfile] = {}  # by NIXL's name of the memory
         self._closed = False
 
     def serve_peers(self) -> int:
@@ -102,6 +108,16 @@ class NixlPacked:
         if own not in ("cpu", ring_device):
             return f"its memory here is on {own}, and the ring on {ring_device}"
         return None
+
+    def choose(self, plan: Plan, *, reading: bool) -> WireChoice:
+        """Return the faster way of a plan that can be packed, by a model of the wire."""
+        own = plan.layouts[0][1 if reading else 0].device if plan.layouts else "cpu"
+        memory = memory_of(own, "the plan")[0]
+        wire = self._profiles.get(memory)
+        if wire is None:
+            wire = self._profiles[memory] = find_wire(wire_name(self._nixl.backends[0]), memory)
+        nbytes = self._slots.nbytes
+        return choose_way(crossing_of(plan, most=nbytes), wire, pull=reading, slot_nbytes=nbytes)
 
     def end_for(self, peer: str) -> NixlPackEnd:
         """Return the end for a transfer with a peer that NIXL knows; ask for the peer's ring if this is the first one.
@@ -167,14 +183,17 @@ class NixlPacked:
         """The device for a ring: the GPU of this process's layouts, or the CPU."""
         return min({layout.device for layout in self._nixl.layouts.values()} - {"cpu"}, default="cpu")
 
+    @property
+    def _slots(self) -> Slots:
+        return self._way.slots or (HOST_SLOTS if self._device == "cpu" else GPU_SLOTS)
+
     def _allocated(self) -> Ring:
         """Return the ring; allocate it if there is none. The caller holds the lock of the lanes."""
         if self.lanes.ring is not None:
             return self.lanes.ring
         if self._closed:
             raise TransferError(f"the agent {self._name!r} is closed")
-        device = self._device
-        slots = self._way.slots or (HOST_SLOTS if device == "cpu" else GPU_SLOTS)
+        device, slots = self._device, self._slots
         memory = ring_pages(slots.number * slots.nbytes, device)
         registered = self._nixl.agent().ring(memory.data_ptr(), memory.shape[1], memory.device)
         try:
