@@ -121,7 +121,7 @@ class SimulatedWire:
         self.writes: list[Write] = []
         self.reach = (0, 0)
         self.posted = self.sent = 0
-        self.down = self.closed = False
+        self.down = self.frozen = self.closed = False
         self.limit = 1 << 40  # writes that are posted before it goes down
 
     def ring(self, address: int, nbytes: int, device: str) -> None:
@@ -217,7 +217,7 @@ class Network:
         self.clock += 1e-3
         for wire in self.wires:
             for write in wire.writes:
-                if write.state == MOVING and rng.random() < 0.7 and not wire.down:
+                if write.state == MOVING and rng.random() < 0.7 and not (wire.down or wire.frozen):
                     write.move(rng, faults)
         if self.echoes and rng.random() < 0.3:
             self.notes.append(self.echoes.pop(rng.randrange(len(self.echoes))))
