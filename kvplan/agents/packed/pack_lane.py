@@ -23,6 +23,7 @@ from kvplan.errors import LayoutError, TransferError
 from kvplan.plan.packing.pack_checks import Offered
 
 MOST_EARLY = 4 * MOST_SLOTS  # credits that wait for the peer's greeting
+REPEAT_SECONDS, MOST_REPEAT_SECONDS = 0.1, 5.0  # between two goodbyes to a peer that does not answer
 
 log = logging.getLogger("kvplan.agents")
 
@@ -91,6 +92,7 @@ class Lane:
         self._numbers = [self.outbox.mine]  # all that it ever had
         self._early: list[Credit] = []
         self._asked: list[int] = []  # earlier ends of the peer that want to know when no write to them moves any more
+        self._repeat_at, self._pause = 0.0, REPEAT_SECONDS  # of the goodbye
         self._greeted = self._invited = self._said_quiet = self._peer_quiet = False
 
     # ---- progress ----------------------------------------------------------------------------------------------------
@@ -123,8 +125,8 @@ class Lane:
             self.lost(self.outbox.lost)
         if self._asked:
             self._answer()
-        if self.why is not None and not self._said_quiet and self.sender.quiet:
-            self._say_bye()
+        if self.why is not None and (now > self._repeat_at or (not self._said_quiet and self.sender.quiet)):
+            self._say_bye(messages.ANSWER if now > self._repeat_at else 0)
         return changed
 
     def take(self, transfer: PackedTransfer) -> None:
@@ -218,19 +220,22 @@ class Lane:
         self.starts.fail_all(why)
         self.receiver.drop_early()
 
-    def _say_bye(self) -> None:
+    def _say_bye(self, answer: int = 0) -> None:
         """Tell the peer that this end leaves, and whether a write of it may still move."""
         if not self.outbox.dead:
             self.outbox.drop_unready()
             quiet = self.sender.quiet
-            if self._greeted:
-                self.outbox.say(messages.BYE, b"\1" if quiet else b"\0")
-            self._said_quiet = quiet
+            if self._greeted and not self.outbox.waits:
+                self.outbox.say(messages.BYE, bytes([messages.QUIET * quiet | answer]))
+                self._said_quiet = quiet
+            self._said_quiet |= not self._greeted
+            self._repeat_at = self._own.now() + self._pause
+            self._pause = min(2 * self._pause, MOST_REPEAT_SECONDS)
 
     def _answer(self) -> None:
         """Tell earlier ends of the peer, which have left, that no write to them moves any more."""
         for number in [number for number in self._asked if not self.sender.writes_to(number)]:
-            self.outbox.say(messages.BYE, b"\1", number)
+            self.outbox.say(messages.BYE, bytes([messages.QUIET]), number)
             self._asked.remove(number)
 
     # ---- messages that come ------------------------------------------------------------------------------------------
@@ -264,8 +269,16 @@ class Lane:
                 self._asked.append(heard.sender)
             return
         outbox.theirs = heard.sender
-        self._peer_quiet |= heard.body == b"\1"
-        self.leave("the peer has left")
+        flags = heard.body[0] if heard.body else 0
+        self._peer_quiet |= bool(flags & messages.QUIET)
+        if self.why is None:
+            self.leave("the peer has left")
+        elif flags & messages.ANSWER:
+            self._say_bye()
+
+    def had(self, number: int) -> bool:
+        """Return whether a number is this end's, or was."""
+        return number in self._numbers
 
     def _credit(self, given: Sequence[Credit]) -> None:
         if self.outbox.ready:

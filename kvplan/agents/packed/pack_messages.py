@@ -25,7 +25,7 @@ DONE = 6  # all chunks of a push are scattered
 FAILED = 7  # a transfer that the receiver of this message has begun failed at the other end
 CANCEL = 8  # a transfer that the sender of this message has begun is given up
 VOID = 9  # the write into a slot failed, and no DATA may come for it
-BYE = 10  # the sender leaves, or answers that; with 1: none of its writes moves any more
+BYE = 10  # the sender leaves, or answers that
 
 MOST_CREDITS = 255  # of a message
 MOST_WHY = 1000  # bytes of a reason
@@ -40,6 +40,7 @@ _WHICH = struct.Struct("<BQ")
 
 FIXED = _START.size + _HEADER.size  # bytes before the slots that are given back
 LEAST_NOTE = 512  # bytes of a note that every wire must take
+QUIET, ANSWER = 1, 2  # flags of a goodbye: none of the sender's writes moves any more; it wants an answer
 PULL, PUSHED = 0, 1  # transfers: the end that receives the chunks began it, or the end that sends them
 
 

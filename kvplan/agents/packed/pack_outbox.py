@@ -69,7 +69,7 @@ class Outbox:
 
     def note(self, kind: int, body: bytes, to: int = 0) -> tuple[bytes, Sequence[Credit]]:
         """Return the note of a message, and the slots that it gives back: those for which it has room."""
-        if not self._owed or not self.ready or to:
+        if not self._owed or not self.ready or kind in (HELLO, BYE):  # late ones of these give nothing back
             return message(kind, self.mine, to or self.theirs, (), body), ()
         room = (self._wire.most_note - overhead(0) - len(body)) // (overhead(1) - overhead(0))
         count = max(0, min(room, MOST_CREDITS))

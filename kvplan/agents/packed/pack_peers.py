@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from kvplan.agents.packed import pack_messages as messages
@@ -102,9 +103,19 @@ class Peers:
         if heard.kind == messages.HELLO:
             self._greeted(peer, heard)
             return
-        for lane in self.every:
-            if lane.name == peer:
-                lane.hear(heard)
+        lanes = [lane for lane in self.every if lane.name == peer]
+        for lane in lanes:
+            lane.hear(heard)
+        if heard.kind == messages.BYE and not any(lane.had(heard.receiver) for lane in lanes):
+            self._answer(peer, heard)
+
+    def _answer(self, peer: str, heard: Message) -> None:
+        """Answer a goodbye to a lane that is over: none of its writes moves."""
+        home = self._homes.get(peer)
+        if home is not None and heard.receiver and heard.body[:1] and heard.body[0] & messages.ANSWER:
+            with suppress(Exception):  # the peer asks again
+                note = messages.message(messages.BYE, heard.receiver, heard.sender, (), bytes([messages.QUIET]))
+                home.wire.send(note)
 
     def _greeted(self, peer: str, heard: Message) -> None:
         lane, home = self.lanes.get(peer), self._homes.get(peer)

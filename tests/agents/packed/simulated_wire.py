@@ -32,6 +32,7 @@ class Faults:
         told: a write that failed had moved all of its bytes, and its note comes.
         linger: a release has to be asked again.
         change: notes are changed in one byte, from now on.
+        stuck: a gather or a scatter fails.
     """
 
     late: float = 0.0
@@ -41,6 +42,7 @@ class Faults:
     told: float = 0.0
     linger: float = 0.0
     change: float = 0.0
+    stuck: float = 0.0
 
 
 NONE = Faults()
@@ -68,6 +70,49 @@ class Write:
             self.wire.carry(self.note)
 
 
+class Moved:
+    """A plan that a simulated mover moves: all of it, after some looks, or never."""
+
+    def __init__(self, mover: Mover, plan: kvplan.Plan, looks: int) -> None:
+        self._mover, self._plan, self._looks = mover, plan, looks
+        self._error: Exception | None = None
+        self._ended = False
+
+    def done(self) -> bool:
+        if self._looks > 0:
+            self._looks -= 1
+            return False
+        if not self._ended:
+            self._ended = True
+            mover = self._mover
+            if mover.network.rng.random() < mover.network.faults.stuck:
+                self._error = TransferError("the mover broke")
+            else:
+                mover.executor.submit(self._plan).synchronize()
+        return True
+
+    def synchronize(self) -> None:
+        assert self._ended
+        if self._error is not None:
+            raise self._error
+
+
+class Mover:
+    """Moves plans by an executor, as late as chance says: so a run depends on its seed alone."""
+
+    def __init__(self, network: Network, executor: kvplan.Executor) -> None:
+        self.network, self.executor = network, executor
+        self.submitted: list[tuple[kvplan.Plan, str]] = []
+        self.keeps = False
+
+    def submit(self, plan: kvplan.Plan, after=None, *, priority: str = "normal") -> Moved:
+        if after is not None:
+            after.synchronize()
+        if self.keeps:
+            self.submitted.append((plan, priority))
+        return Moved(self, plan, self.network.rng.randrange(4))
+
+
 class SimulatedWire:
     """The wire from one place to another."""
 
@@ -76,7 +121,7 @@ class SimulatedWire:
         self.writes: list[Write] = []
         self.reach = (0, 0)
         self.posted = self.sent = 0
-        self.down = self.closed = False
+        self.down = self.frozen = self.closed = False
         self.limit = 1 << 40  # writes that are posted before it goes down
 
     def ring(self, address: int, nbytes: int, device: str) -> None:
@@ -172,7 +217,7 @@ class Network:
         self.clock += 1e-3
         for wire in self.wires:
             for write in wire.writes:
-                if write.state == MOVING and rng.random() < 0.7 and not wire.down:
+                if write.state == MOVING and rng.random() < 0.7 and not (wire.down or wire.frozen):
                     write.move(rng, faults)
         if self.echoes and rng.random() < 0.3:
             self.notes.append(self.echoes.pop(rng.randrange(len(self.echoes))))
@@ -210,7 +255,7 @@ class Network:
             self.step()
         raise AssertionError("it hangs")
 
-    def settle(self, turns: int = 300) -> None:
+    def settle(self, turns: int = 5000) -> None:
         """Let all that is on its way arrive."""
         for _ in range(turns):
             self.step()
@@ -227,7 +272,8 @@ class Place:
         start = -pool.ctypes.data % 256
         self.ring = pool[start : start + slots * slot_nbytes]
         memory = Memory(self.ring.ctypes.data, self.ring.nbytes, "cpu", pool)
-        self.end = End(name, memory, slot_nbytes, executor, lambda: None, now=network.now, **kw)
+        self.mover = Mover(network, executor)
+        self.end = End(name, memory, slot_nbytes, self.mover, lambda: None, now=network.now, **kw)
         self.other: list[tuple[str, bytes]] = []
         self.polls = True
         self.total = slots
@@ -267,7 +313,8 @@ def slots_back(network: Network) -> None:
             if far is not None and far.outbox.ready and far.outbox.theirs == lane.outbox.mine:
                 credits = far.sender.credits
                 assert credits.granted == len(lane.granted)
-                assert credits.free + lane.outbox.owed == credits.granted, "a slot is lost"
+                left = f"{place.name} <- {lane.name}: {credits._slots}, {lane.outbox._owed}, {lane.receiver._turns}"
+                assert credits.free + lane.outbox.owed == credits.granted, f"a slot is lost: {left}"
 
 
 def memory_of(place: Place, *arrays: np.ndarray) -> list[kvplan.KVLayout]:
