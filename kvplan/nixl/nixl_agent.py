@@ -19,7 +19,7 @@ from kvplan.layout.kvlayout import KVLayout
 from kvplan.nixl.nixl_card import check_name, read, write
 from kvplan.nixl.nixl_connection import Connection, End, Span, in_words, spans_of
 from kvplan.nixl.nixl_peer import NixlPeer
-from kvplan.nixl.nixl_wire import NixlRing, NixlWire
+from kvplan.nixl.nixl_wire import NixlRing
 from kvplan.plan.nixl_lists import memory_of
 
 log = logging.getLogger("kvplan.nixl")
@@ -155,9 +155,10 @@ class NixlAgent:
         """Register memory into which peers write packed transfers; see :class:`kvplan.nixl.nixl_wire.NixlRing`."""
         return NixlRing(self._end, address, nbytes, device)
 
-    def wire(self, peer: str, device: str, lost: Callable[[str], object]) -> NixlWire:
-        """Return a wire for packed transfers with a peer; see :class:`kvplan.nixl.nixl_wire.NixlWire`."""
-        return NixlWire(self._end, peer, device, lost)
+    @property
+    def end(self) -> End:
+        """The state that this agent shares with its peers and wires."""
+        return self._end
 
     def add(self, peer: str, metadata: bytes) -> None:
         """Add metadata that a peer sent, for example of its ring, to what NIXL knows of it.

@@ -10,7 +10,6 @@ import pytest
 
 import kvplan
 from kvplan import Agent, KVLayout, KVPlanError, LayoutError, PathError, TransferError
-from kvplan.agents.packed import pack_lane
 from tests.nixl import double
 from tests.patience import PATIENCE, until
 
@@ -183,8 +182,7 @@ def test_both_peers_may_begin():
     far.close()
 
 
-def test_a_peer_that_dies_ends_every_transfer(monkeypatch, far):
-    monkeypatch.setattr(pack_lane, "QUIET_SECONDS", 0.1)  # "you" lives in truth, and gets no answer when it closes
+def test_a_peer_that_dies_ends_every_transfer(far):
     a, b = blocks()
     far.peer.submit(far.load.plan(a, b), way="packed").synchronize(PATIENCE)
     far.network.frozen = True
@@ -194,6 +192,8 @@ def test_a_peer_that_dies_ends_every_transfer(monkeypatch, far):
         transfer.synchronize(PATIENCE)
     far.network.frozen = False
     assert far.me.stats().in_flight == 0
+    far.me.close()
+    far.network.agents["me"].dead = True  # "you" lives in truth, and is not to wait for an answer
 
 
 def test_a_forgotten_peer_and_the_next_meeting(far):

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
-from kvplan.agents.by_nixl.end_view import NixlPackEnd
 from kvplan.agents.by_nixl.nixl_end import NixlEnd
+from kvplan.agents.packed.pack_end import End
 from kvplan.agents.packed.pack_messages import HELLO
 from kvplan.agents.packed.pack_messages import MAGIC as PROTOCOL
 from kvplan.base.quoting import quoted
@@ -23,7 +23,7 @@ from kvplan.plan.row_plans import Memory
 MAGIC = b"kvplan.wire/1"
 ASK, ANSWER, REFUSE, PROBE, LOST = b"?", b"!", b"-", b".", b"x"
 PROBE_SECONDS = 0.5  # between two questions whether a peer with transfers in flight lives
-SWEEP_SECONDS = 0.02  # between two looks for wires that have ended
+IDLE_SECONDS = 5.0  # after which the wire to a peer that has left is released
 WORDS = 500  # most characters of a refusal
 MOST_EARLY = 16  # most greetings of a peer that are kept until its handshake
 
@@ -39,14 +39,38 @@ class Ring(NamedTuple):
         memory: its memory.
     """
 
-    end: NixlPackEnd
+    end: End
     registered: NixlRing
     memory: Memory
 
 
+class LaneWire(NixlWire):
+    """A wire that tells when the end has closed it.
+
+    Args:
+        nixl: this process's end of NIXL.
+        peer: name of the peer.
+        device: the device of the ring.
+        lost: as of :class:`kvplan.nixl.nixl_wire.NixlWire`.
+        closed: called with the wire, once nothing moves in it any more.
+    """
+
+    def __init__(
+        self, nixl: NixlEnd, peer: str, device: str, lost: Callable[[str], object],
+        closed: Callable[[LaneWire], object],
+    ) -> None:  # fmt: skip
+        super().__init__(nixl.agent().end, peer, device, lost)
+        self._closed = closed
+        self.left_at: float | None = None  # since when there is no lane to the peer
+
+    def close(self) -> None:
+        """Release the writes that wait to be posted again."""
+        super().close()
+        self._closed(self)
+
+
 class NixlLanes:
-    """The wires to all peers. One thread at a time calls :meth:`take` and :meth:`look`, and one
-    :meth:`greet`.
+    """The wires to all peers. One thread at a time calls :meth:`take` and :meth:`look`.
 
     Args:
         nixl: this process's end of NIXL.
@@ -68,13 +92,13 @@ class NixlLanes:
         self.refused: str | None = None
         self.refusals: dict[str, str] = {}
         self._nixl, self._offered, self._ring_for = nixl, offered, ring_for
-        self._wires: dict[str, NixlWire] = {}
-        self._leaving: list[NixlWire] = []  # they may still be used by what has not ended
+        self._wires: dict[str, LaneWire] = {}
+        self._leaving: list[LaneWire] = []  # they may still be used by what has not ended
         self._early: dict[str, list[bytes]] = {}  # greetings that came before the peer's handshake
-        self._heard: deque[tuple[str, bytes, bytes]] = deque()  # notes of handshakes: peer, kind and body
         self._gone: deque[tuple[str, str]] = deque()  # peers that NIXL reports as gone, and why
+        self._closed: deque[LaneWire] = deque()
         self._broken: set[str] = set()  # peers whose connection is renewed before the next handshake
-        self._probe_at = self._sweep_at = 0.0
+        self._probe_at = 0.0
 
     @property
     def busy(self) -> bool:
@@ -88,7 +112,7 @@ class NixlLanes:
 
     def known(self, peer: str) -> bool:
         """Return whether transfers with a peer may be submitted to the end."""
-        return self.ring is not None and peer in self._wires and self.ring.end.open(peer)
+        return self.ring is not None and peer in self._wires and self.ring.end.has(peer)
 
     # ---- beginning and end -------------------------------------------------------------------------------------------
 
@@ -111,7 +135,6 @@ class NixlLanes:
         with self.lock:
             ring = self._ring_for()
             if not self.known(peer):
-                self._sweep()
                 if peer in self._broken:
                     self._nixl.agent().renew(peer)
                     self._broken.discard(peer)
@@ -140,14 +163,17 @@ class NixlLanes:
                 wire.close()
                 self._nixl.agent().let_go(wire.peer)
 
-    def _add(self, ring: Ring, peer: str) -> NixlWire:
-        nixl = self._nixl.agent()
-        wire = nixl.wire(peer, ring.memory.device, lambda why: self._gone.append((peer, why)))
+    def _add(self, ring: Ring, peer: str) -> LaneWire:
+        """Open a lane to a peer, by the wire that there is, or a new one."""
+        wire = self._wires.get(peer)
+        if wire is None:
+            wire = LaneWire(
+                self._nixl, peer, ring.memory.device, lambda why: self._gone.append((peer, why)), self._closed.append
+            )
+            self._nixl.agent().hold(peer, lambda: self._may_renew(peer))
         ring.end.add(peer, wire, self._offered())
-        if (known := self._wires.pop(peer, None)) is not None:
-            self._leaving.append(known)
         self._wires[peer] = wire
-        nixl.hold(peer, lambda: self._may_renew(peer))
+        wire.left_at = None
         return wire
 
     def _held(self, peer: str) -> bool:
@@ -167,17 +193,12 @@ class NixlLanes:
             if (wire := self._wires.pop(peer, None)) is not None:
                 self._leaving.append(wire)
 
-    def _sweep(self) -> None:
-        """Release the wires that no lane uses any more."""
-        ring = self.ring
-        if ring is None:
-            return
-        with self.lock:
-            for peer in [peer for peer in self._wires if not ring.end.open(peer)]:
-                self._leaving.append(self._wires.pop(peer))
-            for wire in [wire for wire in self._leaving if not ring.end.uses(wire)]:
+    def _release(self) -> None:
+        """Let NIXL forget peers to which no wire is left."""
+        while self._closed:
+            wire = self._closed.popleft()
+            if wire in self._leaving:
                 self._leaving.remove(wire)
-                wire.close()
                 if not self._held(wire.peer):
                     if wire.peer in self._broken:  # this process writes no more; the peer, if it lives, need not wait
                         with suppress(TransferError):
@@ -189,7 +210,7 @@ class NixlLanes:
     def take(self, peer: str, note: bytes) -> bool:
         """Take a note; return False if it is a user's."""
         if note.startswith(MAGIC):
-            self._heard.append((peer, note[len(MAGIC) :][:1], note[len(MAGIC) + 1 :]))
+            self._greeted(peer, note[len(MAGIC) :][:1], note[len(MAGIC) + 1 :])
             return True
         if not note.startswith(PROTOCOL):
             return False
@@ -208,23 +229,27 @@ class NixlLanes:
             peer, why = self._gone.popleft()
             self._broken.add(peer)
             self._lose(peer, why)
+        if self._closed:
+            with self.lock:
+                self._release()
         now = time.monotonic()
-        if self.ring is None or now < self._sweep_at:
-            return
-        self._sweep_at = now + SWEEP_SECONDS
-        self._sweep()
-        if now < self._probe_at:
-            return
-        self._probe_at = now + PROBE_SECONDS
+        if self.ring is not None and now > self._probe_at:
+            self._probe_at = now + PROBE_SECONDS
+            self._probe(self.ring, now)
+
+    def _probe(self, ring: Ring, now: float) -> None:
+        """Ask peers whether they live, if something waits for them; release wires that have no use."""
+        for peer, wire in list(self._wires.items()):
+            if ring.end.has(peer):
+                wire.left_at = None
+            elif wire.left_at is None:
+                wire.left_at = now
+            elif now > wire.left_at + IDLE_SECONDS:
+                self.forget(peer)
         for wire in [*self._wires.values(), *self._leaving]:
-            if wire in self._leaving or self.ring.end.in_flight(wire.peer):
+            if wire in self._leaving or ring.end.in_flight(wire.peer):
                 with suppress(TransferError):
                     wire.tell(MAGIC + PROBE)
-
-    def greet(self) -> None:
-        """Answer the notes of handshakes that came, after the messages that came before them were heard."""
-        while self._heard:
-            self._greeted(*self._heard.popleft())
 
     def _greeted(self, peer: str, kind: bytes, body: bytes) -> None:
         try:
@@ -256,7 +281,7 @@ class NixlLanes:
                 if self.refused is not None:
                     raise PathError(self.refused)
                 ring = self._ring_for()
-                wire = self._wires[peer] if self.known(peer) else self._add(ring, peer)
+                wire = self._wires.get(peer) or self._add(ring, peer)
                 wire.tell(MAGIC + ANSWER + ring.registered.metadata())
             except KVPlanError as error:
                 nixl.tell(peer, MAGIC + REFUSE + str(error).encode()[:WORDS])

@@ -7,11 +7,11 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-from kvplan.agents.by_nixl.end_view import NixlPackEnd
 from kvplan.agents.by_nixl.nixl_end import NixlEnd
 from kvplan.agents.by_nixl.nixl_lanes import NixlLanes, Ring
 from kvplan.agents.by_nixl.nixl_progress import NixlProgress
 from kvplan.agents.by_nixl.packed_way import GPU_SLOTS, HOST_SLOTS, PackedWay, Slots
+from kvplan.agents.packed.pack_end import End
 from kvplan.agents.packed.ring_pages import ring_pages
 from kvplan.cost.wires.crossing import crossing_of
 from kvplan.cost.wires.wire_model import WireChoice, choose_way
@@ -75,6 +75,9 @@ class NixlPacked:
         if self._progress is not None:
             self._progress.wake()
 
+    def _threaded(self) -> bool:
+        return self._progress is not None and self._progress.running
+
     def _busy(self) -> bool:
         ring = self.lanes.ring
         return ring is not None and (ring.end.busy or self.lanes.busy)
@@ -119,7 +122,7 @@ class NixlPacked:
         nbytes = self._slots.nbytes
         return choose_way(crossing_of(plan, most=nbytes), wire, pull=reading, slot_nbytes=nbytes)
 
-    def end_for(self, peer: str) -> NixlPackEnd:
+    def end_for(self, peer: str) -> End:
         """Return the end for a transfer with a peer that NIXL knows; ask for the peer's ring if this is the first one.
 
         Raises:
@@ -165,7 +168,6 @@ class NixlPacked:
         if ring is not None:
             return bool(ring.end.poll())
         self.read()
-        self.lanes.greet()
         return False
 
     def read(self) -> None:
@@ -197,9 +199,10 @@ class NixlPacked:
         memory = ring_pages(slots.number * slots.nbytes, device)
         registered = self._nixl.agent().ring(memory.data_ptr(), memory.shape[1], memory.device)
         try:
-            end = NixlPackEnd(
-                self._name, memory, slots.nbytes, self._executor(device), self.read, self._progress, self.lanes.greet
-            )
+            end = End(
+                self._name, memory, slots.nbytes, self._executor(device), self.read,
+                threaded=self._threaded, wake=self.wake,
+            )  # fmt: skip
         except BaseException:
             registered.close()
             raise
