@@ -159,16 +159,20 @@ class Sender:
         why = ""
         while chunk.tries < job.attempts and not job.over and not self._outbox.dead:
             note, chunk.credits = self._outbox.note(DATA, body)
-            chunk.why, chunk.handle = None, None
             chunk.tries += 1
             if job.own is not None:
                 job.own.posted += 1
+            local = chunk.slot.place.address
+            chunk.posting = True
             try:
-                chunk.handle = self._wire.write(chunk.slot.place.address, lent.address, nbytes, note)
+                chunk.handle = self._wire.write(local, lent.address, nbytes, note)
             except Exception as error:  # noqa: BLE001  # nothing of it arrives
+                chunk.posting = False
                 chunk.why = why = str(error)
                 self._owe(chunk)
             else:
+                chunk.posting = chunk.ended = False
+                chunk.why = None
                 return True
         self._missed(chunk, why or chunk.why or "")
         return False
@@ -181,8 +185,10 @@ class Sender:
                 if state == MOVING and not self._outbox.dead:
                     continue
                 chunk.why = "" if state == DONE else state
-            if not self._released(chunk):
-                continue
+            if not chunk.ended:
+                self._release(chunk)
+                if not chunk.ended:
+                    continue
             changed = True
             if not chunk.why:
                 self._sent(chunk)
@@ -208,12 +214,11 @@ class Sender:
         except Exception as error:  # noqa: BLE001
             return f"failed: {error}"
 
-    def _released(self, chunk: Chunk) -> bool:
+    def _release(self, chunk: Chunk) -> None:
         try:
-            return self._wire.release(chunk.handle)
+            chunk.ended = self._wire.release(chunk.handle)
         except Exception as error:  # noqa: BLE001  # it may still move
             log.debug("a write was not released: %s", error)
-            return False
 
     def _sent(self, chunk: Chunk) -> None:
         self.credits.written(chunk.lent.number)
@@ -263,9 +268,12 @@ class Sender:
         A gather whose submit was interrupted may run. It is submitted again: once that has ended, both have.
         """
         chunks = list(dict.fromkeys([*self._gathering, *self._writing, *self._stuck]))
-        self._gathering = [chunk for chunk in chunks if not chunk.tries]
-        self._writing = [chunk for chunk in chunks if chunk.handle is not None]
-        self._stuck = [chunk for chunk in chunks if chunk.tries and chunk.handle is None and chunk.why is None]
+        self._stuck = [chunk for chunk in chunks if chunk.posting]
+        self._gathering = [chunk for chunk in chunks if not chunk.tries and not chunk.posting]
+        self._writing = [chunk for chunk in chunks if chunk.tries and not chunk.posting]
+        for chunk in self._writing:
+            if chunk.handle is None:  # no write was posted
+                chunk.ended, chunk.why = True, chunk.why or "it was interrupted"
         for chunk in self._gathering:
             if chunk.moved is None:
                 row, urgent = chunk.job.rows[chunk.number], chunk.job.urgent
