@@ -27,6 +27,7 @@ from kvplan.agents.packed.wire import DONE, MOVING, Wire
 from kvplan.errors import TransferError
 
 PRIORITY = ("normal", "high")
+LOOKS = 2  # writes that move, and are looked at in one step; then one of the others
 
 log = logging.getLogger("kvplan.agents")
 
@@ -50,7 +51,7 @@ class Sender:
         self.credits = Credits()
         self.jobs: dict[tuple[int, int], Job] = {}
         self._outbox, self._wire, self._mover, self._slots = outbox, wire, mover, slots
-        self._most = most
+        self._most, self._turn = most, 0
         self._lines: tuple[dict[Job, None], dict[Job, None]] = ({}, {})  # transfers with chunks that have not begun
         self._gathering: list[Chunk] = []
         self._writing: list[Chunk] = []
@@ -96,7 +97,7 @@ class Sender:
     @property
     def _room(self) -> bool:
         """Whether a chunk may begin."""
-        return bool(self._slots and self.credits.free) and len(self._gathering) + len(self._writing) < self._most
+        return bool(self._slots and self.credits.some) and len(self._gathering) + len(self._writing) < self._most
 
     def _begin(self, job: Job) -> bool:
         rows, began = job.rows, False
@@ -178,26 +179,39 @@ class Sender:
         return False
 
     def _written(self) -> bool:
-        changed = False
+        changed, moving = False, 0
         for chunk in self._writing[:]:
-            if chunk.why is None:
-                state = self._state(chunk)
-                if state == MOVING and not self._outbox.dead:
-                    continue
-                chunk.why = "" if state == DONE else state
-            if not chunk.ended:
-                self._release(chunk)
-                if not chunk.ended:
-                    continue
-            changed = True
-            if not chunk.why:
-                self._sent(chunk)
+            if self._ended(chunk):
+                changed = True
             else:
-                self._owe(chunk)  # they have travelled at most with a note that came
-                if self._post(chunk):
-                    continue
-            self._writing.remove(chunk)
+                moving += 1
+                if moving == LOOKS:
+                    break
+        later = len(self._writing) - LOOKS
+        if later > 0 and not changed:  # writes may end in another order
+            self._turn += 1
+            changed = self._ended(self._writing[LOOKS + self._turn % later])
         return changed
+
+    def _ended(self, chunk: Chunk) -> bool:
+        """End the write of a chunk if it has ended, or post it again; return False if it moves."""
+        if chunk.why is None:
+            state = self._state(chunk)
+            if state == MOVING and not self._outbox.dead:
+                return False
+            chunk.why = "" if state == DONE else state
+        if not chunk.ended:
+            self._release(chunk)
+            if not chunk.ended:
+                return False
+        if not chunk.why:
+            self._sent(chunk)
+        else:
+            self._owe(chunk)  # they have travelled at most with a note that came
+            if self._post(chunk):
+                return True
+        self._writing.remove(chunk)  # last: an interrupt may come between
+        return True
 
     def _owe(self, chunk: Chunk) -> None:
         """Give the slots that travelled with a chunk back again, unless one of the two ends has begun anew."""

@@ -140,9 +140,9 @@ class SimulatedWire:
         assert nbytes > 0
         assert len(note) <= self.most_note
         self.check(remote, nbytes)
-        assert not any(
-            one.remote < remote + nbytes and remote < one.remote + one.nbytes for one in self.writes
-        ), "two writes into one slot"
+        assert not any(one.remote < remote + nbytes and remote < one.remote + one.nbytes for one in self.writes), (
+            "two writes into one slot"
+        )
         self._refuses()
         self.posted += 1
         self.down |= self.posted >= self.limit
@@ -311,10 +311,10 @@ def slots_back(network: Network) -> None:
         for lane in lanes:
             far = network.places[lane.name].end._peers.lanes.get(place.name)
             if far is not None and far.outbox.ready and far.outbox.theirs == lane.outbox.mine:
-                credits = far.sender.credits
-                assert credits.granted == len(lane.granted)
-                left = f"{place.name} <- {lane.name}: {credits._slots}, {lane.outbox._owed}, {lane.receiver._turns}"
-                assert credits.free + lane.outbox.owed == credits.granted, f"a slot is lost: {left}"
+                known = far.sender.credits
+                assert known.granted == len(lane.granted)
+                left = f"{place.name} <- {lane.name}: {known._slots}, {lane.outbox._owed}, {lane.receiver._turns}"
+                assert known.free + lane.outbox.owed == known.granted, f"a slot is lost: {left}"
 
 
 def memory_of(place: Place, *arrays: np.ndarray) -> list[kvplan.KVLayout]:

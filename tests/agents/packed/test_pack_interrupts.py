@@ -45,7 +45,7 @@ def interrupted(executor, number, at):
     if interrupt.within(lambda: move(pair)):
         pair.network.run(lambda: all(transfer.over for transfer in pair.moving))
         for transfer in pair.moving:
-            transfer.over and transfer.cancel() or finished(transfer)
+            (transfer.over and transfer.cancel()) or finished(transfer)
     pair.network.settle()
     for reading in (True, False):
         pair.network.run(lambda: pair.near.end.has("far") and pair.near.lane("far").outbox.ready)
