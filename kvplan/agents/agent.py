@@ -123,6 +123,7 @@ class Agent:
         core = self._core
         core.check_open()
         core.loop.start()
+        core.carded = True
         offered = {name: Offered(core.offered.layouts[name], one.part) for name, one in core.offered.offers.items()}
         refused = self._reasons | core.offered.refused
         if core.nixl is not None and self.layouts:

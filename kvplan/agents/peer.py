@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
-from kvplan.agents.by_nixl.nixl_link import pays
 from kvplan.agents.link import Link, checked_note
 from kvplan.agents.packed.pack_transfer import PackedTransfer
 from kvplan.agents.peer_transfer import Order, PeerTransfer
@@ -120,6 +119,30 @@ class Peer:
             raise PathError(f"nothing is packed over {transport!r}; the way 'packed' is for layouts over 'nixl'")
         return self._submit(order, transport, by_layer=by_layer, priority=priority)
 
+    def explain(self, plan: Plan) -> str:
+        """Return in one line how a plan would be moved, and why.
+
+        Raises:
+            KVPlanError: ``plan`` is not a plan.
+            PathError: the plan is not between this process and this peer.
+            LayoutError: the destination is read-only.
+
+        >>> import kvplan, numpy as np
+        >>> like = kvplan.KVLayout.from_tensors("block dim", np.zeros((4, 8), np.int8))
+        >>> pool = kvplan.allocate("block dim", like=like, shared=True)
+        >>> with kvplan.Agent("pool", {"kv": pool}) as owner, kvplan.Agent("worker", {}) as worker:
+        ...     peer = worker.meet(owner.card())
+        ...     peer.explain(kvplan.compile(like, peer.layouts["kv"]).plan([0], [2]))
+        "by shm: this process's executor moves the bytes; see Executor.explain"
+        """
+        if not isinstance(plan, Plan):
+            raise KVPlanError(f"plan is a {type(plan).__name__}; explain takes what CopyProgram.plan or join made")
+        reading, transport = self._direction(plan)
+        if transport != "nixl" or self.nixl is None:
+            return f"by {transport}: this process's executor moves the bytes; see Executor.explain"
+        way, why = self.nixl.way_of(plan, reading=reading)
+        return f"by nixl, {way}: {why}"
+
     def send(self, note: bytes) -> None:
         """Send a note now, behind the notes of transfers that have ended.
 
@@ -159,12 +182,12 @@ class Peer:
     def _submit_nixl(self, order: Order, *, by_layer: bool, priority: str, way: str) -> PeerTransfer | PackedTransfer:
         core, nixl = self.core, self.nixl
         assert nixl is not None  # the transport is NIXL
-        if way != "direct":
-            why = nixl.why_not_packed(order.plan, reading=order.reading)
-            if why is not None and way == "packed":
-                raise PathError(f"{order.plan!r} cannot be packed: {why}")
-            if why is None and (way == "packed" or pays(order.plan)):
-                return self._pack(order, by_layer=by_layer, priority=priority)
+        if way == "packed" and (why := nixl.why_not_packed(order.plan, reading=order.reading)) is not None:
+            raise PathError(f"{order.plan!r} cannot be packed: {why}")
+        if way == "auto":
+            way, _ = nixl.way_of(order.plan, reading=order.reading)
+        if way == "packed":
+            return self._pack(order, by_layer=by_layer, priority=priority)
         if order.after is not None:
             check_after(order.after, gpu=True)
         lane = core.lanes.lane((id(nixl), order.after is not None))

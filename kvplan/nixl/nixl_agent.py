@@ -19,7 +19,7 @@ from kvplan.layout.kvlayout import KVLayout
 from kvplan.nixl.nixl_card import check_name, read, write
 from kvplan.nixl.nixl_connection import Connection, End, Span, in_words, spans_of
 from kvplan.nixl.nixl_peer import NixlPeer
-from kvplan.nixl.nixl_wire import NixlRing, NixlWire
+from kvplan.nixl.nixl_wire import NixlRing
 from kvplan.plan.nixl_lists import memory_of
 
 log = logging.getLogger("kvplan.nixl")
@@ -155,9 +155,10 @@ class NixlAgent:
         """Register memory into which peers write packed transfers; see :class:`kvplan.nixl.nixl_wire.NixlRing`."""
         return NixlRing(self._end, address, nbytes, device)
 
-    def wire(self, peer: str, device: str, lost: Callable[[str], object]) -> NixlWire:
-        """Return a wire for packed transfers with a peer; see :class:`kvplan.nixl.nixl_wire.NixlWire`."""
-        return NixlWire(self._end, peer, device, lost)
+    @property
+    def end(self) -> End:
+        """The state that this agent shares with its peers and wires."""
+        return self._end
 
     def add(self, peer: str, metadata: bytes) -> None:
         """Add metadata that a peer sent, for example of its ring, to what NIXL knows of it.
@@ -176,6 +177,32 @@ class NixlAgent:
             connection = Connection(self._end, peer, metadata)
             connection.leave()
             connection.join()
+
+    def renew(self, peer: str) -> None:
+        """Renew the connection to a peer of this agent, unless a transfer uses it; for other peers, do nothing.
+
+        Raises:
+            TransferError: NIXL does not take the peer's metadata any more.
+        """
+        with self._end.lock:
+            if (known := self.peers.get(peer)) is not None:
+                known.connection.rejoin(known.connection.joined)
+
+    def hold(self, peer: str, may_renew: Callable[[], bool]) -> None:
+        """Let NIXL go on knowing a peer until :meth:`let_go`, also if it is forgotten.
+
+        Args:
+            peer: its name.
+            may_renew: returns whether its connection may be renewed now, which ends what moves over it.
+        """
+        with self._end.lock:
+            self._end.holds[peer] = may_renew
+
+    def let_go(self, peer: str) -> None:
+        """Undo :meth:`hold`: a peer that is no peer of this agent is removed from NIXL."""
+        with self._end.lock:
+            if self._end.holds.pop(peer, None) is not None and peer not in self.peers:
+                Connection(self._end, peer, b"").leave()
 
     def tell(self, peer: str, note: bytes) -> None:
         """Send a note to a peer that NIXL knows; raise TransferError if NIXL does not send it."""

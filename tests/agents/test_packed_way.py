@@ -78,7 +78,8 @@ def test_a_pull_and_a_push(far):
 def test_a_transfer_takes_few_messages(far):
     a, b = blocks()
     result = far.peer.submit(far.load.plan(a, b), way="packed").result()
-    assert result.descriptors == -(-result.nbytes // SLOTS[1])
+    units = SLOTS[1] // (LAYERS * DIM)  # of a chunk
+    assert result.descriptors == -(-BLOCKS // units)
 
 
 def test_auto_packs_many_small_pieces_and_posts_few(far):
@@ -133,9 +134,9 @@ def test_step_by_step_nobody_but_the_caller_moves_anything():
 
 def test_the_agent_of_a_caller_packs_only_if_progress_is_given():
     network = double.Network()
-    pool = KVLayout.from_tensors("block dim", np.zeros((256, 64), np.uint8))
-    you = Agent("you", {"kv": pool}, transports=("nixl",), agent=double.Agent(network, "you"))
-    me = Agent("me", {"kv": pool}, transports=("nixl",), agent=double.Agent(network, "me"), progress="thread")
+    pools = [KVLayout.from_tensors("block dim", np.zeros((256, 64), np.uint8)) for _ in range(2)]
+    you = Agent("you", {"kv": pools[0]}, transports=("nixl",), agent=double.Agent(network, "you"))
+    me = Agent("me", {"kv": pools[1]}, transports=("nixl",), agent=double.Agent(network, "me"), progress="thread")
     assert "packed" not in json.loads(you.card())["offered"]["nixl"]["part"]
     peer = me.meet(you.card())
     plan = kvplan.compile(peer.layouts["kv"], me.layouts["kv"]).plan(range(0, 256, 2), range(128))
@@ -191,6 +192,8 @@ def test_a_peer_that_dies_ends_every_transfer(far):
         transfer.synchronize(PATIENCE)
     far.network.frozen = False
     assert far.me.stats().in_flight == 0
+    far.me.close()
+    far.network.agents["me"].dead = True  # "you" lives in truth, and is not to wait for an answer
 
 
 def test_a_forgotten_peer_and_the_next_meeting(far):
@@ -215,7 +218,7 @@ def test_a_ring_that_cannot_be_registered(far):
 
 def test_a_peer_that_refuses():
     far = Far(other="step")
-    far.you._core.packed.refused = "it has no memory left"
+    far.you._core.packed.lanes.refused = "it has no memory left"
     transfer = far.peer.submit(far.load.plan(*blocks()), way="packed")
     far.you.poll()
     with pytest.raises(TransferError, match="it takes no packed transfer: 'it has no memory left'"):

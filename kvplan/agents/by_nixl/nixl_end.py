@@ -23,7 +23,7 @@ class NixlEnd:
         progress_thread: whether a new agent gets NIXL's own thread.
 
     Attributes:
-        layouts: as given.
+        layouts, backends: as given.
         refused: why NIXL cannot be used; None while that is not known.
     """
 
@@ -32,7 +32,7 @@ class NixlEnd:
     ) -> None:
         self.refused: str | None = None
         self.layouts = dict(layouts)
-        self._name, self._agent, self._backends = name, agent, tuple(backends)
+        self._name, self._agent, self.backends = name, agent, tuple(backends)
         self._progress_thread = progress_thread
         self._lock = threading.RLock()
         self._made: NixlAgent | None = None
@@ -50,7 +50,7 @@ class NixlEnd:
             if self._made is None:
                 try:
                     self._made = NixlAgent(
-                        self._name, self.layouts, backends=self._backends, agent=self._agent,
+                        self._name, self.layouts, backends=self.backends, agent=self._agent,
                         progress_thread=self._progress_thread,
                     )  # fmt: skip
                 except KVPlanError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -17,7 +18,7 @@ from kvplan.nixl.nixl_agent import NixlAgent
 from kvplan.nixl.nixl_peer import NixlPeer
 from kvplan.plan.plan import Plan
 
-FEW, LONG = 64, 64 << 10  # so few descriptors, or ones of so many bytes on average, are posted as they are
+log = logging.getLogger("kvplan.agents")
 
 
 class NixlLink:
@@ -44,6 +45,8 @@ class NixlLink:
     ) -> None:
         self.why: str | None = None
         self._agent = end.agent()
+        if packed is not None:
+            packed.lanes.met(name, offer.metadata)
         self._peer: NixlPeer = self._agent.connect(name, layouts, offer.metadata)
         self._flying: dict[int, Any] = {}
         self._packed, self._offer = packed, offer
@@ -65,11 +68,20 @@ class NixlLink:
             return f"{self._peer.name!r} packs by version {self._offer.packed}, and this kvplan by {PACKED_VERSION}"
         return self._packed.why_not(self._peer.name, plan, reading=reading)
 
+    def way_of(self, plan: Plan, *, reading: bool) -> tuple[str, str]:
+        """Return the faster way of a plan, ``"direct"`` or ``"packed"``, and the reason."""
+        why = self.why_not_packed(plan, reading=reading)
+        if why is not None or self._packed is None:
+            return "direct", str(why)
+        choice = self._packed.choose(plan, reading=reading)
+        log.debug("%r goes %s: %s", plan, choice.way, choice.why)
+        return choice.way, choice.why
+
     def pack(self, order: Order, *, by_layer: bool, priority: str) -> PackedTransfer:
         """Begin a packed transfer. Its note is sent with it if it writes."""
         if self._packed is None or self.why is not None:
             raise TransferError(f"no transfer with {self._peer.name!r}: {self.why}")
-        end = self._packed.end_for(self._peer.name, order.plan, reading=order.reading)
+        end = self._packed.end_for(self._peer.name)
         note = b"" if order.reading else order.note
         made = end.submit(
             self._peer.name, order.plan, reading=order.reading, note=note, after=order.after, deadline=order.deadline,
@@ -116,19 +128,6 @@ class NixlLink:
             for transfer in list(self._flying.values()):
                 transfer.cancel()
             if self._packed is not None:
-                self._packed.forget(self._peer.name)
+                self._packed.lanes.forget(self._peer.name)
             self._agent.forget(self._peer)
 
-
-def pays(plan: Plan) -> bool:
-    """Return whether packing a plan takes less time than a descriptor for each of its pieces.
-
-    >>> import kvplan, numpy as np
-    >>> pools = [np.zeros((2, 100, 576), np.uint8), np.zeros((100, 2, 576), np.uint8)]
-    >>> a = kvplan.KVLayout.from_tensors("layer block dim", pools[0])
-    >>> b = kvplan.KVLayout.from_tensors("block layer dim", pools[1])
-    >>> pays(kvplan.compile(a, b).plan(range(64), range(64))), pays(kvplan.compile(a, b).plan([1], [2]))
-    (True, False)
-    """
-    descriptors = sum(sum(run.copies for run in group.runs) * units.shape[1] for group, units in plan.parts)
-    return bool(descriptors > FEW and plan.nbytes < LONG * descriptors)

@@ -35,6 +35,11 @@ class NixlProgress:
         self._stopped = False
         self.thread = Worker("kvplan-nixl", self._serve, "no thread makes progress for NIXL", inside)
 
+    @property
+    def running(self) -> bool:
+        """Whether the thread was started, and was not told to end."""
+        return self.thread.started and not self._stopped
+
     def start(self) -> None:
         """Start the thread, if it does not run; raise TransferError if the system cannot."""
         if not self.thread.started and not self._stopped:
