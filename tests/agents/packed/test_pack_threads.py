@@ -51,7 +51,9 @@ def test_threads(executor, threaded):
                 if turn % 5 == 4 and sent.cancel():
                     continue
                 sent.synchronize(PATIENCE)
-                back = pair.near.end.submit("far", pull.plan(there_ids, ids[::-1]), reading=True, by_layer=bool(turn % 2))
+                back = pair.near.end.submit(
+                    "far", pull.plan(there_ids, ids[::-1]), reading=True, by_layer=bool(turn % 2)
+                )
                 for layer in range(3):
                     back.wait_layer(layer)
                     np.testing.assert_array_equal(mine[layer, ids[::-1]], want[layer])
