@@ -46,7 +46,19 @@ def _transfers(group: str, wire: Wire, row: int, one: Found, whole: float) -> li
         limit, rule = max(limits, default=(None, ""))
         beside = {"a descriptor each": posted[best], "one message": whole}
         detail = {"best with descriptors": best, **gbps, "nbytes": one["nbytes"], "descriptors": one["descriptors"]}
-        made.append(Row(group, f"rows of {binary(row)}, {name}", "GB/s", gbps[name], beside, limit, rule, more_is_better=True, detail=detail))
+        made.append(
+            Row(
+                group,
+                f"rows of {binary(row)}, {name}",
+                "GB/s",
+                gbps[name],
+                beside,
+                limit,
+                rule,
+                more_is_better=True,
+                detail=detail,
+            )
+        )
     bound = wire.memory == "gpu"
     for name in WAYS:
         counts = one["messages"][name]

@@ -22,7 +22,9 @@ AT_ONCE = 50  # pairs of one process, whose memory would grow otherwise: NIXL ke
 
 def main(arguments: list[str] | None = None) -> int:
     """Run both; 0 where nothing went wrong."""
-    parser = argparse.ArgumentParser(prog="python -m tests.deep.packed_by_nixl", description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.deep.packed_by_nixl", description=(__doc__ or "").split("\n")[0]
+    )
     parser.add_argument("--pairs", type=int, default=500)
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--seed", type=int, default=None, help="of all that is random; by default another each time")

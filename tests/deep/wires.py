@@ -2,8 +2,8 @@
 
 `python -m tests.deep.wires [--pairs N] [--transfers N] [--seconds N] [--seed N]`
 
-*Pairs*: a fifth of the cases have ranks on both sides, and all their pairs move at once. Every byte is compared with what
-plain numpy indexing says. What was called done must be right, and no slot may be lost. *Transfers*: two ends move
+*Pairs*: a fifth of the cases have ranks on both sides, and all their pairs move at once. Every byte is compared with
+what plain numpy indexing says. What was called done must be right, and no slot may be lost. *Transfers*: two ends move
 blocks to and fro over a rough wire; the number of Python's memory blocks must not grow.
 """
 

@@ -42,6 +42,9 @@ class Credits:
     A slot is free once no write of this process moves into it, and the peer has given it back. Each use has a turn, one
     more than the turn before, so that a credit that comes twice, or late, frees nothing.
 
+    Attributes:
+        some: numbers of the slots that may be written now.
+
     >>> credits = Credits()
     >>> credits.grant(4096, 64, [(5, False), (7, True)])
     >>> lent = credits.take()
@@ -56,13 +59,13 @@ class Credits:
 
     def __init__(self) -> None:
         self._slots: dict[int, _Lent] = {}
-        self._free: list[int] = []
+        self.some: list[int] = []
         self._address = self._slot_nbytes = 0
 
     @property
     def free(self) -> int:
         """Number of slots that may be written now."""
-        return len(self._free)
+        return len(self.some)
 
     @property
     def granted(self) -> int:
@@ -76,7 +79,7 @@ class Credits:
         before stays out while a write moves into it.
         """
         self._address, self._slot_nbytes = address, slot_nbytes
-        self._free.clear()
+        self.some.clear()
         known, self._slots = self._slots, {}
         for number, busy in numbers:
             moving = number in known and known[number].moving
@@ -90,15 +93,15 @@ class Credits:
 
     def withdraw(self) -> None:
         """Free no slot until the next grant."""
-        self._free.clear()
+        self.some.clear()
         for slot in self._slots.values():
             slot.awaited = -1
 
     def take(self) -> Lent | None:
         """Return a free slot for a chunk, or None."""
-        if not self._free:
+        if not self.some:
             return None
-        number = self._free.pop()  # the latest: its memory is the likeliest to be in a cache
+        number = self.some.pop()  # the latest: its memory is the likeliest to be in a cache
         slot = self._slots[number]
         slot.turn += 1
         slot.awaited, slot.moving = slot.turn, True
@@ -132,4 +135,4 @@ class Credits:
 
     def _free_if(self, number: int, slot: _Lent) -> None:
         if slot.awaited is None and not slot.moving:
-            self._free.append(number)
+            self.some.append(number)

@@ -113,7 +113,7 @@ class End:
 
     @property
     def busy(self) -> bool:
-        """Whether there is work, or a peer is waited for."""
+        """Whether there is work, or a transfer is in flight. Peers that are greeted, or that leave, need slow polls."""
         return self._progress.busy
 
     # ---- peers -------------------------------------------------------------------------------------------------------

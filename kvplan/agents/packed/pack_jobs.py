@@ -46,17 +46,36 @@ class Job:
 
 
 class Chunk:
-    """A chunk on its way: gathered into a slot, then written."""
+    """A chunk on its way: gathered into a slot, then written.
 
-    __slots__ = ("credits", "ends", "handle", "job", "lent", "moved", "number", "slot", "tries", "why")
+    Args:
+        job: its transfer.
+        number: its number there.
+        slot: the slot of this process.
+        lent: the slot of the peer.
+        ends: numbers of this end and the peer's, when it began: its turn and its credits are theirs.
+
+    Attributes:
+        moved: the gather; None if it was not submitted.
+        handle: its latest write.
+        tries: number of writes that were tried.
+        posting: whether a write is being posted, so that it may move.
+        ended: whether the latest write has ended for sure.
+        why: why the latest write failed, ``""`` if it did not, None if that is not known.
+        credits: slots that travel with it.
+    """
+
+    __slots__ = (
+        "credits", "ended", "ends", "handle", "job", "lent", "moved", "number", "posting", "slot", "tries", "why",
+    )  # fmt: skip
 
     def __init__(self, job: Job, number: int, slot: RingSlot, lent: Lent, ends: tuple[int, int]) -> None:
-        self.job, self.number, self.slot, self.lent = job, number, slot, lent
-        self.ends = ends  # numbers of this end and the peer's, when it began: its turn and its credits are theirs
-        self.moved: Transfer | None = None  # the gather; None if it was not submitted
+        self.job, self.number, self.slot, self.lent, self.ends = job, number, slot, lent, ends
+        self.moved: Transfer | None = None
         self.handle: Any = None
         self.tries = 0
-        self.why: str | None = None  # why its write failed
+        self.posting = self.ended = False
+        self.why: str | None = None
         self.credits: Sequence[Credit] = ()
 
 

@@ -99,11 +99,13 @@ class Lane:
 
     @property
     def busy(self) -> bool:
-        """Whether it has work, or waits for the peer."""
-        return bool(
-            self.sender.busy or self.receiver.busy or self.starts.busy or self.outbox.busy
-            or not self.outbox.ready or self.why is not None or self._asked
-        )  # fmt: skip
+        """Whether transfers are in flight, chunks move, or messages wait to be sent."""
+        return self.sender.busy or self.receiver.busy or self.starts.busy or self.outbox.busy
+
+    @property
+    def waits(self) -> bool:
+        """Whether a step may change anything: it is busy, or waits for a greeting or a goodbye."""
+        return self.busy or not self.outbox.ready or self.why is not None or bool(self._asked)
 
     @property
     def over(self) -> bool:

@@ -65,8 +65,9 @@ class Peers:
         """Begin a lane to a peer; return the lane to an earlier peer of that name, which is to end."""
         with self._lock:
             before = self.lanes.get(peer)
-            self._homes[peer] = home = _Home(wire, offered)
+            home = _Home(wire, offered)
             self._open(peer, home)
+            self._homes[peer] = home
             return before
 
     def remove(self, peer: str) -> list[Lane]:

@@ -45,7 +45,7 @@ class Progress:
 
     @property
     def busy(self) -> bool:
-        """Whether there is work, or a peer is waited for."""
+        """Whether there is work, or a transfer is in flight."""
         return bool(self.calls or self.inbox) or any(lane.busy for lane in self._peers.every)
 
     def poll(self) -> bool:
@@ -80,7 +80,7 @@ class Progress:
         while self.inbox:
             self._peers.hear(*self.inbox[0])
             self.inbox.popleft()
-        lanes = [lane for lane in self._peers.every if lane.busy]
+        lanes = [lane for lane in self._peers.every if lane.waits]
         if not lanes:
             return changed
         if len(lanes) > 1:  # another lane is the first to get slots

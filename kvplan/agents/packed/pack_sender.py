@@ -27,6 +27,7 @@ from kvplan.agents.packed.wire import DONE, MOVING, Wire
 from kvplan.errors import TransferError
 
 PRIORITY = ("normal", "high")
+LOOKS = 2  # writes that move, and are looked at in one step; then one of the others
 
 log = logging.getLogger("kvplan.agents")
 
@@ -50,7 +51,7 @@ class Sender:
         self.credits = Credits()
         self.jobs: dict[tuple[int, int], Job] = {}
         self._outbox, self._wire, self._mover, self._slots = outbox, wire, mover, slots
-        self._most = most
+        self._most, self._turn = most, 0
         self._lines: tuple[dict[Job, None], dict[Job, None]] = ({}, {})  # transfers with chunks that have not begun
         self._gathering: list[Chunk] = []
         self._writing: list[Chunk] = []
@@ -96,7 +97,7 @@ class Sender:
     @property
     def _room(self) -> bool:
         """Whether a chunk may begin."""
-        return bool(self._slots and self.credits.free) and len(self._gathering) + len(self._writing) < self._most
+        return bool(self._slots and self.credits.some) and len(self._gathering) + len(self._writing) < self._most
 
     def _begin(self, job: Job) -> bool:
         rows, began = job.rows, False
@@ -159,39 +160,58 @@ class Sender:
         why = ""
         while chunk.tries < job.attempts and not job.over and not self._outbox.dead:
             note, chunk.credits = self._outbox.note(DATA, body)
-            chunk.why, chunk.handle = None, None
             chunk.tries += 1
             if job.own is not None:
                 job.own.posted += 1
+            local = chunk.slot.place.address
+            chunk.posting = True
             try:
-                chunk.handle = self._wire.write(chunk.slot.place.address, lent.address, nbytes, note)
+                chunk.handle = self._wire.write(local, lent.address, nbytes, note)
             except Exception as error:  # noqa: BLE001  # nothing of it arrives
+                chunk.posting = False
                 chunk.why = why = str(error)
                 self._owe(chunk)
             else:
+                chunk.posting = chunk.ended = False
+                chunk.why = None
                 return True
         self._missed(chunk, why or chunk.why or "")
         return False
 
     def _written(self) -> bool:
-        changed = False
+        changed, moving = False, 0
         for chunk in self._writing[:]:
-            if chunk.why is None:
-                state = self._state(chunk)
-                if state == MOVING and not self._outbox.dead:
-                    continue
-                chunk.why = "" if state == DONE else state
-            if not self._released(chunk):
-                continue
-            changed = True
-            if not chunk.why:
-                self._sent(chunk)
+            if self._ended(chunk):
+                changed = True
             else:
-                self._owe(chunk)  # they have travelled at most with a note that came
-                if self._post(chunk):
-                    continue
-            self._writing.remove(chunk)
+                moving += 1
+                if moving == LOOKS:
+                    break
+        later = len(self._writing) - LOOKS
+        if later > 0 and not changed:  # writes may end in another order
+            self._turn += 1
+            changed = self._ended(self._writing[LOOKS + self._turn % later])
         return changed
+
+    def _ended(self, chunk: Chunk) -> bool:
+        """End the write of a chunk if it has ended, or post it again; return False if it moves."""
+        if chunk.why is None:
+            state = self._state(chunk)
+            if state == MOVING and not self._outbox.dead:
+                return False
+            chunk.why = "" if state == DONE else state
+        if not chunk.ended:
+            self._release(chunk)
+            if not chunk.ended:
+                return False
+        if not chunk.why:
+            self._sent(chunk)
+        else:
+            self._owe(chunk)  # they have travelled at most with a note that came
+            if self._post(chunk):
+                return True
+        self._writing.remove(chunk)  # last: an interrupt may come between
+        return True
 
     def _owe(self, chunk: Chunk) -> None:
         """Give the slots that travelled with a chunk back again, unless one of the two ends has begun anew."""
@@ -208,12 +228,11 @@ class Sender:
         except Exception as error:  # noqa: BLE001
             return f"failed: {error}"
 
-    def _released(self, chunk: Chunk) -> bool:
+    def _release(self, chunk: Chunk) -> None:
         try:
-            return self._wire.release(chunk.handle)
+            chunk.ended = self._wire.release(chunk.handle)
         except Exception as error:  # noqa: BLE001  # it may still move
             log.debug("a write was not released: %s", error)
-            return False
 
     def _sent(self, chunk: Chunk) -> None:
         self.credits.written(chunk.lent.number)
@@ -263,9 +282,12 @@ class Sender:
         A gather whose submit was interrupted may run. It is submitted again: once that has ended, both have.
         """
         chunks = list(dict.fromkeys([*self._gathering, *self._writing, *self._stuck]))
-        self._gathering = [chunk for chunk in chunks if not chunk.tries]
-        self._writing = [chunk for chunk in chunks if chunk.handle is not None]
-        self._stuck = [chunk for chunk in chunks if chunk.tries and chunk.handle is None and chunk.why is None]
+        self._stuck = [chunk for chunk in chunks if chunk.posting]
+        self._gathering = [chunk for chunk in chunks if not chunk.tries and not chunk.posting]
+        self._writing = [chunk for chunk in chunks if chunk.tries and not chunk.posting]
+        for chunk in self._writing:
+            if chunk.handle is None:  # no write was posted
+                chunk.ended, chunk.why = True, chunk.why or "it was interrupted"
         for chunk in self._gathering:
             if chunk.moved is None:
                 row, urgent = chunk.job.rows[chunk.number], chunk.job.urgent

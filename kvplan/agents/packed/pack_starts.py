@@ -15,6 +15,7 @@ from kvplan.agents.packed.pack_transfer import PackedTransfer
 from kvplan.errors import TransferError
 from kvplan.plan.packing.chunk_half import Chunks
 
+LOOK_SECONDS = 1e-3  # between two looks at deadlines
 UNBEGUN = "it had not begun, and nothing was moved"
 
 
@@ -36,6 +37,7 @@ class Starts:
         self.ended: deque[PackedTransfer] = deque()
         self._outbox, self._sender, self._receiver, self._most_note = outbox, sender, receiver, most_note
         self._begun: dict[PackedTransfer, Job | Inbound] = {}
+        self._look_at = 0.0  # when deadlines are looked at again
         self._timed: dict[PackedTransfer, None] = {}  # transfers with a deadline
         self._counts = {(pushing, urgent): 0 for pushing in (False, True) for urgent in (False, True)}
 
@@ -54,6 +56,7 @@ class Starts:
         transfer.left = self.ended.append
         if transfer.until is not None:
             self._timed[transfer] = None
+            self._look_at = 0.0
         self.waiting[transfer] = None
 
     def step(self, now: float, chunk_nbytes: int) -> bool:
@@ -70,7 +73,7 @@ class Starts:
             self.ended.popleft()  # last: an interrupt may come between
         if self.waiting:
             changed |= self._begin_waiting(now, chunk_nbytes)
-        if self._timed:
+        if self._timed and now >= self._look_at:
             self._expire(now)
         return changed
 
@@ -139,6 +142,7 @@ class Starts:
 
     def _expire(self, now: float) -> None:
         """End the transfers whose deadline has passed."""
+        self._look_at = now + LOOK_SECONDS
         for transfer in list(self._timed):
             if transfer.until is not None and now > transfer.until:
                 moving = self._begun.get(transfer)

@@ -16,7 +16,7 @@ from kvplan.plan.plan import Plan
 
 LOOK_SECONDS = 50e-6  # between two polls of a caller that waits, if no thread polls
 
-_BEGUN = object()
+_BEGUN, _CANCELLED = "begun", "cancelled"
 
 
 class Progress(Protocol):
@@ -94,7 +94,7 @@ class PackedTransfer(StreamlessTransfer):
         self._began = time.perf_counter()
         self._left: list[int] = []  # of each piece, chunks that have not arrived
         self._ends: list[tuple[TransferResult | None, TransferError | None]] = []  # the first one counts
-        self._fates: list[object] = []  # _BEGUN, or an object of each caller that cancels it; the first one decides
+        self._fates: list[str] = []  # _BEGUN, and _CANCELLED; the first one decides
         self.left: Callable[[PackedTransfer], object] | None = None  # tells the lane that it has ended
         self.sleepers = self._over.sleepers
 
@@ -142,12 +142,11 @@ class PackedTransfer(StreamlessTransfer):
         See :meth:`kvplan.Transfer.cancel`.
         """
         if not self._over.happened:
-            mine = object()
-            self._fates.append(mine)
-            if self._fates[0] is mine:
+            self._fates.append(_CANCELLED)
+            if not self.begun:
                 self._finish(None, TransferError(cancellation(self.plan)))
                 self._end.wake()
-        return bool(self._fates) and self._fates[0] is not _BEGUN
+        return bool(self._fates) and not self.begun
 
     # ---- for the lane ------------------------------------------------------------------------------------------------
 
@@ -169,7 +168,9 @@ class PackedTransfer(StreamlessTransfer):
         """Begin to change the destination; return False if it was cancelled before."""
         if not self._fates:
             self._fates.append(_BEGUN)
-        return self._fates[0] is _BEGUN
+        if not self.begun:  # its cancel may have been interrupted
+            self._finish(None, TransferError(cancellation(self.plan)))
+        return self.begun
 
     @property
     def begun(self) -> bool:
@@ -213,7 +214,7 @@ class PackedTransfer(StreamlessTransfer):
         elif self.begun or not self._fates:
             tally.fail(self.plan, "packed", error)
         else:
-            tally.ends.append("cancelled")
+            tally.ends.append(_CANCELLED)
         tally.settle()
 
     # ---- waits -------------------------------------------------------------------------------------------------------

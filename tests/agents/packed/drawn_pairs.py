@@ -38,7 +38,8 @@ def faults(draw, *, change: bool = False) -> Faults:
     chance = st.sampled_from((0.0, 0.0, 0.2, 0.5))
     return Faults(
         late=draw(chance), twice=draw(chance), refuse=draw(st.sampled_from((0.0, 0.0, 0.1))), fail=draw(chance),
-        told=draw(st.sampled_from((0.0, 0.2))), linger=draw(chance), change=draw(chance) / 5 if change else 0.0, stuck=draw(st.sampled_from((0.0, 0.0, 0.1))),
+        told=draw(st.sampled_from((0.0, 0.2))), linger=draw(chance), change=draw(chance) / 5 if change else 0.0,
+        stuck=draw(st.sampled_from((0.0, 0.0, 0.1))),
     )  # fmt: skip
 
 

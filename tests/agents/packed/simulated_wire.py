@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import random
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -139,10 +140,14 @@ class SimulatedWire:
     def write(self, local: int, remote: int, nbytes: int, note: bytes) -> Write:
         assert nbytes > 0
         assert len(note) <= self.most_note
+        with self.network.lock:
+            return self._write(local, remote, nbytes, note)
+
+    def _write(self, local: int, remote: int, nbytes: int, note: bytes) -> Write:
         self.check(remote, nbytes)
-        assert not any(
-            one.remote < remote + nbytes and remote < one.remote + one.nbytes for one in self.writes
-        ), "two writes into one slot"
+        assert not any(one.remote < remote + nbytes and remote < one.remote + one.nbytes for one in self.writes), (
+            "two writes into one slot"
+        )
         self._refuses()
         self.posted += 1
         self.down |= self.posted >= self.limit
@@ -158,15 +163,17 @@ class SimulatedWire:
         assert not handle.released
         if handle.state == MOVING or self.network.rng.random() < self.network.faults.linger:
             return False
-        handle.released = True
-        self.writes.remove(handle)
+        with self.network.lock:
+            handle.released = True
+            self.writes.remove(handle)
         return True
 
     def send(self, note: bytes) -> None:
         assert len(note) <= self.most_note
-        self._refuses()
-        self.sent += 1
-        self.carry(note)
+        with self.network.lock:
+            self._refuses()
+            self.sent += 1
+            self.carry(note)
 
     def carry(self, note: bytes) -> None:
         network = self.network
@@ -202,6 +209,7 @@ class Network:
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
+        self.lock = threading.RLock()
 
     def now(self) -> float:
         return self.clock
@@ -213,6 +221,10 @@ class Network:
 
     def turn(self) -> None:
         """Let some time pass on all wires."""
+        with self.lock:
+            self._turn()
+
+    def _turn(self) -> None:
         rng, faults = self.rng, self.faults
         self.clock += 1e-3
         for wire in self.wires:
@@ -259,7 +271,7 @@ class Network:
         """Let all that is on its way arrive."""
         for _ in range(turns):
             self.step()
-            if not self.notes and not self.echoes and not any(place.end.busy for place in self.places.values()):
+            if not self.notes and not self.echoes and not any(place.waits for place in self.places.values()):
                 return
 
 
@@ -285,6 +297,10 @@ class Place:
         self.end.add(other, wire, list(layouts))
         return wire
 
+    @property
+    def waits(self) -> bool:
+        return self.end.busy or any(lane.waits for lane in self.end._peers.every)
+
     def lane(self, other: str):
         return self.end._peers.lanes[other]
 
@@ -305,16 +321,17 @@ def slots_back(network: Network) -> None:
     for place in network.places.values():
         end = place.end
         assert not end.busy, place.name
+        assert not place.waits, place.name
         assert len(end._own.sends) == end.sending
         lanes = end._peers.every
         assert end.ring.free + end.sending + sum(len(lane.granted) for lane in lanes) == place.total
         for lane in lanes:
             far = network.places[lane.name].end._peers.lanes.get(place.name)
             if far is not None and far.outbox.ready and far.outbox.theirs == lane.outbox.mine:
-                credits = far.sender.credits
-                assert credits.granted == len(lane.granted)
-                left = f"{place.name} <- {lane.name}: {credits._slots}, {lane.outbox._owed}, {lane.receiver._turns}"
-                assert credits.free + lane.outbox.owed == credits.granted, f"a slot is lost: {left}"
+                known = far.sender.credits
+                assert known.granted == len(lane.granted)
+                left = f"{place.name} <- {lane.name}: {known._slots}, {lane.outbox._owed}, {lane.receiver._turns}"
+                assert known.free + lane.outbox.owed == known.granted, f"a slot is lost: {left}"
 
 
 def memory_of(place: Place, *arrays: np.ndarray) -> list[kvplan.KVLayout]:

@@ -64,7 +64,8 @@ def slot_of(pair):
 WRONG = {
     "a slot that was not granted": lambda pair: (messages.DATA, messages.data_body(Data(0, 1, 0, 7000, 1))),
     "a slot to gather into": lambda pair: (
-        messages.DATA, messages.data_body(Data(0, 1, 0, next(iter(pair.near.end._own.senders)), 1))
+        messages.DATA,
+        messages.data_body(Data(0, 1, 0, next(iter(pair.near.end._own.senders)), 1)),
     ),
     "a turn too far": lambda pair: (messages.DATA, messages.data_body(Data(0, 1, 0, slot_of(pair), 9))),
     "a void turn too far": lambda pair: (messages.VOID, messages.credit_body(Credit(slot_of(pair), 2**32 - 1))),
@@ -93,7 +94,7 @@ def test_a_message_that_cannot_be_right(pair, name, busy):
     assert not pair.near.end.has("far")
     assert not pair.far.end.has("near")
     if transfer is not None:
-        with pytest.raises(TransferError, match="it sent a wrong message: .*; nothing was moved"):
+        with pytest.raises(TransferError, match=r"it sent a wrong message: .*; nothing was moved"):
             transfer.synchronize()
     whole(pair, before)
     again(pair)

@@ -32,7 +32,7 @@ def test_a_pull_and_a_push(pair):
 
 
 def test_messages_of_a_transfer(pair):
-    """A push takes a write a chunk, the answer, and slots that travel with it; a pull takes the order and the writes."""
+    """A push takes a write a chunk, the answer, and slots that are given back; a pull, the order and the writes."""
     near, far = pair.network.wires
     before = near.posted, near.sent, far.posted, far.sent
     pair.ended(pair.submit(reading=False))
@@ -147,17 +147,17 @@ def test_an_after_that_fails(pair):
     before = pair.theirs.copy()
     transfer = pair.submit(reading=False, after=Failed())
     pair.ended(transfer)
-    with pytest.raises(TransferError, match="its after= failed.*no event.*nothing was moved"):
+    with pytest.raises(TransferError, match=r"its after= failed.*no event.*nothing was moved"):
         transfer.synchronize()
     np.testing.assert_array_equal(pair.theirs, before)
     ready.clear()
     later = {0: threading.Event(), 1: Failed()}
     later[0].set()
     transfer = pair.submit(reading=False, by_layer=True, after=later)
-    pair.network.run(lambda: (pair.theirs[:, 0] == pair.mine[0]).all())
+    pair.network.run(lambda: bool((pair.theirs[:, 0] == pair.mine[0]).all()))
     ready.append(True)
     pair.ended(transfer)
-    with pytest.raises(TransferError, match="its after= failed.*the peer's memory may hold"):
+    with pytest.raises(TransferError, match=r"its after= failed.*the peer's memory may hold"):
         transfer.synchronize()
     pair.check()
 
@@ -225,7 +225,7 @@ def test_a_deadline_before_it_begins(pair, reading):
     before = pair.mine.copy(), pair.theirs.copy()
     transfer = pair.submit(reading=reading, after=threading.Event(), deadline=0.005)
     pair.ended(transfer)
-    with pytest.raises(TransferError, match="within its deadline of 0.005 seconds; it had not begun, and nothing was"):
+    with pytest.raises(TransferError, match=r"within its deadline of 0.005 seconds; it had not begun, and nothing was"):
         transfer.synchronize()
     np.testing.assert_array_equal(pair.mine, before[0])
     np.testing.assert_array_equal(pair.theirs, before[1])
@@ -241,7 +241,7 @@ def test_a_deadline_while_the_wire_is_down(pair, reading):
     for wire in wires:
         wire.frozen = True
     pair.network.run(lambda: transfer.over)
-    with pytest.raises(TransferError, match="deadline of 0.05 seconds"):
+    with pytest.raises(TransferError, match=r"deadline of 0.05 seconds"):
         transfer.synchronize()
     before = pair.mine.copy(), pair.theirs.copy()
     for wire in wires:
@@ -295,12 +295,11 @@ def test_a_peer_reads_and_writes_offered_memory_only(pair):
     """The plan names memory of the far process that it has not offered."""
     other = np.zeros((BLOCKS, LAYERS, 64), np.uint8)
     there = kvplan.KVLayout.from_tensors("block layer dim", other)
-    for plan, reading in (
-        (kvplan.compile(there, pair.here).plan([1], [1]), True), (kvplan.compile(pair.here, there).plan([1], [1]), False)
-    ):  # fmt: skip
+    pull, push = kvplan.compile(there, pair.here), kvplan.compile(pair.here, there)
+    for plan, reading in ((pull.plan([1], [1]), True), (push.plan([1], [1]), False)):
         transfer = pair.near.end.submit("far", plan, reading=reading)
         pair.ended(transfer)
-        with pytest.raises(TransferError, match="'far' said: a recipe from a peer (reads|writes) .* not in the"):
+        with pytest.raises(TransferError, match=r"'far' said: a recipe from a peer (reads|writes) .* not in the"):
             transfer.synchronize()
     assert not other.any()
     pair.check()
@@ -311,7 +310,7 @@ def test_a_mover_that_fails(pair):
         pair.network.faults = Faults(stuck=1.0)
         transfer = pair.submit(reading=reading)
         pair.ended(transfer)
-        with pytest.raises(TransferError, match="could not be (gathered|scattered): the mover broke"):
+        with pytest.raises(TransferError, match=r"could not be (gathered|scattered): the mover broke"):
             transfer.synchronize()
         pair.network.faults = Faults()
         pair.ended(pair.submit(reading=reading))
