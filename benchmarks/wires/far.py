@@ -24,9 +24,12 @@ class Side:
         wire: the wire; its transports must be set before NIXL is loaded.
         scale: sizes.
         device: ``"cpu"``, or a GPU.
+        plain: whether NIXL is as it comes, with its own thread, and nothing is packed.
     """
 
-    def __init__(self, name: str, notation: str, wire: Wire, scale: Scale, device: str) -> None:
+    def __init__(
+        self, name: str, notation: str, wire: Wire, scale: Scale, device: str, *, plain: bool = False
+    ) -> None:  # fmt: skip
         os.environ.pop("UCX_TLS", None)
         if wire.transports:
             os.environ["UCX_TLS"] = wire.transports
@@ -34,7 +37,12 @@ class Side:
         self.buffer = _buffer(scale.nbytes, device)
         self.pools = {row: self._pool(row, notation) for row in scale.rows}
         layouts = {str(row): KVLayout.from_tensors(notation, pool) for row, pool in self.pools.items()}
-        self.agent = Agent(name, layouts, transports=("nixl",))
+        agent = None
+        if plain:
+            from nixl import nixl_agent, nixl_agent_config
+
+            agent = nixl_agent(name, nixl_agent_config(backends=["UCX"]))
+        self.agent = Agent(name, layouts, transports=("nixl",), agent=agent)
 
     def _pool(self, row: int, notation: str) -> Any:
         blocks, layers = self.scale.blocks(row), self.scale.layers
@@ -68,13 +76,12 @@ def _buffer(nbytes: int, device: str) -> Any:
     return torch.zeros(nbytes, dtype=torch.uint8, device=device)
 
 
-def serve(wire: Wire, scale: Scale, device: str, pipe: Connection) -> None:
+def serve(wire: Wire, scale: Scale, device: str, pipe: Connection, plain: bool) -> None:  # noqa: FBT001  # a process's
     """Hold pools, and answer: the card, CPU seconds so far, contents; send back the notes ``echo``.
 
-    After ``spin`` it looks for notes without a pause until it is asked again, as NIXL's own thread does: the best that a
-    transfer of NIXL alone can get.
+    After ``spin`` it looks for notes without a pause until it is asked again, as NIXL's own thread does.
     """
-    side = Side(FAR, "block layer dim", wire, scale, device)
+    side = Side(FAR, "block layer dim", wire, scale, device, plain=plain)
     pipe.send(side.agent.card())
     peer = side.agent.meet(pipe.recv())
     spin = False

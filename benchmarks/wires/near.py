@@ -21,24 +21,33 @@ PATIENCE = 60.0
 Found = dict[str, Any]
 
 
-def measure(wire: Wire, scale: Scale, device: str, far: Connection, answer: Connection) -> None:
-    """Measure a wire and send what was found; ``far`` leads to the other process."""
+def measure(
+    wire: Wire, scale: Scale, device: str, far: Connection, answer: Connection, plain: bool  # noqa: FBT001
+) -> None:
+    """Measure a wire and send what was found; ``far`` leads to the other process.
+
+    With ``plain`` only NIXL is measured, as it comes: with its own thread in both processes.
+    """
     try:
-        answer.send(("found", _measured(wire, scale, device, far)))
+        answer.send(("found", _measured(wire, scale, device, far, plain=plain)))
     except BaseException as error:  # noqa: BLE001  # the other end of the pipe reports it
         answer.send(("failed", f"{type(error).__name__}: {error}"))
     finally:
         far.send("end")
 
 
-def _measured(wire: Wire, scale: Scale, device: str, far: Connection) -> Found:
-    side = Side(NEAR, "layer block dim", wire, scale, device)
+def _measured(wire: Wire, scale: Scale, device: str, far: Connection, *, plain: bool) -> Found:
+    side = Side(NEAR, "layer block dim", wire, scale, device, plain=plain)
     if not far.poll(PATIENCE):
         raise RuntimeError("the other process does not answer")
     card = far.recv()
     far.send(side.agent.card())
     peer = side.agent.meet(card)
     case = _Case(side, peer, far)
+    if plain:
+        found: Found = {"rows": {row: case.posted(row) for row in scale.rows}}
+        side.agent.close()
+        return found
     largest = peer.layouts[str(max(scale.rows))].regions[0]
     here = side.agent.layouts[str(max(scale.rows))].regions[0]
     nbytes = min(largest.nbytes, here.nbytes)
@@ -48,7 +57,7 @@ def _measured(wire: Wire, scale: Scale, device: str, far: Connection) -> Found:
         whole = one_message(
             case.own.nixl, FAR, (here.address, number), (largest.address, there), nbytes, memory, scale.repeats
         )
-    found: Found = {"one message": whole, "rows": {row: case.rows(row) for row in scale.rows}}
+    found = {"one message": whole, "rows": {row: case.rows(row) for row in scale.rows}}
     found["note"] = case.note_there_and_back()
     found["one block"] = case.one_block(scale.rows[0])
     side.agent.close()
@@ -74,13 +83,29 @@ class _Case:
         with self.own.lock:
             yield
 
-    def rows(self, row: int) -> Found:
-        side, scale = self.side, self.side.scale
-        blocks = scale.blocks(row)
-        mine, theirs = side.agent.layouts[str(row)], self.peer.layouts[str(row)]
+    def plans(self, row: int) -> tuple[Any, Any, Any, Any]:
+        """Return the plans to read and to write all blocks, in another order, and the ids here and there."""
+        blocks = self.side.scale.blocks(row)
+        mine, theirs = self.side.agent.layouts[str(row)], self.peer.layouts[str(row)]
         rng = np.random.default_rng(row)
         a, b = rng.permutation(blocks), rng.permutation(blocks)
-        load, store = kvplan.compile(theirs, mine).plan(a, b), kvplan.compile(mine, theirs).plan(b, a)
+        return kvplan.compile(theirs, mine).plan(a, b), kvplan.compile(mine, theirs).plan(b, a), a, b
+
+    def posted(self, row: int) -> dict[str, float]:
+        """Return the GB/s of a descriptor for each row, by way."""
+        load, store, _, _ = self.plans(row)
+        posts = ways_of(self.own.nixl, FAR, load, store)
+        taken: dict[str, list[float]] = {name: [] for name in posts}
+        for _ in range(self.side.scale.repeats):
+            for name, post in posts.items():
+                taken[name].append(post())
+        for post in posts.values():
+            post.release()
+        return {name: load.nbytes / median(times) / 1e9 for name, times in taken.items()}
+
+    def rows(self, row: int) -> Found:
+        side, scale = self.side, self.side.scale
+        load, store, a, b = self.plans(row)
         posts = ways_of(self.own.nixl, FAR, load, store)
         self.check(row, load, store, a, b)
         seconds: dict[str, list[float]] = {name: [] for name in (*posts, "packed pull", "packed push")}

@@ -19,7 +19,7 @@ def rows_of(wire: Wire, found: Found) -> list[Row]:
     whole = max(found["one message"].values())
     rows: list[Row] = []
     for text, one in found["rows"].items():
-        rows += _transfers(group, wire, int(text), one, whole)
+        rows += _transfers(group, wire, int(text), one, whole, found["NIXL as it comes"][text])
     rows.append(Row(group, "a note there and back", "us", found["note"]["us"]))
     latency = found["note"]["us"] / 2
     limit = LATENCIES * latency + LATENCY_MORE_US if wire.memory == "gpu" else None
@@ -30,16 +30,17 @@ def rows_of(wire: Wire, found: Found) -> list[Row]:
     return rows
 
 
-def _transfers(group: str, wire: Wire, row: int, one: Found, whole: float) -> list[Row]:
+def _transfers(group: str, wire: Wire, row: int, one: Found, whole: float, plain: dict[str, float]) -> list[Row]:
     gbps = one["GB/s"]
     posted = {name: value for name, value in gbps.items() if name not in WAYS}
-    best = max(posted, key=lambda name: posted[name])
+    best = max(plain, key=lambda name: plain[name])
+    threadless = max(posted.values())
     made = []
     for name in WAYS:
         limits = []
         if row in wire.of_descriptors:
             factor = wire.of_descriptors[row]
-            limits.append((factor * posted[best], f"{factor:g} x a descriptor each"))
+            limits.append((factor * plain[best], f"{factor:g} x a descriptor each"))
         if row in wire.of_one_message:
             share = wire.of_one_message[row]
             limits.append((share * whole, f"{share:g} of one message"))
