@@ -76,7 +76,7 @@ def _buffer(nbytes: int, device: str) -> Any:
     return torch.zeros(nbytes, dtype=torch.uint8, device=device)
 
 
-def serve(wire: Wire, scale: Scale, device: str, pipe: Connection, plain: bool) -> None:  # noqa: FBT001  # a process's
+def serve(wire: Wire, scale: Scale, device: str, pipe: Connection, plain: bool) -> None:
     """Hold pools, and answer: the card, CPU seconds so far, contents; send back the notes ``echo``.
 
     After ``spin`` it looks for notes without a pause until it is asked again, as NIXL's own thread does.

@@ -22,7 +22,12 @@ Found = dict[str, Any]
 
 
 def measure(
-    wire: Wire, scale: Scale, device: str, far: Connection, answer: Connection, plain: bool  # noqa: FBT001
+    wire: Wire,
+    scale: Scale,
+    device: str,
+    far: Connection,
+    answer: Connection,
+    plain: bool,
 ) -> None:
     """Measure a wire and send what was found; ``far`` leads to the other process.
 

@@ -237,3 +237,20 @@ def test_arguments_that_are_wrong(far):
     for slots in ((1, 4096), (8, 100), (8, 4097), 8, (8, 4096, 1)):
         with pytest.raises(KVPlanError, match="slots"):
             Agent("x", {}, slots=slots)
+
+
+def test_looks_while_transfers_are_in_flight_are_counted(far):
+    far.peer.submit(far.load.plan(*blocks()), way="packed").synchronize(PATIENCE)
+    progress = far.me._core.packed._progress
+    assert progress.looks > 0
+    assert 0 < progress.longest <= progress.waited
+
+
+def test_explain_says_why(far):
+    a, b = blocks()
+    assert far.peer.explain(far.load.plan(a, b)).startswith("by nixl, packed: packed takes")
+    assert far.peer.explain(far.load.plan(a[:2], b[:2])).startswith("by nixl, direct: direct takes")
+    far.me._core.packed.lanes.refusals["you"] = "it has no memory"
+    assert far.peer.explain(far.load.plan(a, b)) == "by nixl, direct: it has no memory"
+    with pytest.raises(KVPlanError, match="plan is a int"):
+        far.peer.explain(3)

@@ -27,12 +27,18 @@ class NixlProgress:
         look: does what can be done now; returns whether anything was done.
         busy: returns whether transfers are in flight.
         inside: identifiers of the agent's own threads; this one is added.
+
+    Attributes:
+        looks: number of looks while transfers were in flight.
+        waited: seconds between those looks, all together: as long as what arrived had to wait.
+        longest: the longest of them.
     """
 
     def __init__(self, look: Callable[[], bool], busy: Callable[[], bool], inside: set[int]) -> None:
         self._look, self._busy = look, busy
         self._wake: Wake = SimpleQueue()
         self._stopped = False
+        self.looks, self.waited, self.longest = 0, 0.0, 0.0
         self.thread = Worker("kvplan-nixl", self._serve, "no thread makes progress for NIXL", inside)
 
     @property
@@ -56,16 +62,20 @@ class NixlProgress:
 
     def _serve(self) -> None:
         last = time.monotonic()
+        before: float | None = None  # end of the look before, if transfers were in flight then
         while not self._stopped:
+            if before is not None:
+                self._count(time.monotonic() - before)
             try:
                 moved = self._look()
             except Exception:
                 log.exception("the thread that makes progress for NIXL met an error")
                 moved = False
+            before = None
             if self._busy():
+                before = last = time.monotonic()
                 if not moved:
                     time.sleep(BUSY_NAP)
-                last = time.monotonic()
                 continue
             nap = IDLE_NAP if time.monotonic() - last < REST_SECONDS else REST_NAP
             try:
@@ -75,3 +85,8 @@ class NixlProgress:
             last = time.monotonic()
             while not self._wake.empty():
                 self._wake.get()
+
+    def _count(self, seconds: float) -> None:
+        self.looks += 1
+        self.waited += seconds
+        self.longest = max(self.longest, seconds)
