@@ -87,6 +87,8 @@ class _Case:
         cpu: dict[str, list[tuple[float, float]]] = {"packed pull": [], "packed push": []}
         messages = {}
         for _ in range(scale.repeats):
+            if side.wire.transports:  # the other process must help
+                self.ask("spin")
             for name, post in posts.items():
                 with self.alone():
                     seconds[name].append(post())

@@ -77,6 +77,11 @@ class FarEnd:
     def slots_free(self) -> tuple[int, int]:
         return free_slots(self.agent)
 
+    def dbg(self):
+        import sys; sys.path.insert(0, "/work/scratch21c")
+        import dbg
+        return dbg.state(self.agent)
+
     def drop(self) -> None:
         agent, self.agent, self.peer, self.cache = self.agent, None, None, None
         agent.close()

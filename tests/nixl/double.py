@@ -112,9 +112,10 @@ class Agent:
             raise MismatchError("NIXL_ERR_MISMATCH") from error
         if self.known.get(name, life) != life:
             raise NotAllowedError("NIXL_ERR_NOT_ALLOWED")
+        if name not in self.known:  # more metadata of a known agent leaves its connection as it is
+            self.network.joins += 1
+            self.connections[name] = self.network.joins
         self.known[name] = life
-        self.network.joins += 1
-        self.connections[name] = self.network.joins
         return name.encode()
 
     def remove_remote_agent(self, name):

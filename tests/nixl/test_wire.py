@@ -7,6 +7,7 @@ import pytest
 
 from kvplan import KVLayout, TransferError
 from kvplan.nixl import NixlAgent
+from kvplan.nixl.nixl_wire import NixlWire
 from tests.nixl import double
 
 SLOT = 4096
@@ -29,7 +30,7 @@ class Ends:
         )
         self.me.add("you", self.yours.metadata())
         self.you.add("me", self.mine.metadata())
-        self.wire = self.me.wire("you", "cpu", self.lost.append)
+        self.wire = NixlWire(self.me.end, "you", "cpu", self.lost.append)
         self.wire.ring(self.yours.address, self.yours.nbytes, "cpu")
         self.wire.greet()
 
@@ -121,7 +122,7 @@ def test_a_ring_that_nobody_registered(ends):
 
 
 def test_notes_wait_until_the_peer_has_told_where_its_ring_is(ends):
-    early = ends.me.wire("you", "cpu", ends.lost.append)
+    early = NixlWire(ends.me.end, "you", "cpu", ends.lost.append)
     early.send(b"first")
     early.tell(b"greeting")
     early.send(b"second")
@@ -153,3 +154,23 @@ def test_few_writes_wait_to_be_posted_again(ends, monkeypatch):
     for nbytes in range(1, 20):
         assert ends.ended(ends.write(0, 0, nbytes)) == "done"
     assert len(ends.network.agents["me"].live) == 3 * 4
+
+
+def test_a_held_peer_is_known_until_it_is_let_go(ends):
+    ends.me.hold("you", lambda: True)
+    assert "you" in ends.network.agents["me"].known
+    ends.me.let_go("you")
+    assert "you" not in ends.network.agents["me"].known
+    ends.me.let_go("you")  # nothing is left to do
+
+
+def test_a_held_connection_is_renewed_only_if_that_is_allowed(ends):
+    ends.me.meet(ends.you.card())
+    joins = ends.network.joins
+    ends.me.hold("you", lambda: False)
+    ends.me.renew("you")
+    assert ends.network.joins == joins
+    ends.me.hold("you", lambda: True)
+    ends.me.renew("you")
+    assert ends.network.joins == joins + 1
+    ends.me.renew("nobody")

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from kvplan.agents.by_nixl.nixl_end import NixlEnd
 from kvplan.agents.packed.pack_end import End
-from kvplan.agents.packed.pack_messages import HELLO
+from kvplan.agents.packed.pack_messages import HELLO, read
 from kvplan.agents.packed.pack_messages import MAGIC as PROTOCOL
 from kvplan.base.quoting import quoted
 from kvplan.errors import KVPlanError, PathError, TransferError
@@ -215,7 +215,7 @@ class NixlLanes:
         if not note.startswith(PROTOCOL):
             return False
         wire = self._wires.get(peer)
-        if note[len(PROTOCOL) : len(PROTOCOL) + 1] == bytes([HELLO]) and (wire is None or not wire.greeted):
+        if (wire is None or not wire.greeted) and _greets(note):
             early = self._early.setdefault(peer, [])
             early.append(note)
             del early[:-MOST_EARLY]
@@ -295,3 +295,11 @@ class NixlLanes:
             wire.greet()
             for note in self._early.pop(peer, []):
                 ring.end.take(peer, note)
+
+
+def _greets(note: bytes) -> bool:
+    """Return whether a message is a greeting, whose ring NIXL does not know before the handshake has ended."""
+    try:
+        return read(note).kind == HELLO
+    except KVPlanError:  # the end tells the peer
+        return False
