@@ -134,7 +134,7 @@ def message(kind: int, sender: int, receiver: int, given: Sequence[Credit], body
 
 
 def read(note: bytes) -> Message:
-    """Return the message of a note that begins with :data:`MAGIC`; raise LayoutError if it is none."""
+    """Return the message of a note that begins with :data:`MAGIC`; raise LayoutError if it cannot be read."""
     try:
         _, checksum = _START.unpack_from(note)
         kind, sender, receiver, count = _HEADER.unpack_from(note, _START.size)

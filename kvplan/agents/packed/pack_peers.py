@@ -120,19 +120,26 @@ class Peers:
 
     def _greeted(self, peer: str, heard: Message) -> None:
         lane, home = self.lanes.get(peer), self._homes.get(peer)
-        if lane is None or lane.why is not None:
-            if home is None or self.closed or heard.sender <= max(home.last, 0 if lane is None else lane.outbox.theirs):
-                return
+        if lane is not None and lane.why is None:
+            _greet(lane, heard)
+        elif home is not None and not self.closed:
+            before = [lane for lane in self.every if lane.wire is home.wire]
+            known = max([home.last, *(lane.outbox.theirs for lane in before)])
+            if heard.sender > (known if home.knock is None else max(known, home.knock.sender)):
+                home.knock = heard
+            if not before:
+                self._again(peer, home)
+
+    def _again(self, peer: str, home: _Home) -> None:
+        """Open a lane to a peer that comes back, if it has greeted, and there are slots."""
+        if home.knock is not None:
             try:
                 lane = self._open(peer, home)
             except PathError as error:
                 log.info("%s is greeted once there are slots: %s", peer, error)
-                home.knock = heard
                 return
-        try:
-            lane.hello(heard)
-        except Exception as error:  # noqa: BLE001  # whatever a peer sends, the other peers go on
-            lane.wrong(error)
+            heard, home.knock = home.knock, None
+            _greet(lane, heard)
 
     def drop(self) -> None:
         """Take the slots of lanes back where nothing moves any more."""
@@ -146,9 +153,8 @@ class Peers:
                 self._gone(lane)
                 gone = True
         for peer, home in list(self._homes.items()) if gone else ():
-            knock, home.knock = home.knock, None
-            if knock is not None:
-                self._greeted(peer, knock)
+            if home.knock is not None:
+                self._greeted(peer, home.knock)  # kept while its earlier lane had not ended
 
     def _gone(self, lane: Lane) -> None:
         with self._lock:
@@ -170,6 +176,13 @@ class Peers:
             own.ring.give_all_but(used | own.senders)
         busy = {number for lane in self.every for number in lane.sender.slots()}
         own.sends[:] = [own.ring.slots[number] for number in own.senders if number not in busy]
+
+
+def _greet(lane: Lane, heard: Message) -> None:
+    try:
+        lane.hello(heard)
+    except Exception as error:  # noqa: BLE001  # whatever a peer sends, the other peers go on
+        lane.wrong(error)
 
 
 def ending(lanes: list[Lane], end: Callable[[Lane], object]) -> Callable[[], object]:

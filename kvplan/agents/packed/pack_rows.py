@@ -19,7 +19,7 @@ Planner = Callable[[int, int, Slot], Plan]
 
 
 class Mover(Protocol):
-    """What gathers and scatters: an executor."""
+    """The object that gathers and scatters: an executor."""
 
     def submit(self, plan: Plan, after: Any = None, *, priority: str = "normal") -> Transfer:
         """Queue a plan; see :meth:`kvplan.Executor.submit`."""

@@ -20,7 +20,7 @@ _BEGUN, _CANCELLED = "begun", "cancelled"
 
 
 class Progress(Protocol):
-    """What a transfer asks of its end.
+    """The part of an end that its transfers need.
 
     Attributes:
         tally: sums over all transfers.

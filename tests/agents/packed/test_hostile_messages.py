@@ -192,6 +192,31 @@ def test_many_transfers_with_gaps(pair):
     whole(pair)
 
 
+def test_a_peer_that_leaves_and_greets_again_and_again(pair):
+    """It gets no further slots before it has said that it writes no more."""
+    free = pair.near.end.ring.free
+    mine, theirs = ends(pair)
+    hello = messages.hello_body(Hello(0, 1024, "cpu", ((0, False),)))
+    pair.far.polls = False
+    for turn in range(10):
+        say(pair, messages.BYE, b"\0", sender=theirs + turn, receiver=mine)
+        say(pair, messages.HELLO, hello, sender=theirs + turn + 1, receiver=0)
+        for _ in range(5):
+            pair.network.step()
+    assert pair.near.end.ring.free == free
+    say(pair, messages.BYE, b"\1", sender=theirs + 10, receiver=mine)
+    for _ in range(5):
+        pair.network.step()
+    assert pair.near.end.has("far")  # its last greeting was kept
+    assert pair.near.end.ring.free == free
+    pair.near.end.lost("far", "enough")
+    pair.far.end.lost("near", "enough")
+    pair.far.polls = True
+    pair.network.settle()
+    again(pair)
+    whole(pair)
+
+
 def test_slots_that_were_not_taken_are_not_given_back(pair):
     lane = pair.near.lane("far")
     free = lane.sender.credits.free
