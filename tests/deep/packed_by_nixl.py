@@ -15,7 +15,7 @@ import random
 import sys
 import time
 
-from tests.agents.packed_pairs import WIRES, kills, pairs
+from tests.agents.by_nixl.packed_pairs import WIRES, kills, pairs
 
 AT_ONCE = 50  # pairs of one process, whose memory would grow otherwise: NIXL keeps what an agent had
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.agents.packed_pairs import WIRES, kills, pairs
+from tests.agents.by_nixl.packed_pairs import WIRES, kills, pairs
 
 pytest.importorskip("nixl", reason="NIXL is not installed: pip install 'kvplan[nixl]'")
 
