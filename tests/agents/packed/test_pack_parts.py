@@ -1,4 +1,4 @@
-"""The parts of packed transfers, one by one: what is waited for, rings, wires that raise, and the face of a transfer."""
+"""The parts of packed transfers, one by one: readiness, rings, wires that raise, and the face of a transfer."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_the_face_of_a_transfer(executor):
     pair.near.end._progress._arrivals = lambda: (pair.network.turn(), pair.far.end.poll())
     never = threading.Event()
     waiting = pair.submit(reading=True, after=never)
-    with pytest.raises(TransferError, match="has not finished within 0.01 seconds"):
+    with pytest.raises(TransferError, match=r"has not finished within 0.01 seconds"):
         waiting.synchronize(0.01)
     assert "in flight" in repr(waiting)
     assert waiting.layer_groups == ((0, 1, 2),)
