@@ -130,4 +130,3 @@ class NixlLink:
             if self._packed is not None:
                 self._packed.lanes.forget(self._peer.name)
             self._agent.forget(self._peer)
-
