@@ -43,6 +43,7 @@ deep: $(VENV)/test.stamp
 	$(BIN)/python -m tests.deep.fuzz_files
 	$(BIN)/python -m tests.deep.signals --points
 	$(BIN)/python -m tests.deep.agents
+	$(BIN)/python -m tests.deep.wires
 
 # On a machine with a CUDA GPU and its own torch: that one is used, and nothing is installed.
 test-gpu:

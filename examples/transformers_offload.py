@@ -4,6 +4,8 @@ Requests that find no room leave the GPU. *recompute* drops their cache and comp
 engine's own offloading to pinned host memory (it takes an accelerator); *kvplan* makes the same decisions and moves the
 bytes. The same prompts run with room for all of them first: whatever is done, their tokens must come out.
 
+It needs transformers 5.21 or newer; it was run with 5.21, 5.22 and 5.23.
+
     python examples/transformers_offload.py                          # a tiny model, on any machine
     python examples/transformers_offload.py --model llama-8b --json result.json    # on a GPU, random weights
 """
@@ -29,7 +31,7 @@ import transformers
 
 import kvplan
 from kvplan.cuda.machine import machine
-from kvplan.engines import transformers as kvplan_engine
+from kvplan.engines.versions import TRANSFORMERS, release
 
 MODELS = {
     "tiny": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4,
@@ -40,6 +42,7 @@ MODELS = {
 SIZES = {"tiny": (8, 24, 40, 8, 0.5), "llama-8b": (48, 1000, 128, 16, 0.6)}  # requests, prompt, new tokens, page, room
 TIMEOUT = 600
 WAYS = ("kvplan", "transformers", "recompute")
+NEEDED = (5, 21)  # older versions lack settings of continuous batching, or do not start without a GPU
 
 
 class Run(NamedTuple):
@@ -130,6 +133,8 @@ def run(model: Any, prompts: list[list[int]], new: int, page: int, blocks: int, 
     )  # fmt: skip
     offloading = None
     if way == "kvplan":
+        from kvplan.engines import transformers as kvplan_engine  # it refuses versions that differ, when it is imported
+
         offloading = kvplan_engine.offload(manager)
     elif way == "transformers":
         manager.batch_processor = manager._create_batch_processor()
@@ -197,6 +202,9 @@ def main() -> int:
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS, help="after the one with room for all")
     parser.add_argument("--json", type=Path, help="file for the table")
     chosen = parser.parse_args()
+    if (release(transformers.__version__) or NEEDED) < NEEDED:
+        parser.error(f"transformers {transformers.__version__} is installed; this example needs 5.21 or newer: "
+                     f"pip install transformers=={TRANSFORMERS.written_for}")  # fmt: skip
     if chosen.json and not chosen.json.parent.is_dir():
         parser.error(f"--json is {chosen.json}: there is no folder {chosen.json.parent}")
     logging.getLogger("ContinuousBatchingLogger").setLevel(

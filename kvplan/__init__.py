@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from kvplan.agents.peer import Peer
     from kvplan.cost.policy import Policy
     from kvplan.execute.executor import Executor
+    from kvplan.execute.layerwise import LayerwiseTransfer
     from kvplan.execute.transfer import Transfer, TransferResult
     from kvplan.layout.places import Place, locate
     from kvplan.memory.allocate import allocate
@@ -37,12 +38,14 @@ if TYPE_CHECKING:
     from kvplan.ranks.rank_pair import PairProgram
     from kvplan.ranks.resharding import Resharding, reshard
     from kvplan.ranks.shards import Shard
+    from kvplan.verification.coverage import Coverage
     from kvplan.verification.verify import Verification, verify
 
 __all__ = [
     "Agent",
     "BlockIndexError",
     "CopyProgram",
+    "Coverage",
     "Descriptors",
     "Executor",
     "Groups",
@@ -50,6 +53,7 @@ __all__ = [
     "IncompatibleLayoutsError",
     "KVLayout",
     "KVPlanError",
+    "LayerwiseTransfer",
     "LayoutError",
     "NotationError",
     "OverlapError",
@@ -79,9 +83,11 @@ __all__ = [
 _LATER = {
     "Agent": "kvplan.agents.agent",
     "CopyProgram": "kvplan.plan.copy_program",
+    "Coverage": "kvplan.verification.coverage",
     "Descriptors": "kvplan.plan.loops_numpy",
     "Executor": "kvplan.execute.executor",
     "Groups": "kvplan.ranks.groups",
+    "LayerwiseTransfer": "kvplan.execute.layerwise",
     "PairProgram": "kvplan.ranks.rank_pair",
     "Peer": "kvplan.agents.peer",
     "Place": "kvplan.layout.places",

@@ -67,51 +67,51 @@ def drawn() -> str:
 
 
 def _maps() -> Iterator[str]:
-    yield _text(24, 34, "Who maps what", "head")
-    yield _text(
+    yield text(24, 34, "Who maps what", "head")
+    yield text(
         24, 56, "The owner's memory is mapped into the visitor; nothing of the visitor is mapped into the owner."
     )
     for x, name, process in ((LEFT, "visitor", "agent.meet(card)"), (RIGHT, "owner", "agent.card()")):
         yield f'<rect class="box" x="{x}" y="{TOP}" width="{BOX}" height="{HEIGHT}" rx="8"/>'
-        yield _text(x + 14, TOP + 24, name, "name")
-        yield _text(x + BOX - 14, TOP + 24, process, "small", "end")
+        yield text(x + 14, TOP + 24, name, "name")
+        yield text(x + BOX - 14, TOP + 24, process, "small", "end")
     yield from _part(LEFT + 14, TOP + 40, 130, 56, "its own layout", "any memory")
     yield from _part(LEFT + 156, TOP + 40, 130, 56, "peer.layouts[...]", "its mapping", kind="file")
     yield from _part(LEFT + 14, TOP + 120, 272, 48, "Executor", "reads one side, writes the other")
     yield from _part(RIGHT + 14, TOP + 40, 272, 56, "pool", "GPU memory, or a file in memory", kind="file")
     yield from _part(RIGHT + 14, TOP + 120, 272, 48, "service thread", "greets, hands over, waits for goodbyes")
-    yield from _arrow("write", (LEFT + 79, TOP + 119), (LEFT + 79, TOP + 97))
-    yield from _arrow("write", (LEFT + 221, TOP + 119), (LEFT + 221, TOP + 97))
-    yield from _arrow("write", (LEFT + 286, TOP + 68), (RIGHT + 13, TOP + 68))
-    yield _text((LEFT + BOX + RIGHT) / 2, TOP + 58, "same bytes: cuda_ipc, shm", "small", "middle")
-    yield from _arrow("read", (RIGHT + 14, TOP + 144), (LEFT + 287, TOP + 144))
-    yield _text((LEFT + BOX + RIGHT) / 2, TOP + 134, "socket: proofs, descriptors,", "small", "middle")
-    yield _text((LEFT + BOX + RIGHT) / 2, TOP + 162, "notes, goodbye", "small", "middle")
+    yield from arrow("write", (LEFT + 79, TOP + 119), (LEFT + 79, TOP + 97))
+    yield from arrow("write", (LEFT + 221, TOP + 119), (LEFT + 221, TOP + 97))
+    yield from arrow("write", (LEFT + 286, TOP + 68), (RIGHT + 13, TOP + 68))
+    yield text((LEFT + BOX + RIGHT) / 2, TOP + 58, "same bytes: cuda_ipc, shm", "small", "middle")
+    yield from arrow("read", (RIGHT + 14, TOP + 144), (LEFT + 287, TOP + 144))
+    yield text((LEFT + BOX + RIGHT) / 2, TOP + 134, "socket: proofs, descriptors,", "small", "middle")
+    yield text((LEFT + BOX + RIGHT) / 2, TOP + 162, "notes, goodbye", "small", "middle")
 
 
 def _steps(height: int) -> Iterator[str]:
-    yield _text(24, START - 52, "Who waits for whom", "head")
+    yield text(24, START - 52, "Who waits for whom", "head")
     for x, name in zip(LANES, ACTORS, strict=True):
-        yield _text(x, START - 24, name, "name", "middle")
+        yield text(x, START - 24, name, "name", "middle")
         yield f'<path class="lane" d="M{x} {START - 14}V{height - 16}"/>'
     for number, step in enumerate(STEPS):
         y = START + STEP * number + 20
         a, b = LANES[step.lane], LANES[step.to]
         if a == b:
             yield f'<rect class="part" x="{a - 6}" y="{y - 12}" width="12" height="18" rx="3"/>'
-            yield _text(a, y - 16, step.words, "small", "middle")
+            yield text(a, y - 16, step.words, "small", "middle")
         else:
-            yield from _arrow(step.kind, (a, y), (b, y))
-            yield _text((a + b) / 2, y - 8, step.words, "small", "middle")
+            yield from arrow(step.kind, (a, y), (b, y))
+            yield text((a + b) / 2, y - 8, step.words, "small", "middle")
 
 
 def _part(x: float, y: float, width: int, height: int, name: str, words: str, kind: str = "part") -> Iterator[str]:
     yield f'<rect class="{kind}" x="{x:g}" y="{y:g}" width="{width}" height="{height}" rx="5"/>'
-    yield _text(x + width / 2, y + height / 2 - 3, name, "name", "middle")
-    yield _text(x + width / 2, y + height / 2 + 14, words, "small", "middle")
+    yield text(x + width / 2, y + height / 2 - 3, name, "name", "middle")
+    yield text(x + width / 2, y + height / 2 + 14, words, "small", "middle")
 
 
-def _arrow(kind: str, start: tuple[float, float], end: tuple[float, float]) -> Iterator[str]:
+def arrow(kind: str, start: tuple[float, float], end: tuple[float, float]) -> Iterator[str]:
     """Yield a straight arrow, along one axis of the page."""
     a, b = ((q > p) - (q < p) for p, q in zip(start, end, strict=True))
     x, y = end
@@ -120,7 +120,8 @@ def _arrow(kind: str, start: tuple[float, float], end: tuple[float, float]) -> I
     yield f'<polygon class="{kind}-tip" points="{" ".join(f"{px:g},{py:g}" for px, py in points)}"/>'
 
 
-def _text(x: float, y: float, words: str, kind: str = "", anchor: str = "start") -> str:
+def text(x: float, y: float, words: str, kind: str = "", anchor: str = "start") -> str:
+    """Return a line of words."""
     named = f' class="{kind}"' if kind else ""
     return f'<text{named} x="{x:g}" y="{y:g}" text-anchor="{anchor}">{escape(words)}</text>'
 

@@ -8,17 +8,19 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
-from kvplan.agents.agent_card import AgentCard, Offered, read_card, why_not, write_card
+from kvplan.agents.agent_card import AgentCard, Offered, read_card, write_card
+from kvplan.agents.by_nixl.nixl_end import NixlEnd, NixlOffer
+from kvplan.agents.by_nixl.nixl_link import NixlLink
+from kvplan.agents.by_nixl.packed_way import PackedWay, checked_progress, checked_slots
+from kvplan.agents.choosing import Chosen, choose
 from kvplan.agents.core import Core
 from kvplan.agents.greeting import Hello, close_files, greet, new_nonce
-from kvplan.agents.identity import allowed_users, this_process, user_name
+from kvplan.agents.identity import allowed_users, this_process
 from kvplan.agents.link import Link
-from kvplan.agents.nixl_link import NixlEnd, NixlLink, checked_metadata
 from kvplan.agents.peer import Peer
-from kvplan.agents.relocation import check_covered, regions_of, relocated
-from kvplan.agents.way import Checked, Origin
+from kvplan.agents.relocation import relocated
 from kvplan.agents.ways import NIXL, TRANSPORTS, OfferedLayouts, checked_transports, ways_here
 from kvplan.base.quoting import quoted
 from kvplan.errors import KVPlanError, LayoutError, PathError, TransferError
@@ -47,6 +49,11 @@ class Agent:
         users: names or numbers of other users whose processes may meet this one, and whose cards are accepted.
         agent: an existing ``nixl_agent`` of the same name, for the transport ``nixl``.
         backends: names of the NIXL backends that it may use.
+        progress: how packed transfers move on: ``"thread"``, by a thread of the agent, which is the default; or
+            ``"step"``, by calls of :meth:`poll`. With ``agent=`` of the caller's, it packs only if this is given, and
+            reads all notes of that agent.
+        slots: number and bytes of the slots of the ring of packed transfers; None for a ring that fits its device. The
+            ring is allocated with the first packed transfer.
 
     Raises:
         LayoutError: the memory of a layout is not this process's.
@@ -79,6 +86,8 @@ class Agent:
         users: Iterable[str | int] = (),
         agent: Any = None,
         backends: Sequence[str] = ("UCX",),
+        progress: str | None = None,
+        slots: tuple[int, int] | None = None,
     ) -> None:
         self.name = check_name(name)
         self.layouts = _checked_layouts(layouts)
@@ -88,15 +97,18 @@ class Agent:
             raise PathError(f"executor is {quoted(executor)}; give a kvplan.Executor, or None")
         self._users = allowed_users(users)
         self._ways, self._reasons = ways_here(self._transports, None if executor is None else executor.device)
+        packs = PackedWay(checked_slots(slots), threaded=checked_progress(progress) != "step")
         nixl = None
         if NIXL in self._transports and (agent is not None or NIXL not in self._reasons):
             self._reasons.pop(NIXL, None)
-            nixl = NixlEnd(name, self.layouts, agent, backends)
+            nixl = NixlEnd(name, self.layouts, agent, backends, progress_thread=not packs.threaded)
         offered = OfferedLayouts()
         try:
             for way in self._ways.values():
                 offered.add(way, self.layouts)
-            self._core = Core(name, offered, self._users, executor, nixl)
+            self._core = Core(
+                name, offered, self._users, executor, nixl, None if agent is not None and progress is None else packs
+            )
         except BaseException:
             offered.close()
             raise
@@ -111,12 +123,14 @@ class Agent:
         core = self._core
         core.check_open()
         core.loop.start()
+        core.carded = True
         offered = {name: Offered(core.offered.layouts[name], one.part) for name, one in core.offered.offers.items()}
         refused = self._reasons | core.offered.refused
         if core.nixl is not None and self.layouts:
             metadata = core.nixl.metadata()
             if metadata is not None:
-                offered[NIXL] = Offered(tuple(self.layouts), {"metadata": metadata.hex()})
+                packed = 0 if core.packed is None else core.packed.serve_peers()
+                offered[NIXL] = Offered(tuple(self.layouts), NixlOffer(metadata, packed).part())
             else:
                 refused[NIXL] = str(core.nixl.refused)
         me = this_process()
@@ -144,7 +158,7 @@ class Agent:
         read = read_card(card)
         if read.agent == core.agent or read.name == self.name:
             raise KVPlanError(f"the card is of {read.name!r}, as this agent; give a peer's card, and each its own name")
-        chosen = self._choose(read)
+        chosen = choose(read, self._transports, self._ways, self._reasons, self._users)
         until = time.monotonic() + timeout
         core.loop.start()
         link = self._connect(read, chosen, until)
@@ -153,9 +167,11 @@ class Agent:
                 name: (transport, self._opened(read, link, name, transport)) for name, transport in chosen.names.items()
             }
             nixl = None
-            if chosen.metadata is not None and core.nixl is not None:
+            if chosen.nixl is not None and core.nixl is not None:
+                if (known := self.peers.get(read.name)) is not None and known.nixl is not None:
+                    self.forget(known)  # NIXL knows peers by name
                 theirs = {name: layout for name, (transport, layout) in held.items() if transport == NIXL}
-                nixl = NixlLink(core.nixl, read.name, theirs, chosen.metadata)
+                nixl = NixlLink(core.nixl, read.name, theirs, chosen.nixl, core.packed)
             if (known := self.peers.get(read.name)) is not None:
                 self.forget(known)
         except BaseException:
@@ -208,9 +224,23 @@ class Agent:
         core.check_open()
         found = core.door.notes()
         found += [(link.name, note) for link in list(core.links.values()) for note in link.notes()]
-        if core.nixl is not None and core.nixl.made is not None:
+        if core.packed is not None:
+            found += core.packed.notes()
+        elif core.nixl is not None:
             found += core.nixl.notes()
         return found
+
+    def poll(self) -> bool:
+        """Move packed transfers on, as far as they can move now; return whether anything moved.
+
+        An engine calls it in each of its steps, if the agent was made with ``progress="step"``. It never blocks.
+
+        Raises:
+            TransferError: the agent is closed.
+        """
+        core = self._core
+        core.check_open()
+        return core.packed is not None and core.packed.poll()
 
     def publish(self, stream: Any) -> None:
         """Let transfers that visitors submit from now on wait for all work that was issued on a stream so far.
@@ -288,49 +318,7 @@ class Agent:
 
     # ---- meeting -----------------------------------------------------------------------------------------------------
 
-    def _choose(self, card: AgentCard) -> _Chosen:
-        """Choose a transport for each layout of a card; check the parts, and open nothing."""
-        me = this_process()
-        here = card.host == me.host
-        if here and card.uid != me.uid and card.uid not in self._users:
-            raise PathError(
-                f"the card of {card.name!r} is of user {user_name(card.uid)}; to accept it, give users=[{card.uid}]"
-            )
-        origin = Origin(card.name, card.pid, card.uid, card.uid == me.uid)
-        reasons = dict(self._reasons)
-        checked: dict[str, Checked] = {}
-        names: dict[str, str] = {}
-        for transport in self._transports:
-            wanted = {
-                name: layout for name, layout in card.layouts.items()
-                if name not in names and transport in card.offered and name in card.offered[transport].layouts
-            }  # fmt: skip
-            if transport in reasons or (not wanted and len(names) == len(card.layouts)):
-                continue
-            if not wanted:
-                reasons[transport] = why_not(transport, card)
-            elif transport == NIXL:
-                names |= dict.fromkeys(wanted, NIXL)
-            elif not here:
-                reasons[transport] = f"{card.name!r} runs on another machine, or in another container"
-            else:
-                part = card.offered[transport]
-                whole = {name: card.layouts[name] for name in part.layouts}
-                try:
-                    one = self._ways[transport].check(part.part, regions_of(whole.values()), origin)
-                except PathError as error:
-                    reasons[transport] = str(error)
-                    continue
-                check_covered(whole, one.ranges, transport)
-                checked[transport] = one
-                names |= dict.fromkeys(wanted, transport)
-        if lacked := [name for name in card.layouts if name not in names]:
-            told = "; ".join(f"{one}: {reasons.get(one) or why_not(one, card)}" for one in self._transports)
-            raise PathError(f"no transport serves layout {quoted(lacked[0])} of {card.name!r}: {told}")
-        metadata = checked_metadata(card.offered[NIXL].part) if NIXL in names.values() else None
-        return _Chosen(names, checked, metadata, origin, here)
-
-    def _connect(self, card: AgentCard, chosen: _Chosen, until: float) -> Link | None:
+    def _connect(self, card: AgentCard, chosen: Chosen, until: float) -> Link | None:
         """Greet the owner, and open what it hands over."""
         if not chosen.checked and (chosen.names or not chosen.here):
             return None
@@ -357,24 +345,6 @@ class Agent:
     def _opened(self, card: AgentCard, link: Link | None, name: str, transport: str) -> KVLayout:
         layout = card.layouts[name]
         return layout if transport == NIXL or link is None else relocated(layout, link.opened[transport].mapped)
-
-
-class _Chosen(NamedTuple):
-    """The transports for a card.
-
-    Attributes:
-        names: the transport of each layout.
-        checked: the checked part of each local transport.
-        metadata: NIXL's metadata, if a layout goes by NIXL.
-        origin: the owner.
-        here: whether the owner is a process of this machine.
-    """
-
-    names: dict[str, str]
-    checked: dict[str, Checked]
-    metadata: bytes | None
-    origin: Origin
-    here: bool
 
 
 def _checked_layouts(layouts: Mapping[str, KVLayout]) -> dict[str, KVLayout]:

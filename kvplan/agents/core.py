@@ -10,14 +10,17 @@ import secrets
 import threading
 import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from kvplan.agents.by_nixl.nixl_end import NixlEnd
+from kvplan.agents.by_nixl.nixl_link import NixlLink
+from kvplan.agents.by_nixl.nixl_packed import NixlPacked
+from kvplan.agents.by_nixl.packed_way import PackedWay
 from kvplan.agents.door import Door
 from kvplan.agents.identity import this_process
 from kvplan.agents.link import Link
 from kvplan.agents.loop import Loop, guarded
-from kvplan.agents.nixl_link import NixlEnd, NixlLink
 from kvplan.agents.settling import Lanes
 from kvplan.agents.ways import OfferedLayouts
 from kvplan.base.latch import Latch
@@ -25,6 +28,7 @@ from kvplan.base.process import generation
 from kvplan.errors import KVPlanError, TransferError
 from kvplan.execute.executor import Executor
 from kvplan.execute.stats import Tally
+from kvplan.layout.kvlayout import KVLayout
 from kvplan.plan.plan import Plan
 
 EXIT_SECONDS = 5.0  # the longest time that an exit waits for transfers in flight and notes that are not sent
@@ -41,8 +45,11 @@ class Core:
         users: users whose processes may visit.
         executor: the user's executor, or None.
         nixl: its end of NIXL, or None.
+        packed: how it takes packed transfers by NIXL, or None if it takes none.
 
     Attributes:
+        carded: whether a card was made, so that peers may name its layouts.
+        packed: its packed way, or None.
         agent: identity of the agent.
         key: key of its card.
         inside: identifiers of its own threads.
@@ -56,7 +63,13 @@ class Core:
     """
 
     def __init__(
-        self, name: str, offered: OfferedLayouts, users: frozenset[int], executor: Executor | None, nixl: NixlEnd | None
+        self,
+        name: str,
+        offered: OfferedLayouts,
+        users: frozenset[int],
+        executor: Executor | None,
+        nixl: NixlEnd | None,
+        packed: PackedWay | None = None,
     ) -> None:
         self.name, self.offered, self.nixl = name, offered, nixl
         self.agent, self.key = secrets.token_bytes(16), secrets.token_bytes(32)
@@ -65,6 +78,8 @@ class Core:
         self.lanes = Lanes(self.inside)
         self.links: dict[int, Link] = {}
         self.nixl_links: dict[int, NixlLink] = {}
+        self.carded = False
+        self.packed: NixlPacked | None = None
         self.closing = False
         self.ended = Latch()
         self._made_in = generation()
@@ -77,6 +92,8 @@ class Core:
         except BaseException:
             self.loop.stop()
             raise
+        if nixl is not None and packed is not None:
+            self.packed = NixlPacked(name, nixl, self._peers_may_name, self.executor_on, packed, self.inside)
         _hook_exit()
         _cores.add(self)
 
@@ -99,17 +116,24 @@ class Core:
             plan: the plan; it may be None if ``gpu`` is not.
             gpu: the GPU that alone reaches the peer's memory; None if any executor can move it.
         """
-        given, own = self._given, self._own
         if gpu is not None:
-            device = gpu
-        elif plan is None:
+            return self.executor_on(gpu)
+        if plan is None:
             raise KVPlanError("neither a plan nor a GPU was given")
-        elif len(plan.layouts) == 1:
+        if len(plan.layouts) == 1:
             src, dst = plan.layouts[0]
             device = dst.device if dst.device != "cpu" else src.device
         else:
             device = _device(plan)
-        if given is not None and (given.device == device or (gpu is None and "cpu" not in (given.device, device))):
+        given = self._given
+        if given is not None and "cpu" not in (given.device, device):
+            return given
+        return self.executor_on(device)
+
+    def executor_on(self, device: str) -> Executor:
+        """Return the executor of a device: the user's if it is of this device, and otherwise one of the agent's own."""
+        given, own = self._given, self._own
+        if given is not None and given.device == device:
             return given
         executor = own.get(device)
         if executor is None:
@@ -119,10 +143,14 @@ class Core:
                     executor = own[device] = Executor(device)
         return executor
 
+    def _peers_may_name(self) -> Mapping[str, KVLayout]:
+        """Return the layouts that peers may name in packed transfers."""
+        return self.nixl.layouts if self.carded and self.nixl is not None else {}
+
     def in_flight(self) -> int:
         """Count the transfers that have not ended."""
         links: list[Link | NixlLink] = [*self.links.values(), *self.nixl_links.values()]
-        return sum(link.in_flight for link in links)
+        return sum(link.in_flight for link in links) + (0 if self.packed is None else self.packed.in_flight)
 
     def admit(self, link: Link) -> None:
         """Serve a new link; raise TransferError if the agent was closed while it was made."""
@@ -196,6 +224,8 @@ class Core:
         left = max(until - time.monotonic(), 1.0)
         self.loop.thread.join(left)
         self.lanes.join(left)
+        if self.packed is not None:
+            self.packed.close(max(until - time.monotonic(), 1.0))
         for executor in self._own.values():
             executor.close()
         if self.nixl is not None:

@@ -9,19 +9,22 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from kvplan.agents.link import Link, checked_note
+from kvplan.agents.packed.pack_transfer import PackedTransfer
 from kvplan.agents.peer_transfer import Order, PeerTransfer
 from kvplan.agents.relocation import regions_of
 from kvplan.base.integers import integer
+from kvplan.base.quoting import listed, quoted
 from kvplan.errors import KVPlanError, LayoutError, PathError
 from kvplan.execute.transfer import Transfer, check_after
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.plan.plan import Plan
 
 if TYPE_CHECKING:
+    from kvplan.agents.by_nixl.nixl_link import NixlLink
     from kvplan.agents.core import Core
-    from kvplan.agents.nixl_link import NixlLink
 
 READS, WRITES = True, False
+WAYS = ("auto", "direct", "packed")
 
 
 class Peer:
@@ -58,7 +61,8 @@ class Peer:
         deadline: float | None = None,
         by_layer: bool = False,
         priority: str = "normal",
-    ) -> PeerTransfer:
+        way: str = "auto",
+    ) -> PeerTransfer | PackedTransfer:
         """Begin a transfer, and return at once.
 
         Args:
@@ -69,8 +73,11 @@ class Peer:
             attempts: number of attempts in total, if the transfer itself fails. A dead peer is not tried again.
             deadline: seconds until the transfer is given up: cancelled if it has not begun, and otherwise ended with
                 an error, although its bytes may still move.
-            by_layer: whether to move layers in their order; see :meth:`kvplan.Executor.submit`. NIXL ignores it.
-            priority: ``"high"`` or ``"normal"``; see :meth:`kvplan.Executor.submit`. NIXL ignores it.
+            by_layer: whether to move layers in their order; see :meth:`kvplan.Executor.submit`. The direct way of NIXL
+                ignores it.
+            priority: ``"high"`` or ``"normal"``; see :meth:`kvplan.Executor.submit`. The direct way of NIXL ignores it.
+            way: over ``nixl``, ``"direct"`` posts a descriptor for each piece of memory; ``"packed"`` gathers pieces
+                into a few large messages, and the other end scatters them; ``"auto"`` takes the faster one.
 
         Raises:
             KVPlanError: ``plan`` is not a plan, ``note`` is not bytes, or another argument is wrong.
@@ -101,12 +108,40 @@ class Peer:
         if deadline is not None and (isinstance(deadline, bool) or not isinstance(deadline, Real) or not deadline > 0):
             raise KVPlanError(f"deadline is {deadline!r}; give a positive number of seconds, or None")
         after = None if isinstance(after, tuple) and not after else after
+        if way not in WAYS:
+            raise PathError(f"unknown way {quoted(way)}; expected one of {listed(WAYS)}")
         reading, transport = self._direction(plan)
         until = None if deadline is None else time.monotonic() + float(deadline)
         order = Order(plan, self.name, reading, note, attempts, deadline, until, after)
         if transport == "nixl":
-            return self._submit_nixl(order)
+            return self._submit_nixl(order, by_layer=by_layer, priority=priority, way=way)
+        if way == "packed":
+            raise PathError(f"nothing is packed over {transport!r}; the way 'packed' is for layouts over 'nixl'")
         return self._submit(order, transport, by_layer=by_layer, priority=priority)
+
+    def explain(self, plan: Plan) -> str:
+        """Return in one line how a plan would be moved, and why.
+
+        Raises:
+            KVPlanError: ``plan`` is not a plan.
+            PathError: the plan is not between this process and this peer.
+            LayoutError: the destination is read-only.
+
+        >>> import kvplan, numpy as np
+        >>> like = kvplan.KVLayout.from_tensors("block dim", np.zeros((4, 8), np.int8))
+        >>> pool = kvplan.allocate("block dim", like=like, shared=True)
+        >>> with kvplan.Agent("pool", {"kv": pool}) as owner, kvplan.Agent("worker", {}) as worker:
+        ...     peer = worker.meet(owner.card())
+        ...     peer.explain(kvplan.compile(like, peer.layouts["kv"]).plan([0], [2]))
+        "by shm: this process's executor moves the bytes; see Executor.explain"
+        """
+        if not isinstance(plan, Plan):
+            raise KVPlanError(f"plan is a {type(plan).__name__}; explain takes what CopyProgram.plan or join made")
+        reading, transport = self._direction(plan)
+        if transport != "nixl" or self.nixl is None:
+            return f"by {transport}: this process's executor moves the bytes; see Executor.explain"
+        way, why = self.nixl.way_of(plan, reading=reading)
+        return f"by nixl, {way}: {why}"
 
     def send(self, note: bytes) -> None:
         """Send a note now, behind the notes of transfers that have ended.
@@ -144,15 +179,34 @@ class Peer:
         transfer.launch(lane, opened, urgent=urgent)
         return transfer
 
-    def _submit_nixl(self, order: Order) -> PeerTransfer:
+    def _submit_nixl(self, order: Order, *, by_layer: bool, priority: str, way: str) -> PeerTransfer | PackedTransfer:
         core, nixl = self.core, self.nixl
         assert nixl is not None  # the transport is NIXL
+        if way == "packed" and (why := nixl.why_not_packed(order.plan, reading=order.reading)) is not None:
+            raise PathError(f"{order.plan!r} cannot be packed: {why}")
+        if way == "auto":
+            way, _ = nixl.way_of(order.plan, reading=order.reading)
+        if way == "packed":
+            return self._pack(order, by_layer=by_layer, priority=priority)
         if order.after is not None:
             check_after(order.after, gpu=True)
         lane = core.lanes.lane((id(nixl), order.after is not None))
         until = None if order.after is None else order.until  # NIXL itself keeps the deadline of what it has
         own = order._replace(note=b"", attempts=1, until=until)
         transfer = PeerTransfer(own, nixl, None, core.tally, lambda: nixl.start(order))
+        transfer.launch(lane, None)
+        return transfer
+
+    def _pack(self, order: Order, *, by_layer: bool, priority: str) -> PeerTransfer | PackedTransfer:
+        core, nixl = self.core, self.nixl
+        assert nixl is not None  # the transport is NIXL
+        if not (order.reading and order.note):
+            return nixl.pack(order, by_layer=by_layer, priority=priority)
+        lane = core.lanes.lane((id(nixl), "packed", priority))
+        own = order._replace(attempts=1, until=None, after=None)  # the packed transfer itself has these
+        transfer = PeerTransfer(
+            own, nixl, None, core.tally, lambda: nixl.pack(order, by_layer=by_layer, priority=priority)
+        )
         transfer.launch(lane, None)
         return transfer
 

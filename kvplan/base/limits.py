@@ -37,10 +37,11 @@ class Limits:
     views: int = 1 << 17  # (layer, part)s of a dump, each head counted if heads are separate allocations
     tensors: int = 1 << 17  # separate tensors of a spec: 256 GiB if each takes the 2 MiB of an allocator
 
-    # ---- recipes: halves of packed transfers, from a peer ------------------------------------------------------------
+    # ---- recipes: halves of packed transfers, from a peer -----------------------------------------------------------
 
     recipe_nbytes: int = 256 << 20  # of a whole recipe: 16 million units with 8 bytes each take 128 MiB
-    recipe_units: int = 1 << 24  # of one column: 9 GiB of single tokens of 576 bytes
+    recipe_units: int = 1 << 24  # addresses of units: 9 GiB of single tokens of 576 bytes
+    recipe_moved: int = 1 << 42  # bytes: all of the largest machine's memory
     recipe_sections: int = 1 << 12  # units of different sizes: a block of 256 MiB in slots of 1 MiB
     recipe_runs: int = 1 << 16  # rows of the run tables
     recipe_copies: int = 1 << 22  # of one unit: 128 layers, K and V, 64 tokens, 256 heads

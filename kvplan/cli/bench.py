@@ -74,7 +74,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--quick", action="store_true", help="two sizes, one count, decode: a few seconds; other options override it")
     add("--json", action="store_true", help="one JSON object (schema kvplan.bench)")
     add("--output", type=Path, metavar="FILE", help="also write the JSON object to a file")
-    add("--plot", type=_plot, metavar="FILE", help="draw FILE-bandwidth and FILE-frontier; .png or .svg")
+    add("--plot", type=_plot, metavar="FILE", help="draw the bandwidth, .png or .svg; figures beside compute become "
+        "FILE-frontier, where FILE has no suffix")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
@@ -82,7 +83,11 @@ def run(args: argparse.Namespace) -> int:
     from kvplan.measure.bench import Run
     from kvplan.measure.processes.process_bench import ProcessBench, ProcessRun
 
-    for option, path in (("--output", args.output), ("--plot", args.plot)):
+    for option, path in (
+        ("--output", args.output),
+        ("--plot", args.plot),
+        ("--plot", args.plot and _frontier_of(args.plot)),
+    ):
         if path is not None:
             check_file(option, str(path))
     if args.plot:
@@ -257,7 +262,7 @@ def _need_torch(device: str) -> None:
 
 
 def _asked(args: argparse.Namespace, device: str) -> Bench:
-    from kvplan.measure.grid import Bench, usual
+    from kvplan.measure.grid import EQUAL_NBYTES, Bench, usual
 
     told: dict[str, Any] = {name: value for name, value in (
         ("sizes", args.sizes), ("counts", args.counts), ("directions", args.directions), ("hosts", args.hosts),
@@ -266,6 +271,8 @@ def _asked(args: argparse.Namespace, device: str) -> Bench:
     ) if value is not None}  # fmt: skip
     if told.get("beside") == ("none",):
         told["beside"] = ()
+    if args.plot and not args.counts and not args.peer:
+        told["equal_nbytes"] = EQUAL_NBYTES  # a plot compares transfers of equal bytes
     return Bench(device, **(usual(device, args.peer, quick=args.quick) | told))
 
 
@@ -286,8 +293,10 @@ def _plots() -> Any:
 
 def _draw(path: Path, rows: Sequence[Row], ceilings: Ceilings | None) -> None:
     plots = _plots()
-    for name in ("bandwidth", "frontier"):
-        to = path.with_name(f"{path.stem}-{name}{path.suffix}")
+    made = [("bandwidth", path)]
+    if any(row.beside != IDLE for row in rows):
+        made.append(("frontier", _frontier_of(path)))
+    for name, to in made:
         try:
             figure = getattr(plots, name)(rows, ceilings)
         except KVPlanError as error:
@@ -295,6 +304,15 @@ def _draw(path: Path, rows: Sequence[Row], ceilings: Ceilings | None) -> None:
             continue
         plots.save(figure, to)
         note(f"drawn {to}")
+
+
+def _frontier_of(path: Path) -> Path:
+    """Return the file of the plot beside compute.
+
+    >>> _frontier_of(Path("made/bench.svg"))
+    PosixPath('made/bench-frontier.svg')
+    """
+    return path.with_name(f"{path.stem}-frontier{path.suffix}")
 
 
 def _device(text: str) -> str:

@@ -24,6 +24,7 @@ EXAMPLES = """examples:
   kvplan calibrate --device cuda:1 --output my-gpu.json
   kvplan calibrate --peers
   kvplan calibrate --device cuda:0 --peer cuda:1 --output my-pair.json
+  UCX_TLS=tcp kvplan calibrate --wire
   KVPLAN_PROFILE=my-gpu.json:my-pair.json python serve.py"""
 
 MOST_NAMED = 4  # most pairs of GPUs that a note names
@@ -38,12 +39,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                        help="measure copies from the GPU to this peer and back; the GPU makes them")  # fmt: skip
     which.add_argument("--peers", action="store_true",
                        help="measure all pairs of GPUs that reach each other, one pair of each kind")  # fmt: skip
+    which.add_argument("--wire", action="store_true",
+                       help="measure NIXL between two processes: host memory, or that of --device")  # fmt: skip
     parser.add_argument("--output", type=Path, metavar="FILE",
                         help="file of the profile (default: in the user's cache folder)")  # fmt: skip
     parser.add_argument("--alone", action="store_true",
                         help="do not average with earlier calibrations of this kind of GPU")  # fmt: skip
     parser.add_argument("--json", action="store_true",
-                        help="one JSON object (schema kvplan.calibrate, or kvplan.calibrate-peers)")  # fmt: skip
+                        help="one JSON object (schema kvplan.calibrate, -peers or -wire)")  # fmt: skip
 
 
 class Subject(NamedTuple):
@@ -80,6 +83,8 @@ class Saved(NamedTuple):
 
 def run(args: argparse.Namespace) -> int:
     """Measure, save the profile, and print it."""
+    if args.wire:
+        return _run_wire(args)
     if args.peers:
         return _run_peers(args)
     device = args.device or "cuda:0"
@@ -89,6 +94,30 @@ def run(args: argparse.Namespace) -> int:
         return 0
     show(*screen(saved.profile))
     note(f"\n{saved.words}")
+    return 0
+
+
+def _run_wire(args: argparse.Namespace) -> int:
+    """Measure a wire between two processes, save its profile, and print it."""
+    from kvplan.cli.answers.wire_rows import wire_screen
+    from kvplan.cost.store import check_writable
+    from kvplan.cost.wires.wire_store import save_wire, wire_name, wire_path
+    from kvplan.measure.wires.wire_calibration import calibrate_wire
+
+    device = args.device or "cpu"
+    path = args.output or wire_path(wire_name("UCX"), "DRAM" if device == "cpu" else "VRAM")
+    check_writable(path)  # before seconds of measuring
+    start = time.perf_counter()
+    with progress(silent=args.json) as tell:
+        profile, posts = calibrate_wire(device, tell=tell)
+    save_wire(profile, path)
+    seconds = time.perf_counter() - start
+    if args.json:
+        print_json("calibrate-wire", {"path": str(path), "seconds": round(seconds, 2), "profile": asdict(profile),
+                                      "measured": [one._asdict() for one in posts]})  # fmt: skip
+        return 0
+    show(*wire_screen(profile, posts))
+    note(f"\nsaved {path} ({exact(path.stat().st_size)}) after {seconds:.1f} seconds")
     return 0
 
 

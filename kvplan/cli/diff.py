@@ -10,7 +10,7 @@ from kvplan.advise.compare import Break, untouched
 from kvplan.cli.answers.diff_rows import FACT_HEADER, advice_rows, fact_rows, told_rows
 from kvplan.cli.answers.difference import NAMES, Difference, difference_of, differing
 from kvplan.cli.answers.layout_facts import UNIT, extent_facts, picked
-from kvplan.cli.arguments.sources import add_advice, add_pair, pair_of
+from kvplan.cli.arguments.sources import add_advice, add_pair, add_reinterpret, pair_of
 from kvplan.cli.screen.documents import print_json
 from kvplan.cli.screen.printing import PATIENCE, fact_table, number_table, progress, show
 from kvplan.plan.plan import direction_of
@@ -32,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.epilog = EXAMPLES
     add_pair(parser, ("A", "B"))
+    add_reinterpret(parser)
     parser.add_argument("--change", choices=("A", "B"),
                         help="the side that may change its order (default: the one on the host, else B)")  # fmt: skip
     add_advice(parser)
@@ -42,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the difference. Return 1 if the pair cannot be compiled."""
     src, dst = pair_of(args)
     with progress(silent=args.json, after=PATIENCE) as tell:
-        found = difference_of(src, dst, args.change, advice=args.advice, tell=tell)
+        found = difference_of(src, dst, args.change, reinterpret=args.reinterpret, advice=args.advice, tell=tell)
     if args.json:
         print_json("diff", _facts(found))
     else:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import argparse
 from shutil import get_terminal_size
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kvplan.cli.answers.layout_facts import extent_facts, picked, side_facts
+from kvplan.cli.answers.between_facts import add_wire, between_facts, between_rows, program_crossing
+from kvplan.cli.answers.layout_facts import extent_facts, picked, side_facts, unwritten_facts
 from kvplan.cli.answers.plan_facts import candidates_of, plan_of
-from kvplan.cli.arguments.sources import SIDES, add_blocks, add_pair, pair_of
+from kvplan.cli.arguments.sources import SIDES, add_blocks, add_pair, add_reinterpret, pair_of
 from kvplan.cli.arguments.values import whole
 from kvplan.cli.screen.documents import print_json
 from kvplan.cli.screen.printing import PATIENCE, progress
-from kvplan.plan.copy_program import CopyProgram, compile  # noqa: A004
+from kvplan.plan.copy_program import CopyProgram, compile_quietly
 from kvplan.program.explain import fitted
 from kvplan.program.program import BlockAxis, Run, RunGroup
+
+if TYPE_CHECKING:
+    from kvplan.plan.plan import Plan
 
 EXAMPLES = """examples:
   kvplan explain examples/specs/gpu_split_kv.toml \\
@@ -33,12 +37,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.epilog = EXAMPLES
     add_pair(parser)
+    add_reinterpret(parser)
     add_blocks(parser)
     for name in KNOBS:
         parser.add_argument(f"--{name.replace('_', '-')}", type=whole, metavar="N", help=f"the policy's {name}")
     parser.add_argument(
         "--by-layer", action="store_true", help="the plan is submitted by_layer: cut into groups of layers"
     )
+    add_wire(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object (schema kvplan.explain)")
 
 
@@ -50,21 +56,36 @@ def run(args: argparse.Namespace) -> int:
     policy = Policy(overlap=args.overlap, **{name: getattr(args, name) for name in KNOBS})
     with progress(silent=args.json, after=PATIENCE) as tell:
         tell(None, "compiling and planning")
-        compiled = compile(*pair_of(args))
+        compiled = compile_quietly(*pair_of(args), reinterpret=args.reinterpret)
         plan = plan_of(args, compiled)
         candidates, text = (
             ({}, "") if plan is None else candidates_of(plan, args.profile, policy, width, by_layer=args.by_layer)
         )
+        between = {} if args.wire is None else _between(args.wire, compiled, plan)
         explained = "" if args.json else compiled.explain(width)
     if args.json:
-        print_json("explain", _facts(compiled) | ({"plan": candidates} if candidates else {}))
+        held = {"plan": candidates, "between_machines": between}
+        print_json("explain", _facts(compiled) | {name: found for name, found in held.items() if found})
         return 0
     print(explained.rstrip("\n"))
     if text:
         print()
     for line in text.splitlines():
         print("\n".join(fitted(line, width, 4)))
+    if between:
+        print("\nbetween machines")
+        for name, words in between_rows(between):
+            print("\n".join(fitted(f"{name}: {words}", width, 4)))
     return 0
+
+
+def _between(name: str, compiled: CopyProgram, plan: Plan | None) -> dict[str, Any]:
+    """Return the cost of the plan on a wire, or of about 1 GiB of units if no blocks were given."""
+    from kvplan.cost.wires.crossing import crossing_of
+
+    if plan is None:
+        return between_facts(*program_crossing(compiled.program), name)
+    return between_facts(crossing_of(plan), plan.units, name)
 
 
 def _facts(compiled: CopyProgram) -> dict[str, Any]:
@@ -77,6 +98,7 @@ def _facts(compiled: CopyProgram) -> dict[str, Any]:
         **picked(program, PROGRAM),
         "extents": {side: extent_facts(program, side) for side in SIDES},
         "groups": [_group(group) for group in program.groups],
+        "unwritten": unwritten_facts(compiled.unwritten),
         "text": compiled.explain(),
     }
 

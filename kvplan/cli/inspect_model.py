@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from kvplan.base.numbers import between, binary, duration, exact
@@ -10,11 +11,15 @@ from kvplan.catalogue.config import read_config
 from kvplan.catalogue.layouts import layout_for
 from kvplan.catalogue.models import Model, find_model, models
 from kvplan.cli.answers.model_facts import CONTEXTS, Question, choose, model_facts
+from kvplan.cli.answers.model_times import ROUTES, Costs
 from kvplan.cli.answers.peer_facts import KERNEL_SHARE, LINKS, Peer, link
+from kvplan.cli.arguments.sources import add_advice, add_costs
 from kvplan.cli.arguments.values import context_lengths, positive, rate
 from kvplan.cli.screen.documents import print_json
 from kvplan.cli.screen.pictures import add_pictures, check_pictures, draw_pictures
 from kvplan.cli.screen.printing import fact_table, number_table, show
+from kvplan.cost.policy import Policy
+from kvplan.cost.store import profile_of
 from kvplan.errors import KVPlanError
 from kvplan.layout.kvlayout import KVLayout
 
@@ -47,12 +52,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--blocks", type=positive, default=1024, metavar="N", help="on the device (default 1024)")
     add("--link-gbps", type=rate, default=LINK_GBPS, metavar="GB/S",
         help=f"of the link, in 10^9 bytes a second (default {LINK_GBPS})")  # fmt: skip
-    add("--tokens", type=context_lengths, default=CONTEXTS, metavar="N,...",
-        help="of requests; 32k is 32,768 (default 1k,32k,128k)")  # fmt: skip
+    add("--contexts", "--tokens", type=context_lengths, default=CONTEXTS, metavar="N,...",
+        help="tokens of requests; 32k is 32,768 (default 1k,32k,128k)")  # fmt: skip
     add("--peer", type=link, metavar="LINK",
         help=f"also to another GPU: {' or '.join(LINKS)}, or the GB/s of one large copy")  # fmt: skip
     add("--peer-layout", metavar="NAME", help="on that GPU, as for --engine (default: as --engine)")
     add("--peer-block-tokens", type=positive, metavar="N", help="on that GPU (default: as on the device)")
+    add_costs(parser)
+    add_advice(parser)
     add_pictures(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object (schema kvplan.inspect-model)")
 
@@ -90,7 +97,12 @@ def _question(args: argparse.Namespace, model: Model) -> Question:
     host = choose(args.host or "", "host", kind)
     host_tokens = args.host_block_tokens or args.block_tokens
     return Question(device, host, args.dtype, args.tp, args.block_tokens, host_tokens, args.blocks, args.link_gbps,
-                    args.tokens, _peer(args, kind))  # fmt: skip
+                    args.contexts, _peer(args, kind), _costs(args))  # fmt: skip
+
+
+def _costs(args: argparse.Namespace) -> Costs:
+    profile, where = profile_of(args.profile)
+    return Costs(profile, Policy(overlap=args.overlap), where, args.advice)
 
 
 def _peer(args: argparse.Namespace, kind: str) -> Peer | None:
@@ -124,6 +136,9 @@ def _show(facts: dict[str, Any]) -> None:
                      right=(1, 2, 3, 4, 5, 6)),
         number_table(("context", "blocks", "bytes a rank", "", "runs", "at the link"),
                      map(_context, facts["contexts"]), right=(0, 1, 2, 3, 4, 5)),
+        number_table(("context", *(f"{route} by the best path" for route in ROUTES)),
+                     map(_times, facts["contexts"]), right=(0,)),
+        fact_table(_better(facts)),
         *(_peer_tables(facts) if "peer" in facts else ()),
     )  # fmt: skip
 
@@ -232,6 +247,27 @@ def _context(context: dict[str, Any]) -> tuple[str, ...]:
         f"{context['runs']:,}",
         duration(context["seconds"]),
     )
+
+
+def _times(context: dict[str, Any]) -> tuple[str, ...]:
+    """Return the length of a context, and the time and path of its load and its store."""
+    found = (context[route] for route in ROUTES)
+    return _length(context["tokens"]), *(f"{duration(one['seconds'])}, {' + '.join(one['paths'])}" for one in found)
+
+
+def _better(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the profile of the predicted times, and the better order of each group's host side."""
+    yield "times", f"predicted, {facts['profile']}"
+    for one in facts["better"]:
+        name = f" of {one['group']}" * (len(facts["better"]) > 1)
+        if one["notation"] is None:
+            yield "better", f"none{name}, of {one['tried']:,} orders of the host side"
+            continue
+        yield "better", f"{one['notation']}{name}, blocks of {one['block_tokens']:,} tokens"
+        times = (
+            f"{route} {duration(one['seconds'][route])} instead of {duration(one['now'][route])}" for route in ROUTES
+        )
+        yield "", f"{_length(one['tokens'])} tokens: {', '.join(times)}"
 
 
 def _context_to_peer(context: dict[str, Any]) -> tuple[str, ...]:

@@ -33,6 +33,7 @@ COMMANDS = {
     "verify": "move markers from one layout to another and back, and check what arrived",
     "report": "put all of this on one page, to attach to an issue",
     "pairs": "print how every device layout of the catalogue moves to every host layout",
+    "wires": "print what requests take between machines, direct and packed",
     "backends": "list the engines whose tensors kvplan can describe",
     "calibrate": "measure this GPU, so that transfers take the fastest path",
     "bench": "time every path on this machine, and other programs that move the same blocks",

@@ -11,7 +11,7 @@ from typing import Any
 from kvplan.base.numbers import count_of, exact
 from kvplan.cli.answers.layout_facts import side_facts
 from kvplan.cli.answers.plan_facts import by_size, listed_ids, run_lengths
-from kvplan.cli.arguments.sources import SIDES, add_pair, pair_of
+from kvplan.cli.arguments.sources import SIDES, add_pair, add_reinterpret, pair_of
 from kvplan.cli.arguments.values import block_ids, whole
 from kvplan.cli.screen.documents import print_json
 from kvplan.cli.screen.printing import PATIENCE, fact_table, number_table, progress, show
@@ -30,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.epilog = EXAMPLES
     add_pair(parser)
+    add_reinterpret(parser)
     for side, done in zip(SIDES, ("read", "written"), strict=True):
         parser.add_argument(f"--{side}", type=block_ids, required=True, metavar="IDS",
                             help=f"blocks {done}, in order of tokens: 0,1,4-7")  # fmt: skip
@@ -62,9 +63,9 @@ def _facts(args: argparse.Namespace, src: KVLayout, dst: KVLayout) -> dict[str, 
     """Return the facts of the plan. Its descriptors are in order of destination."""
     import numpy as np
 
-    from kvplan.plan.copy_program import compile  # noqa: A004
+    from kvplan.plan.copy_program import compile_quietly
 
-    program = compile(src, dst)
+    program = compile_quietly(src, dst, reinterpret=args.reinterpret)
     ids = listed_ids("--src", args.src, src), listed_ids("--dst", args.dst, dst)
     plan = program.plan(*ids, args.src_skip, args.dst_skip)
     made = plan.descriptors(args.max_bytes)

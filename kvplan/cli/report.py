@@ -17,7 +17,7 @@ from kvplan.cli.answers.layout_rows import axis_rows, summary_rows, view_title
 from kvplan.cli.answers.place_rows import place_rows
 from kvplan.cli.answers.plan_facts import candidates_of, plan_of
 from kvplan.cli.answers.verdict import called, commands_of, order_bars, path_bars, times_of, verdict_rows
-from kvplan.cli.arguments.sources import add_advice, add_blocks, add_pair, pair_of, source_of
+from kvplan.cli.arguments.sources import add_advice, add_blocks, add_pair, add_reinterpret, pair_of, source_of
 from kvplan.cli.arguments.values import span
 from kvplan.cli.screen.documents import check_file, print_json, write_file
 from kvplan.cli.screen.printing import PATIENCE, Tell, progress
@@ -39,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.epilog = EXAMPLES
     add_pair(parser, ("A", "B"), both=False)
+    add_reinterpret(parser)
     parser.add_argument("--output", required=True, metavar="FILE", help="the page")
     add_blocks(parser, ("A", "B"))
     add_advice(parser)
@@ -82,7 +83,7 @@ def _pair_sections(
     src: KVLayout, dst: KVLayout, args: argparse.Namespace, tell: Tell
 ) -> tuple[list[Section], bool, bool | None]:
     tell(None, "comparing")
-    found = difference_of(src, dst, advice=args.advice, tell=tell)
+    found = difference_of(src, dst, reinterpret=args.reinterpret, advice=args.advice, tell=tell)
     told = table([*told_rows(found), *advice_rows(found)])
     beside = sides(f"<h3>A</h3>{_facts(src)}", f"<h3>B</h3>{_facts(dst)}")
     # Half a page is too narrow for a picture.
@@ -94,7 +95,7 @@ def _pair_sections(
     verified = None
     if found.made is not None:
         tell(None, "verifying")
-        section, verified = _verified(src, dst)
+        section, verified = _verified(src, dst, reinterpret=args.reinterpret)
         made += [*_program(src, dst, args), section]
     verdict = _verdict(found, args, verified)
     return [verdict, *made, *_address(src, args), _machine(), *_commands(args)], found.made is not None, verified
@@ -137,11 +138,11 @@ def _picture(layout: KVLayout) -> str:
 
 def _program(src: KVLayout, dst: KVLayout, args: argparse.Namespace) -> Iterator[Section]:
     from kvplan.cost.policy import Policy
-    from kvplan.plan.copy_program import compile  # noqa: A004
+    from kvplan.plan.copy_program import compile_quietly
 
     policy = Policy(overlap=args.overlap)
     try:
-        program = compile(src, dst)
+        program = compile_quietly(src, dst, reinterpret=args.reinterpret)
     except IncompatibleLayoutsError:  # the difference already says this
         return
     yield Section(
@@ -152,12 +153,12 @@ def _program(src: KVLayout, dst: KVLayout, args: argparse.Namespace) -> Iterator
         yield Section("Plan", text(candidates_of(plan, args.profile, policy)[1]))
 
 
-def _verified(src: KVLayout, dst: KVLayout) -> tuple[Section, bool | None]:
+def _verified(src: KVLayout, dst: KVLayout, *, reinterpret: bool) -> tuple[Section, bool | None]:
     """Move markers to the other layout and back, as ``kvplan verify`` does by default."""
     from kvplan.cli.answers.marker_facts import verify_facts, verify_rows
 
     try:
-        facts = verify_facts(src, dst, None)
+        facts = verify_facts(src, dst, None, reinterpret=reinterpret)
     except LayoutError as error:  # a block is too large, or the system has no addresses left
         return Section("Verification", text(f"not tried: {error}")), None
     return Section("Verification", table(verify_rows(facts))), facts["ok"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from kvplan.cli.answers.marker_facts import verify_facts, verify_rows
-from kvplan.cli.arguments.sources import add_pair, pair_of
+from kvplan.cli.arguments.sources import add_pair, add_reinterpret, pair_of
 from kvplan.cli.arguments.values import whole
 from kvplan.cli.screen.documents import print_json
 from kvplan.cli.screen.printing import PATIENCE, fact_table, progress, show
@@ -26,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.epilog = EXAMPLES
     add_pair(parser)
+    add_reinterpret(parser)
     parser.add_argument("--blocks", type=whole, metavar="N",
                         help="number of the larger blocks (default 8, or fewer: those that 4 MiB hold)")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="one JSON object (schema kvplan.verify)")
@@ -35,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     """Move markers to the other layout and back, and print whether all of them arrived."""
     with progress(silent=args.json, after=PATIENCE) as tell:
         tell(None, "moving markers there and back")
-        facts = verify_facts(*pair_of(args), args.blocks)
+        facts = verify_facts(*pair_of(args), args.blocks, reinterpret=args.reinterpret)
     if args.json:
         print_json("verify", facts)
     else:

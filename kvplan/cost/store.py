@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from kvplan.base.files import write_whole
 from kvplan.base.limits import LIMITS
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 # profile is used for loads, stores and copies within a GPU; a pair's profile for copies between GPUs.
 CHOSEN = "KVPLAN_PROFILE"
 SHIPPED = Path(__file__).parent / "profiles"
+Profile = TypeVar("Profile")
 _log = logging.getLogger("kvplan")
 
 
@@ -51,7 +52,7 @@ def key(gpu: str, driver: str, generation: int | None, width: int | None) -> str
     ('nvidia-h100-80gb-hbm3_580.159.04_pcie5x16', 'nvidia-gb10_any_link')
     """
     link = "link" if generation is None or width is None else f"pcie{generation}x{width}"
-    return f"{_slug(gpu)}_{_digits(driver)}_{link}"
+    return f"{slug(gpu)}_{_digits(driver)}_{link}"
 
 
 def pair_key(gpu: str, peer: str, driver: str, link: str) -> str:
@@ -60,10 +61,15 @@ def pair_key(gpu: str, peer: str, driver: str, link: str) -> str:
     >>> pair_key("NVIDIA H200", "NVIDIA H200", "580.159.04", "nvlink18")
     'nvidia-h200_to_nvidia-h200_580.159.04_nvlink18'
     """
-    return f"{_slug(gpu)}_to_{_slug(peer)}_{_digits(driver)}_{link}"
+    return f"{slug(gpu)}_to_{slug(peer)}_{_digits(driver)}_{link}"
 
 
-def _slug(gpu: str) -> str:
+def slug(gpu: str) -> str:
+    """Return a name as a file's name has it.
+
+    >>> slug("NVIDIA H100 80GB HBM3")
+    'nvidia-h100-80gb-hbm3'
+    """
     return re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-") or "gpu"
 
 
@@ -87,9 +93,14 @@ def save(profile: DeviceProfile, path: Path) -> None:
     Raises:
         KVPlanError: the file cannot be written.
     """
+    save_text(profile.to_json(), path)
+
+
+def save_text(text: str, path: Path) -> None:
+    """Write the text of any profile to a file, and make its folder if it is missing; raise KVPlanError if it cannot."""
     try:
         Path(os.path.realpath(path)).parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, profile.to_json().encode())
+        write_whole(path, text.encode())
     except OSError as error:
         raise KVPlanError(f"the profile cannot be written to {path}: {error.strerror or error}") from None
 
@@ -116,8 +127,21 @@ def read(path: Path) -> DeviceProfile:
     Raises:
         KVPlanError: the file cannot be read, or is not a profile; the message names the file and the reason.
     """
+    return read_text(path, from_json)
+
+
+def read_text(path: Path, parse: Callable[[str], Profile]) -> Profile:
+    """Read any profile in a file.
+
+    Args:
+        path: the file.
+        parse: function that reads the profile from the file's text, and raises KVPlanError if it is wrong.
+
+    Raises:
+        KVPlanError: the file cannot be read, or is not such a profile; the message names the file and the reason.
+    """
     try:
-        return from_json(read_whole(path, LIMITS.profile_nbytes))
+        return parse(read_whole(path, LIMITS.profile_nbytes))
     except UnicodeDecodeError:
         raise KVPlanError(f"{path}: no text") from None
     except OSError as error:

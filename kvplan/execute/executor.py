@@ -7,9 +7,11 @@ import re
 import sys
 import weakref
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
+from kvplan.base.integers import optional_integer
 from kvplan.cost.policy import Policy
 from kvplan.cuda.handles import lender
 from kvplan.errors import KVPlanError, PathError, TransferError
@@ -21,6 +23,7 @@ from kvplan.plan.plan import Plan
 if TYPE_CHECKING:
     from kvplan.cost.model import Candidate
     from kvplan.cost.profile import DeviceProfile
+    from kvplan.execute.layerwise import LayerwiseTransfer
 
 log = logging.getLogger("kvplan.execute")
 PRIORITIES = ("normal", "high")
@@ -208,6 +211,44 @@ class Executor:
         if log.isEnabledFor(logging.DEBUG):
             log.debug("submit %r, priority %s", plan, priority, extra={"kvplan_nbytes": plan.nbytes})
         return self._submit(plan, after, by_layer=by_layer, urgent=priority == "high")
+
+    def begin(self, plan: Plan, *, groups: int | None = None, priority: str = "normal") -> LayerwiseTransfer:
+        """Begin a transfer whose layers are submitted one by one, such as a store while the model computes.
+
+        It moves nothing yet. Each :meth:`LayerwiseTransfer.submit` queues one layer behind the stream that writes it.
+        The transfer has one end, and :meth:`stats` counts each group of layers.
+
+        Args:
+            plan: the plan of all layers.
+            groups: maximum number of submits; neighbouring layers then move together. By default each layer has its
+                own. A plan whose layers cannot move apart is moved with its last layer.
+            priority: as in :meth:`submit`.
+
+        Raises:
+            TransferError: the executor is closed, or belongs to the parent process of a fork.
+            KVPlanError: ``plan`` is not a plan or has no layers, ``groups`` is not a positive integer, or ``priority``
+                is unknown.
+
+        >>> import kvplan, numpy as np
+        >>> layout = kvplan.KVLayout.from_tensors("layer block token dim", np.zeros((2, 8, 4, 16), np.int8))
+        >>> with Executor() as executor:
+        ...     store = executor.begin(kvplan.compile(layout, layout).plan([0], [5]))
+        ...     for layer in (0, 1):
+        ...         store.submit(layer)
+        ...     store.synchronize()
+        """
+        from kvplan.execute.layerwise import LayerwiseTransfer
+
+        self._backend.check_open()
+        if not isinstance(plan, Plan):
+            raise KVPlanError(f"plan is a {type(plan).__name__}; begin takes what CopyProgram.plan or join made")
+        if not plan.layers:
+            raise KVPlanError(f"{plan!r} has no layers; submit it as a whole")
+        if priority not in PRIORITIES:
+            raise KVPlanError(f"priority is {priority!r}; give 'high' or 'normal'")
+        count = optional_integer("groups", groups, least=1, error=KVPlanError)
+        submit = partial(self.submit, priority=priority)
+        return LayerwiseTransfer(plan, len(plan.layers) if count is None else count, submit, self.prepare)
 
     def candidates(self, plan: Plan, *, by_layer: bool = False) -> list[Candidate]:
         """Return each path with its predicted cost for a plan: first the path that ``auto`` takes, last unusable paths.

@@ -226,7 +226,9 @@ def assemble(
                         shared[key] = replace(alike, block=block, table=table, head=alike.head or heads,
                                               head_start=alike.head_start + head)  # fmt: skip
                     placed[position].append((start, shared[key]))
-            components += [Component(number, part, start + inside, form) for start, form in placed[position]]
+            components += [
+                Component(number, part, start + inside, form, first.dtype) for start, form in placed[position]
+            ]
     check_bounds(components, regions)
     check_disjoint(components, budget)
     order = dict(sorted(counts.items(), key=lambda item: _AXIS_ORDER.index(item[0])))

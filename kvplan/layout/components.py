@@ -156,12 +156,14 @@ class Component:
         layer: global number of the layer.
         part: ``"k"``, ``"v"``, ``"kv"`` or the name of an extra.
         address: address of the first byte of block 0, token 0 and the first head.
+        dtype: name of the element type, ``""`` if it is not known; never compared, since it moves no byte.
     """
 
     layer: int
     part: str
     address: int
     form: Form
+    dtype: str = field(default="", compare=False)
 
     def __str__(self) -> str:
         return f"layer {self.layer} {self.part!r}"

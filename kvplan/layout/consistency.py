@@ -141,3 +141,21 @@ def check_dtype(dtype: object, itemsize: object) -> tuple[str, tuple[int | None,
         right = ITEMSIZE.get(dtype)
         raise LayoutError(f"itemsize is {quoted(itemsize)}; that of {quoted(dtype)} is {right or 'not known: null'}")
     return dtype, tuple(ITEMSIZE.get(name) for name in names)
+
+
+def part_dtype(given: object, dtype: str, where: str) -> str:
+    """Return the dtype of some components of a dump; ``""`` if merged layouts do not tell which of theirs.
+
+    Args:
+        given: dtype of the components in the document; empty if it is not known; None if it is the layout's.
+        dtype: dtype of the layout.
+        where: place in the document.
+
+    Raises:
+        LayoutError: the layout has no such dtype.
+    """
+    if given is None:
+        return "" if _MORE in dtype else dtype
+    if not isinstance(given, str) or given not in ("", *dtype.split(_MORE)):
+        raise LayoutError(f"{where}.dtype is {quoted(given)}; the layout's dtype is {quoted(dtype)}")
+    return given

@@ -21,7 +21,7 @@ from kvplan.errors import LayoutError, NotationError
 from kvplan.layout.address_ranges import check_bounds
 from kvplan.layout.build import part_name
 from kvplan.layout.components import INT64_MAX, Built, Component, Form, Region, subblocks_of
-from kvplan.layout.consistency import check_dtype, check_told
+from kvplan.layout.consistency import check_dtype, check_told, part_dtype
 from kvplan.layout.disjoint import check_disjoint
 from kvplan.layout.dtypes import ITEMSIZE
 from kvplan.layout.notation import Notation, parse
@@ -46,9 +46,10 @@ def document_of(layout: Built) -> dict[str, Any]:
     ('kvplan.layout/1', 1, [[4, 16]])
     """
     order = {part: k for k, part in enumerate(layout.parts)}
-    forms: dict[Form, dict[str, list[Component]]] = {}
+    forms: dict[Form, dict[tuple[str, str | None], list[Component]]] = {}
     for component in sorted(layout.components, key=lambda c: (c.layer, order[c.part])):
-        forms.setdefault(component.form, {}).setdefault(component.part, []).append(component)
+        dtype = component.dtype if component.dtype != layout.dtype else None  # merged layouts have several
+        forms.setdefault(component.form, {}).setdefault((component.part, dtype), []).append(component)
     return {
         "schema": SCHEMA,
         "notation": layout.notation,
@@ -74,7 +75,7 @@ def document_of(layout: Built) -> dict[str, Any]:
     }
 
 
-def _group(form: Form, held: Mapping[str, Sequence[Component]]) -> dict[str, Any]:
+def _group(form: Form, held: Mapping[tuple[str, str | None], Sequence[Component]]) -> dict[str, Any]:
     return {
         **{axis: [list(factor) for factor in getattr(form, axis)] for axis in ("block", "token", "head", "dim")},
         "head_start": form.head_start,
@@ -83,7 +84,8 @@ def _group(form: Form, held: Mapping[str, Sequence[Component]]) -> dict[str, Any
         "table": None if form.table is None else list(form.table),
         "held": [
             {"part": part, "layers": [c.layer for c in some], "addresses": [c.address for c in some]}
-            for part, some in held.items()
+            | ({} if dtype is None else {"dtype": dtype})
+            for (part, dtype), some in held.items()
         ],
     }
 
@@ -158,7 +160,7 @@ def built_from_dump(dump: Mapping[str, Any], budget: Budget | None = None) -> Bu
     components: list[Component] = []
     for k, entry in enumerate(_listed(dump, "components", "", least=1)):
         components += _components(
-            entry, f"components[{k}]", num_blocks, block_tokens, budget, subblocked="subblock" in sizes
+            entry, f"components[{k}]", num_blocks, block_tokens, budget, dtype, subblocked="subblock" in sizes
         )
     budget.use("components", len({(component.layer, component.part) for component in components}))
     components = _in_order(components, order)
@@ -197,7 +199,7 @@ def _in_order(components: Sequence[Component], order: Mapping[str, int]) -> list
     if lacked := [part for part in order if part not in held]:
         raise LayoutError(f"parts name {quoted(lacked[0])}, and no component holds it")
     shared: dict[Form, Form] = {}
-    alike = [Component(c.layer, c.part, c.address, shared.setdefault(c.form, c.form)) for c in components]
+    alike = [Component(c.layer, c.part, c.address, shared.setdefault(c.form, c.form), c.dtype) for c in components]
     return sorted(alike, key=lambda c: (c.layer, order[c.part], c.form.head_start))
 
 
@@ -245,7 +247,7 @@ def _region(entry: Any, where: str, *, virtual: bool) -> Region:
 
 
 def _components(
-    entry: Any, where: str, num_blocks: int, block_tokens: int, budget: Budget, *, subblocked: bool
+    entry: Any, where: str, num_blocks: int, block_tokens: int, budget: Budget, dtype: str, *, subblocked: bool
 ) -> Iterator[Component]:
     form = _form(entry, where, num_blocks, block_tokens, subblocked=subblocked)
     for k, held in enumerate(_listed(entry, "held", f"{where}.", least=1)):
@@ -256,8 +258,9 @@ def _components(
         if len(layers) != len(addresses) or not layers:
             raise LayoutError(f"{place} has {len(layers)} layers and {len(addresses)} addresses; they go together")
         budget.use("views", len(layers))
+        own = part_dtype(held.get("dtype"), dtype, place)
         for layer, address in zip(layers, addresses, strict=True):
-            yield Component(layer, part, address, form)
+            yield Component(layer, part, address, form, own)
 
 
 def _form(entry: Any, where: str, num_blocks: int, block_tokens: int, *, subblocked: bool) -> Form:

@@ -78,7 +78,7 @@ def slice_heads(components: Sequence[Component], heads: range) -> list[Component
         if id(form) not in forms:
             forms[id(form)] = _head_slice(form, mine)
         sliced, shift = forms[id(form)]
-        kept.append(Component(component.layer, component.part, component.address + shift, sliced))
+        kept.append(Component(component.layer, component.part, component.address + shift, sliced, component.dtype))
     return kept
 
 
@@ -219,7 +219,7 @@ def _with_forms(
         changed = known[id(c.form)]
         if changed is None:
             return None
-        components.append(Component(c.layer, c.part, c.address + changed[1], changed[0]))
+        components.append(Component(c.layer, c.part, c.address + changed[1], changed[0], c.dtype))
     sizes = {axis: size for axis, size in layout.sizes.items() if not axis.startswith(("token.", "block."))}
     sizes.update(block=num_blocks, token=block_tokens)
     return layout._replace(components=tuple(components), num_blocks=num_blocks, block_tokens=block_tokens, sizes=sizes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -142,7 +143,11 @@ def _one(spec: Mapping[str, Any], budget: Budget) -> Built:
     )
     seams = _sequence(spec, "seams") if "seams" in spec else ()
     plain = {name: size for name, size in sizes.items() if name != "kv"}
-    return assemble(notation, tensors, nested, plain, naming, seams, budget)
+    built = assemble(notation, tensors, nested, plain, naming, seams, budget)
+    if "dtype" in spec:
+        return built
+    components = tuple(replace(component, dtype="") for component in built.components)  # only their bytes are known
+    return built._replace(components=components)
 
 
 def _check_counts(notation: Notation, sizes: Mapping[str, int]) -> None:

@@ -17,6 +17,7 @@ from kvplan.measure.workload import DIRECTIONS, HOSTS, WORD, Geometry
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = (512, 2 * KIB, 8 * KIB, 32 * KIB, 128 * KIB, MIB)
 COUNTS = (16, 1024, 65536)
+EQUAL_NBYTES = 32 * MIB  # of the transfers that a plot compares
 KINDS = ("decode", "prefill")
 MOST_BLOCK_RUNS = 64
 WHOLE = 0  # a count that stands for as many whole blocks as the memory holds
@@ -85,6 +86,7 @@ class Bench:
         device: ``"cuda:N"``; or ``"cpu"``, with both sides in CPU memory and no measurement beside compute.
         sizes: bytes per run.
         counts: runs per transfer; 0 for as many whole blocks as ``most_nbytes`` holds.
+        equal_nbytes: bytes of a further transfer of every size, if it fits; 0 for none.
         directions, hosts: see :class:`kvplan.measure.workload.Geometry`.
         paths: names of paths and baselines; empty for all.
         beside: kinds of compute.
@@ -112,6 +114,7 @@ class Bench:
     most_nbytes: int = 256 * MIB
     peer: str | None = None
     beside_on: tuple[str, ...] = (ON_DEVICE,)
+    equal_nbytes: int = 0
 
     def __post_init__(self) -> None:
         if self.peer is not None and "cpu" in (self.device, self.peer):
@@ -173,7 +176,8 @@ class Bench:
                 if size * runs > self.most_nbytes]  # fmt: skip
 
     def _all(self, size: int) -> set[int]:
-        return {self.runs(size, count) for count in self.counts}
+        equal = self.equal_nbytes // size // 2 * 2  # a block has K and V
+        return {self.runs(size, count) for count in self.counts} | ({equal} if equal else set())
 
 
 class Task(NamedTuple):
@@ -239,7 +243,7 @@ def tasks(bench: Bench) -> list[Task]:
         for host in bench.hosts:
             line = [Task(Geometry(direction, host, size, counts[rank],
                                   block_runs_of(counts[rank], size, bench.most_nbytes, bench.most_block_runs)), IDLE)
-                    for rank in range(len(bench.counts)) for size, counts in fitting.items()
+                    for rank in range(len(bench.counts) + bool(bench.equal_nbytes)) for size, counts in fitting.items()
                     if rank < len(counts)]  # fmt: skip
             lines.append(line)
     nbytes, block = ((BESIDE_NBYTES, BESIDE_BLOCK_RUNS) if bench.peer is None else

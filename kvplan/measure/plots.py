@@ -19,9 +19,9 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import Bbox
 
-from kvplan.base.numbers import rate, spelled
+from kvplan.base.numbers import rate, rounded, spelled
 from kvplan.errors import KVPlanError
-from kvplan.measure.rows import IDLE, SUFFIXES, Ceilings, Row, at_largest_count, pareto, pooled, where
+from kvplan.measure.rows import IDLE, SUFFIXES, Ceilings, Row, at_equal_bytes, pareto, pooled, where
 
 INCHES, DPI = (10.0, 6.0), 150
 # Okabe and Ito's colours, which colour-blind readers can distinguish. Markers and dashes also distinguish paths.
@@ -33,6 +33,7 @@ GAP, FAR = 7.0, 12.0  # pixels from a point to its label, and the distance from 
 SMALL, TINY, WIDE = 9.0, 7.5, 6.0  # font sizes and line width, in points
 ROOM = 1.14  # the top of an axis, divided by the ceiling
 PAPER: Any = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.4}  # behind a label
+MEMCPY = "numpy memcpy"  # the baseline whose line stands for the ceiling of a CPU
 STYLE: Any = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial", "sans-serif"],
@@ -60,7 +61,7 @@ LOOKS = {
     "cuMemcpyBatchAsync": Look(SKY, "P", "--"),
     "cuMemcpyAsync a run": Look(PURPLE, "X", ":"),
     "torch indexing": Look(GREY, "D", "-."),
-    "numpy memcpy": Look(SKY, "P", "--"),
+    MEMCPY: Look(SKY, "P", "--"),
     "one large copy": Look(DARK, "*", ":"),
     "NCCL send/recv": Look(PURPLE, "X", ":"),
 }
@@ -70,18 +71,19 @@ OTHER = Look(GREY, "h", "-.")
 def bandwidth(rows: Iterable[Row], ceilings: Ceilings) -> Figure:
     """Draw GB/s against run size, with a panel per direction and host, a line per path, and a dashed ceiling.
 
-    For each run size, it draws the row with most runs. It leaves out rows beside compute, and rows without a figure.
+    All points move the same bytes, nearly: those that were measured for the most run sizes. Rows beside compute, and
+    rows without a figure, are left out. A memcpy that has a line of its own has no ceiling.
 
     Raises:
         KVPlanError: no row has a figure.
     """
-    panels = at_largest_count(rows)
+    nbytes, panels = at_equal_bytes(rows)
     if not panels:
         raise KVPlanError("no row has a figure: there is no bandwidth to draw")
     directions = sorted({direction for direction, _ in panels})
     hosts = sorted({host for _, host in panels})
     figure, grid = _panels(
-        len(hosts), len(directions), "GB/s against bytes of a run; of each size, the most runs that were measured"
+        len(hosts), len(directions), f"GB/s against bytes of a run; every transfer moves {rounded(nbytes)}"
     )
     sizes = sorted({row.run_nbytes for paths in panels.values() for some in paths.values() for row in some})
     for r, host in enumerate(hosts):
@@ -90,9 +92,12 @@ def bandwidth(rows: Iterable[Row], ceilings: Ceilings) -> Figure:
             paths = panels.get((direction, host), {})
             for path in _ordered(paths):
                 _line(axes, paths[path])
-            ceiling = ceilings.of(direction)
-            top = max([ceiling, *(row.gbps or 0.0 for some in paths.values() for row in some)])
-            _ceiling(axes, ceiling, ceilings.what, top * ROOM)
+            drawn = [row.gbps or 0.0 for some in paths.values() for row in some]
+            if ceilings.hard or MEMCPY not in paths:
+                ceiling = ceilings.of(direction)
+                _ceiling(axes, ceiling, ceilings.what, max([ceiling, *drawn]) * ROOM)
+            else:
+                axes.set_ylim(0, max(drawn) * ROOM)
             axes.set_title(f"{direction}, {pooled(direction, host)}", fontsize=SMALL + 1, loc="left")
             axes.set_xscale("log", base=2)
             axes.set_xlim(sizes[0] / 2**0.5, sizes[-1] * 2**0.5)

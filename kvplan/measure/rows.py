@@ -12,6 +12,7 @@ from kvplan.errors import KVPlanError
 from kvplan.measure.workload import Geometry
 
 TOLERANCE = 0.03  # share above the ceiling that is accepted: two measurements of one link differ by it
+REST = 0.1  # share of a transfer's bytes that whole blocks may leave out
 IDLE = "idle"
 SUFFIXES = (".png", ".svg")  # of plots
 ON_DEVICE, ON_PEER = "device", "peer"  # the GPU on which compute runs: the measured GPU, or its peer
@@ -204,16 +205,38 @@ def pareto(rows: Iterable[Row]) -> list[Row]:
     return front
 
 
-def at_largest_count(rows: Iterable[Row]) -> dict[tuple[str, str], dict[str, list[Row]]]:
-    """Return rows with a figure, measured alone, by (direction, host) and path: per run size, the row of most runs."""
-    found: dict[tuple[str, str], dict[str, dict[int, Row]]] = {}
+def equal_bytes(rows: Iterable[Row]) -> int:
+    """Return the bytes of a transfer that rows of the most sizes have, nearly; of several, the most. 0 without rows.
+
+    >>> rows = [Row("load", "contiguous", size, runs, 2, "kernel", gbps=1.0) for size, runs in
+    ...         ((512, 16), (512, 1024), (8192, 64), (8192, 1024))]
+    >>> equal_bytes(rows)
+    524288
+    """
+    sizes: dict[int, set[int]] = {}
     for row in rows:
-        if row.beside != IDLE or row.gbps is None:
-            continue
-        sizes = found.setdefault((row.direction, row.host), {}).setdefault(row.path, {})
-        if row.run_nbytes not in sizes or sizes[row.run_nbytes].runs < row.runs:
-            sizes[row.run_nbytes] = row
-    return {
+        sizes.setdefault(row.nbytes, set()).add(row.run_nbytes)
+    found = [(len(set().union(*(held for other, held in sizes.items() if _alike(other, nbytes)))), nbytes)
+             for nbytes in sizes]  # fmt: skip
+    return max(found, default=(0, 0))[1]
+
+
+def _alike(nbytes: int, most: int) -> bool:
+    """Return whether a transfer has at most so many bytes, and nearly as many: whole blocks leave a rest."""
+    return most * (1 - REST) <= nbytes <= most
+
+
+def at_equal_bytes(rows: Iterable[Row]) -> tuple[int, dict[tuple[str, str], dict[str, list[Row]]]]:
+    """Return the bytes of a transfer, and rows that move them, by (direction, host) and path, in order of run size.
+
+    Rows beside compute, rows without a figure, and rows that move other amounts are left out.
+    """
+    able = [row for row in rows if row.beside == IDLE and row.gbps is not None]
+    total = equal_bytes(able)
+    found: dict[tuple[str, str], dict[str, dict[int, Row]]] = {}
+    for row in sorted((row for row in able if _alike(row.nbytes, total)), key=lambda row: row.nbytes):
+        found.setdefault((row.direction, row.host), {}).setdefault(row.path, {})[row.run_nbytes] = row
+    return total, {
         panel: {path: [sizes[nbytes] for nbytes in sorted(sizes)] for path, sizes in paths.items()}
         for panel, paths in found.items()
     }

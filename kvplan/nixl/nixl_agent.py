@@ -6,7 +6,7 @@ Source: NIXL 1.5.1, Python API of its agent. kvplan has no transport of its own.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
@@ -19,6 +19,7 @@ from kvplan.layout.kvlayout import KVLayout
 from kvplan.nixl.nixl_card import check_name, read, write
 from kvplan.nixl.nixl_connection import Connection, End, Span, in_words, spans_of
 from kvplan.nixl.nixl_peer import NixlPeer
+from kvplan.nixl.nixl_wire import NixlRing
 from kvplan.plan.nixl_lists import memory_of
 
 log = logging.getLogger("kvplan.nixl")
@@ -32,6 +33,8 @@ class NixlAgent:
         layouts: layouts by the names that peers will see; their memory must stay allocated until :meth:`close`.
         backends: names of the NIXL backends (transports) that the agent may use.
         agent: an existing ``nixl_agent`` of the same name; by default a new agent.
+        progress_thread: whether a new agent gets NIXL's own thread, which takes a whole core; without it, transfers of
+            peers move on only while this process calls :meth:`notes`.
 
     Raises:
         PathError: NIXL is not installed, has none of these backends, or the memory is neither the CPU's nor CUDA's.
@@ -51,6 +54,7 @@ class NixlAgent:
         *,
         backends: Sequence[str] = ("UCX",),
         agent: Any = None,
+        progress_thread: bool = True,
     ) -> None:
         check_name(name)
         self.name = name
@@ -63,7 +67,7 @@ class NixlAgent:
                 raise LayoutError(f"layout {key!r} is not of this process's memory; it cannot be registered")
         spans = spans_of(self.layouts.values())
         registrations = _registrations(spans)
-        self.nixl = agent if agent is not None else _new_agent(name, list(backends))
+        self.nixl = agent if agent is not None else _new_agent(name, list(backends), progress_thread=progress_thread)
         if (known := getattr(self.nixl, "name", name)) != name:
             raise KVPlanError(f"agent is called {known!r} by NIXL and {name!r} here; give it the same name")
         self._end = End(name, spans, self.nixl)
@@ -142,6 +146,68 @@ class NixlAgent:
             for note in notes
         ]
 
+    @property
+    def lock(self) -> Any:
+        """The lock that every call of NIXL takes."""
+        return self._end.lock
+
+    def ring(self, address: int, nbytes: int, device: str) -> NixlRing:
+        """Register memory into which peers write packed transfers; see :class:`kvplan.nixl.nixl_wire.NixlRing`."""
+        return NixlRing(self._end, address, nbytes, device)
+
+    @property
+    def end(self) -> End:
+        """The state that this agent shares with its peers and wires."""
+        return self._end
+
+    def add(self, peer: str, metadata: bytes) -> None:
+        """Add metadata that a peer sent, for example of its ring, to what NIXL knows of it.
+
+        Raises:
+            TransferError: NIXL does not accept it, for example since the peer was restarted; or it is of another agent.
+        """
+        with self._end.lock:
+            self._end.check_open()
+            Connection(self._end, peer, metadata).join()
+
+    def replace(self, peer: str, metadata: bytes) -> None:
+        """Add metadata that a peer sent after its restart, in place of what NIXL knew of it; see :meth:`add`."""
+        with self._end.lock:
+            self._end.check_open()
+            connection = Connection(self._end, peer, metadata)
+            connection.leave()
+            connection.join()
+
+    def renew(self, peer: str) -> None:
+        """Renew the connection to a peer of this agent, unless a transfer uses it; for other peers, do nothing.
+
+        Raises:
+            TransferError: NIXL does not take the peer's metadata any more.
+        """
+        with self._end.lock:
+            if (known := self.peers.get(peer)) is not None:
+                known.connection.rejoin(known.connection.joined)
+
+    def hold(self, peer: str, may_renew: Callable[[], bool]) -> None:
+        """Let NIXL go on knowing a peer until :meth:`let_go`, also if it is forgotten.
+
+        Args:
+            peer: its name.
+            may_renew: returns whether its connection may be renewed now, which ends what moves over it.
+        """
+        with self._end.lock:
+            self._end.holds[peer] = may_renew
+
+    def let_go(self, peer: str) -> None:
+        """Undo :meth:`hold`: a peer that is no peer of this agent is removed from NIXL."""
+        with self._end.lock:
+            if self._end.holds.pop(peer, None) is not None and peer not in self.peers:
+                Connection(self._end, peer, b"").leave()
+
+    def tell(self, peer: str, note: bytes) -> None:
+        """Send a note to a peer that NIXL knows; raise TransferError if NIXL does not send it."""
+        Connection(self._end, peer, b"").tell(note)
+
     def stats(self) -> ExecutorStats:
         """Return the sums of this agent's transfers so far; see :meth:`kvplan.Executor.stats`."""
         with self._end.lock:
@@ -178,13 +244,13 @@ class NixlAgent:
         self.close()
 
 
-def _new_agent(name: str, backends: list[str]) -> Any:
+def _new_agent(name: str, backends: list[str], *, progress_thread: bool) -> Any:
     try:
         from nixl import nixl_agent, nixl_agent_config
     except ImportError as error:
         raise PathError(f"transfers between processes need NIXL: pip install nixl ({error})") from error
     try:
-        made = nixl_agent(name, nixl_agent_config(backends=backends))
+        made = nixl_agent(name, nixl_agent_config(enable_prog_thread=progress_thread, backends=backends))
     except Exception as error:
         raise PathError(f"NIXL cannot make an agent here: {in_words(error)}") from error
     if not any(backend in made.backends for backend in backends):

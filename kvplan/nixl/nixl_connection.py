@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -41,6 +41,7 @@ class End:
         lock: lock for all attributes, and for every call of NIXL.
         closed: whether the agent is closed.
         kept: handles that NIXL could not release yet, and the plans whose memory they access.
+        holds: peers that NIXL must go on knowing, each with a function that lets its connection be renewed or not.
     """
 
     name: str
@@ -50,6 +51,7 @@ class End:
     lock: Any = field(default_factory=threading.RLock)
     closed: bool = False
     kept: list[tuple[Any, Plan]] = field(default_factory=list)
+    holds: dict[str, Callable[[], bool]] = field(default_factory=dict)
 
     def check_open(self) -> None:
         """Raise TransferError if the agent is closed."""
@@ -128,7 +130,10 @@ class Connection:
 
         It is not renewed while a transfer uses it, because a new connection would make that transfer fail.
         """
-        if self.joined == joined and not any(one.moves() for one in tuple(self.flying)):
+        if self.joined != joined or any(one.moves() for one in tuple(self.flying)):
+            return
+        may = self.end.holds.get(self.name)
+        if may is None or may():
             self.leave()
             self.join()
 
@@ -136,5 +141,6 @@ class Connection:
         """End the transfers in flight as failed, and remove the peer from NIXL."""
         for transfer in tuple(self.flying):
             transfer.give_up(f"the peer {self.name!r} was forgotten")
-        self.leave()
+        if self.name not in self.end.holds:
+            self.leave()
         self.forgotten = True

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+from functools import partial
 from typing import Any, Self
 from weakref import WeakValueDictionary
 
 import numpy as np
 
+from kvplan.base.cached_property import cached_property
 from kvplan.base.integers import optional_integer
 from kvplan.errors import KVPlanError, LayoutError
 from kvplan.layout.components import ADDRESSES
@@ -16,15 +19,20 @@ from kvplan.layout.slicing import common_heads
 from kvplan.plan.descriptors import Part, Seams
 from kvplan.plan.placement import block_ids, count_units, place, sides, skipped_units
 from kvplan.plan.plan import Plan, check_not_read, direction_of, shares_memory
+from kvplan.program.element_types import check_element_types, first_retyped
+from kvplan.program.matching import match
 from kvplan.program.passes import compile_geometry, passes
 from kvplan.program.program import Program
+from kvplan.program.unwritten import UnwrittenHeads, unwritten_heads
+
+log = logging.getLogger("kvplan.plan")
 
 # Programs in use, by the ids of their layouts. A program keeps its layouts alive, so Python does not reuse their ids
 # while the entry exists. The references are weak, so this cache keeps no tensor alive.
 _in_use: WeakValueDictionary[tuple[int, int], CopyProgram] = WeakValueDictionary()
 
 
-def compile(src: KVLayout, dst: KVLayout) -> CopyProgram:  # noqa: A001  # the contract's name
+def compile(src: KVLayout, dst: KVLayout, *, reinterpret: bool = False) -> CopyProgram:  # noqa: A001  # the contract's name
     """Compile the copy program from one layout to another. The program is cached for this pair of layouts.
 
     Components are matched by (layer, part), heads by their global numbers, and blocks by their common unit of tokens.
@@ -32,9 +40,12 @@ def compile(src: KVLayout, dst: KVLayout) -> CopyProgram:  # noqa: A001  # the c
     Args:
         src: layout to read.
         dst: layout to write.
+        reinterpret: whether bytes of one number format (bf16, fp16, an fp8 format, fp32) may be read as another one. A
+            copy converts no numbers. Integers and unknown types are plain bytes, which go with everything.
 
     Raises:
-        IncompatibleLayoutsError: one side lacks a layer or part, no head is common, or block sizes have no common unit.
+        IncompatibleLayoutsError: one side lacks a layer or part, no head is common, block sizes have no common unit,
+            or number formats differ without ``reinterpret``.
         LayoutError: the memory of a tensor has changed since the layout was made from it.
 
     >>> import kvplan, numpy as np
@@ -47,11 +58,27 @@ def compile(src: KVLayout, dst: KVLayout) -> CopyProgram:  # noqa: A001  # the c
     for name, value in (("src", src), ("dst", dst)):
         if not isinstance(value, KVLayout):
             raise TypeError(f"{name} is a {type(value).__name__}; compile takes two KVLayouts")
+    program = compile_quietly(src, dst, reinterpret=reinterpret)
+    if not program.told:
+        program.told = True
+        for heads in program.unwritten:
+            log.warning(
+                "%s: %s; if that is meant, compile to a slice of the destination: dst.slice(heads=...)",
+                str(program),  # text, because a record that is kept must keep no memory
+                heads,
+                extra={"kvplan_layers": heads.layers, "kvplan_heads": heads.heads},
+            )
+    return program
+
+
+def compile_quietly(src: KVLayout, dst: KVLayout, *, reinterpret: bool = False) -> CopyProgram:
+    """Compile as :func:`compile` does, but log nothing about heads that no unit writes."""
     key = (id(src), id(dst))
     program = _in_use.get(key)
     if program is None:
-        program = CopyProgram(src, dst)
-        _in_use[key] = program
+        program = _in_use[key] = CopyProgram(src, dst, reinterpret=reinterpret)
+    elif program.reinterprets and not reinterpret:
+        check_element_types(src.geometry, dst.geometry)
     return program
 
 
@@ -85,14 +112,20 @@ class CopyProgram:
         run_nbytes: bytes of the smallest and of the largest run.
         alignment: largest power of two that divides every address, stride and size.
         direction: ``"load"``, ``"store"``, ``"host"`` or ``"device"``.
+        reinterprets: whether bytes of one number format are read as another one.
     """
 
-    def __init__(self, src: KVLayout, dst: KVLayout) -> None:
+    def __init__(self, src: KVLayout, dst: KVLayout, *, reinterpret: bool = False) -> None:
         for layout in (src, dst):
             check_held(layout, layout.holdings)
         self.src = src
         self.dst = dst
         self.program: Program = compile_geometry(src.geometry, dst.geometry)
+        if not reinterpret:
+            check_element_types(src.geometry, dst.geometry)
+        self.reinterprets: bool = reinterpret and first_retyped(src.geometry, dst.geometry) is not None
+        self.told = False  # whether heads that it does not write were logged
+        self.advised = False  # whether an executor has looked for a faster order of the host side
         self.unit_tokens: int = self.program.unit_tokens
         self.unit_nbytes: int = self.program.unit_nbytes
         self.runs: int = self.program.runs
@@ -104,7 +137,7 @@ class CopyProgram:
         self._layouts = ((_with_heads_of(src, dst), _with_heads_of(dst, src)),)
         self._seams = Seams(np.array(src.seams, dtype=np.int64), np.array(dst.seams, dtype=np.int64))
         self._aliased = shares_memory(src, dst)
-        self._of_layers: dict[tuple[int, ...], Program] = {}
+        self._of_layers: dict[tuple[int, ...], CopyProgram] = {}
         # Every submit reads these two, so they are computed here.
         self.movable = src.addresses == dst.addresses == "memory" and dst.writable
         self.questions = questions(src.holdings, dst.holdings)
@@ -116,7 +149,22 @@ class CopyProgram:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return compile, (self.src, self.dst)
+        return partial(compile, reinterpret=True) if self.reinterprets else compile, (self.src, self.dst)
+
+    @cached_property
+    def unwritten(self) -> tuple[UnwrittenHeads, ...]:
+        """Heads that the destination holds, and that no unit of this program writes; ``str`` says it in words.
+
+        Such a program is legal: it may be one of several, each of which fills its own heads of a pool. For a set of
+        programs, :func:`kvplan.verify` finds what none of them writes.
+
+        >>> import kvplan, numpy as np
+        >>> rank, pool = (kvplan.KVLayout.from_tensors("block token head dim", np.zeros((4, 16, heads, 64), np.int8))
+        ...               for heads in (2, 8))
+        >>> print(*kvplan.compile(rank, pool).unwritten)
+        6 of 8 heads of the destination (2-7) are never written by this program
+        """
+        return unwritten_heads(self.dst.geometry, match(self.src.geometry, self.dst.geometry))
 
     def plan(self, src_blocks: Any, dst_blocks: Any, src_skip: int = 0, dst_skip: int = 0) -> Plan:
         """Plan one transfer: find the source and the destination address of every unit.
@@ -155,12 +203,27 @@ class CopyProgram:
         """Return whether its plans can be moved now. This checks that one tensor of each side still has its memory."""
         return self.movable and (self.questions is None or next(self.questions)())
 
-    def of_layers(self, layers: tuple[int, ...]) -> Program:
-        """Compile a program of these layers only, and keep it; the layers are global numbers."""
+    def of_layers(self, layers: tuple[int, ...]) -> CopyProgram:
+        """Return the program of some layers, which plans and moves only these. It is kept for the next call.
+
+        Args:
+            layers: global numbers of the layers.
+
+        Raises:
+            LayoutError: a layer is not in the layouts, or none is named.
+
+        >>> import kvplan, numpy as np
+        >>> gpu = kvplan.KVLayout.from_tensors("layer block token dim", np.zeros((4, 8, 16, 64), np.int8))
+        >>> host = kvplan.KVLayout.from_tensors("block layer token dim", np.zeros((8, 4, 16, 64), np.int8))
+        >>> program = kvplan.compile(gpu, host)
+        >>> program.of_layers((0, 1)).plan([1, 2], [3, 4])
+        Plan(host of 2 units, 4096 bytes)
+        """
+        layers = tuple(layers)
         program = self._of_layers.get(layers)
         if program is None:
-            program = compile_geometry(self.src.slice(layers=layers).geometry, self.dst.slice(layers=layers).geometry)
-            self._of_layers[layers] = program
+            sides = (side.slice(layers=layers) for side in (self.src, self.dst))
+            program = self._of_layers[layers] = CopyProgram(*sides, reinterpret=True)
         return program
 
     def explain(self, width: int | None = None) -> str:
@@ -173,7 +236,8 @@ class CopyProgram:
 
         width = optional_integer("width", width, least=1, error=KVPlanError)
         sides = [f"{layout}{ADDRESSES[layout.addresses]}" for layout in (self.src, self.dst)]
-        return explain(passes(self.src.geometry, self.dst.geometry), (sides[0], sides[1]), width)
+        made = passes(self.src.geometry, self.dst.geometry)
+        return explain(made, (sides[0], sides[1]), width, list(map(str, self.unwritten)))
 
     def diagram(self) -> str:
         """Draw the runs of one unit between source and destination, and return the picture as SVG text.

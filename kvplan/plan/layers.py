@@ -140,7 +140,7 @@ def cut_groups(plan: Plan, count: int) -> list[tuple[Layers, list[Cut]]]:
             wanted = tuple(layer for layer in program.src.layers if layer in some)
             if not wanted:
                 continue
-            found = _cuts(program.of_layers(wanted), program.program, mine)
+            found = _cuts(program.of_layers(wanted).program, program.program, mine)
             if found is None:
                 return whole
             cuts += found

@@ -49,8 +49,8 @@ class PlannedBy(Protocol):
     def ready(self) -> bool:
         """Return whether a plan can be moved now. This checks that one tensor of each side still has its memory."""
 
-    def of_layers(self, layers: tuple[int, ...]) -> Program:
-        """Compile a program of these layers only; the layers are global numbers."""
+    def of_layers(self, layers: tuple[int, ...]) -> PlannedBy:
+        """Return the program of these layers only; the layers are global numbers."""
 
 
 @dataclass(eq=False, repr=False)  # not frozen: a frozen object takes twice the time to make

@@ -94,10 +94,10 @@ class RowProgram:
         """Return whether a plan can be moved now."""
         return self.movable
 
-    def of_layers(self, layers: tuple[int, ...]) -> Program:
+    def of_layers(self, layers: tuple[int, ...]) -> RowProgram:
         """Return the program: it has no layers."""
         del layers
-        return self.program
+        return self
 
     def plan(self, src: Int64Array, dst: Int64Array, size: int | Int64Array, alignment: int) -> Plan:
         """Plan the copies of some rows.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from math import gcd
 
 from kvplan.base.numbers import number_ranges
@@ -19,18 +19,19 @@ LEAST_WIDTH = 40
 _TOGETHER = re.compile(r"(?<=\d) (?=B\b)|(?<=\bx) (?=\d)| (?=\|)")  # 8,192 B; x 80(...); a bar ends its line
 
 
-def explain(made: Passes, sides: tuple[str, str], width: int | None = None) -> str:
+def explain(made: Passes, sides: tuple[str, str], width: int | None = None, unwritten: Sequence[str] = ()) -> str:
     """Return the text of a copy program after each pass; see :meth:`kvplan.CopyProgram.explain`.
 
     Args:
         made: the result of each pass.
         sides: the source and the destination in words.
         width: most characters of a line.
+        unwritten: lines about content of the destination that the program does not write.
     """
     sections = (
         ("source", iter([sides[0]])),
         ("destination", iter([sides[1]])),
-        ("1 match", match_lines(made.pairs)),
+        ("1 match", chain(match_lines(made.pairs), unwritten)),
         ("2 refine", _refine(made)),
         ("3 coalesce", _coalesce(made)),
         ("4 fuse", _fuse(made.program)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from math import gcd
 from typing import Any, NamedTuple
 
@@ -15,9 +16,10 @@ from kvplan.errors import BlockIndexError, IncompatibleLayoutsError, KVPlanError
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.slicing import common_heads, some_tokens, split_blocks, stretch_of
 from kvplan.layout.strides import Int64Array
-from kvplan.plan.copy_program import CopyProgram, compile  # noqa: A004
+from kvplan.plan.copy_program import CopyProgram, compile_quietly
 from kvplan.plan.placement import count_units, outside, own_block_ids, skipped_units
 from kvplan.plan.plan import Plan, check_not_read, shares_memory, unite
+from kvplan.program.element_types import check_element_types
 from kvplan.ranks.shards import Shard, Share
 
 
@@ -39,7 +41,9 @@ class PairProgram:
             stand for the same number of tokens as blocks of the other side.
     """
 
-    def __init__(self, src: Shard, dst: Shard, pieces: tuple[Share, ...], unit_tokens: int) -> None:
+    def __init__(
+        self, src: Shard, dst: Shard, pieces: tuple[Share, ...], unit_tokens: int, *, reinterpret: bool = False
+    ) -> None:
         self.src = src
         self.dst = dst
         self.shares = pieces
@@ -47,8 +51,11 @@ class PairProgram:
         spans = [None if side.layout.opaque else side.span_tokens for side in (src, dst)]
         self.spans = spans[0] or spans[1] or unit_tokens, spans[1] or spans[0] or unit_tokens
         self._moves = tuple(move for share in pieces for move in _moves(src, dst, share))
+        self._reinterpret = reinterpret
         for move in self._moves:
-            _ = move.program  # raises an error for incompatible layouts here, not in the first plan
+            program = move.program  # raises an error for incompatible layouts here, not in the first plan
+            if program.reinterprets and not reinterpret:
+                check_element_types(program.src.geometry, program.dst.geometry)
         whole = (c for move in self._moves for c in move.program.src.components if c.form.opaque)
         self._moves_whole = next(whole, None)
         held = self.spans if not (src.layout.opaque and dst.layout.opaque) else (src.span_tokens, dst.span_tokens)
@@ -61,7 +68,8 @@ class PairProgram:
         self._aliased = shares_memory(src.layout, dst.layout)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return PairProgram, (self.src, self.dst, self.shares, self.unit_tokens)
+        made = partial(PairProgram, reinterpret=self._reinterpret)
+        return made, (self.src, self.dst, self.shares, self.unit_tokens)
 
     @property
     def programs(self) -> tuple[CopyProgram, ...]:
@@ -218,7 +226,11 @@ class _Move:
     @cached_property
     def program(self) -> CopyProgram:
         """Return the program of whole blocks; if whole blocks cannot be planned, that of the longest stretches."""
-        return compile(*self._whole) if self._whole is not None else self._of_stretches(self._stretch(0))
+        return (
+            compile_quietly(*self._whole, reinterpret=True)
+            if self._whole is not None
+            else self._of_stretches(self._stretch(0))
+        )
 
     def plan(self, src: _Tokens, dst: _Tokens, tokens: int) -> Plan:
         """Plan the transfer of ``tokens`` tokens of the sequence."""
@@ -253,7 +265,7 @@ class _Move:
         unit = self.program.unit_tokens
         if unit == self.program.src.block_tokens:
             return self.program
-        return compile(_split(self.program.src, unit), self.program.dst)
+        return compile_quietly(_split(self.program.src, unit), self.program.dst, reinterpret=True)
 
     def _stretch(self, skip: int) -> int:
         """Return the largest number of tokens that follow one another on both sides, in every block."""
@@ -262,7 +274,9 @@ class _Move:
 
     def _of_stretches(self, stretch: int) -> CopyProgram:
         if stretch not in self._stretches:
-            self._stretches[stretch] = compile(*(_split(side.layout, stretch) for side in (self._src, self._dst)))
+            self._stretches[stretch] = compile_quietly(
+                *(_split(side.layout, stretch) for side in (self._src, self._dst)), reinterpret=True
+            )
         return self._stretches[stretch]
 
     def _plan_stretches(self, src: _Tokens, dst: _Tokens, tokens: int) -> Plan:

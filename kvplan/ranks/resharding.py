@@ -30,7 +30,11 @@ MOST_SHOWN = 8  # maximum blocks per rank in a picture
 
 
 def reshard(
-    sources: Side | Sequence[Side], destinations: Side | Sequence[Side], *, complete: bool = True
+    sources: Side | Sequence[Side],
+    destinations: Side | Sequence[Side],
+    *,
+    complete: bool = True,
+    reinterpret: bool = False,
 ) -> Resharding:
     """Compile programs that copy the caches of source ranks to destination ranks, or to a pool of any topology.
 
@@ -47,13 +51,15 @@ def reshard(
         sources: layouts or shards to read, one per rank.
         destinations: layouts or shards to write, one per rank; no two destinations share a byte.
         complete: whether content of a destination that no source holds is an error; if False, it is not written.
+        reinterpret: whether bytes of one number format may be read as another one; see :func:`kvplan.compile`.
 
     Returns:
         A mapping from (source, destination), the positions in the arguments, to a :class:`PairProgram`. Pairs without
         common content have no entry.
 
     Raises:
-        IncompatibleLayoutsError: no source holds some content of a destination, or a pair has no common unit.
+        IncompatibleLayoutsError: no source holds some content of a destination, a pair has no common unit, or number
+            formats differ without ``reinterpret``.
         LayoutError: an argument is not a layout or shard, or sources deal the same tokens to ranks in different ways.
         OverlapError: two destinations share bytes.
 
@@ -76,7 +82,10 @@ def reshard(
     found = shares(*ranks, complete=complete)
     spans = [shard.span_tokens for side in ranks for shard in side if not shard.layout.opaque]
     unit = gcd(*spans) if spans else 1
-    programs = {(s, d): PairProgram(ranks[0][s], ranks[1][d], pieces, unit) for (s, d), pieces in found.items()}
+    programs = {
+        (s, d): PairProgram(ranks[0][s], ranks[1][d], pieces, unit, reinterpret=reinterpret)
+        for (s, d), pieces in found.items()
+    }
     return Resharding(*ranks, programs, unit)
 
 
@@ -215,7 +224,9 @@ def _picture_of(resharding: Resharding) -> RankPicture:
     chosen = (parts if alike else first.src_parts, parts)
     held = [[_one_part(shard, layer, some) for shard in side] for side, some in zip(sides, chosen, strict=True)]
     places = [[k for k, shard in enumerate(side) if shard is not None] for side in held]
-    small = reshard(*[[shard for shard in side if shard is not None] for side in held], complete=False)
+    small = reshard(
+        *[[shard for shard in side if shard is not None] for side in held], complete=False, reinterpret=True
+    )
     turns = max(share.turn.ranks for program in small.values() for share in program.shares)
     copies, counts = [], set()
     for (s, d), program in small.items():

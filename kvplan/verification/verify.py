@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal, overload
 
 import numpy as np
 
@@ -18,11 +18,16 @@ from kvplan.layout.inverse import Row
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.places import row_in_words
 from kvplan.layout.strides import Int64Array
-from kvplan.plan.copy_program import compile  # noqa: A004
+from kvplan.plan.copy_program import CopyProgram, compile_quietly
 from kvplan.plan.placement import own_block_ids
+from kvplan.program.unwritten import UnwrittenHeads
+from kvplan.ranks.rank_pair import PairProgram
+from kvplan.ranks.resharding import Resharding
 from kvplan.verification.canary import Guard, Stray
+from kvplan.verification.coverage import Coverage
 from kvplan.verification.expected_bytes import Moved, stray_in_words, stray_row
 from kvplan.verification.raw_bytes import Bytes, Contents
+from kvplan.verification.writers import coverage_of
 
 MAX_NBYTES = 64 << 20  # most bytes that one verification moves
 DEFAULT_NBYTES, DEFAULT_BLOCKS = 4 << 20, 8
@@ -48,6 +53,8 @@ class Verification:
         stray: the first byte outside the transfer's rows that changed, with its values before and after, or None.
         stray_nbytes: number of such bytes that changed; if only checksums show them, bytes of their pages.
         watched_nbytes: number of watched bytes outside the blocks' own content.
+        unwritten: heads that the destination holds, and that no unit of the program writes; ``str`` says it in words.
+            Such a program is legal, so ``ok`` does not depend on it.
     """
 
     ok: bool
@@ -62,6 +69,7 @@ class Verification:
     stray: Stray | None = None
     stray_nbytes: int = 0
     watched_nbytes: int = 0
+    unwritten: tuple[UnwrittenHeads, ...] = ()
 
     def _repr_html_(self) -> str:
         from kvplan.draw.notebook import verification_html
@@ -69,6 +77,7 @@ class Verification:
         return verification_html(self)
 
 
+@overload
 def verify(
     src: KVLayout,
     dst: KVLayout,
@@ -77,8 +86,24 @@ def verify(
     blocks: int | tuple[Any, Any] | None = None,
     markers: bool = True,
     beside: Literal["poison", "watch", "ignore"] | None = None,
-) -> Verification:
+    reinterpret: bool = False,
+) -> Verification: ...
+@overload
+def verify(src: Resharding | Sequence[CopyProgram | PairProgram]) -> Coverage: ...
+def verify(
+    src: KVLayout | Resharding | Sequence[CopyProgram | PairProgram],
+    dst: KVLayout | None = None,
+    *,
+    executor: Any = None,
+    blocks: int | tuple[Any, Any] | None = None,
+    markers: bool = True,
+    beside: Literal["poison", "watch", "ignore"] | None = None,
+    reinterpret: bool = False,
+) -> Verification | Coverage:
     """Move blocks with a real transfer, and compare every byte with :meth:`kvplan.KVLayout.address` of both layouts.
+
+    Of a set of programs, find instead the bytes of the destinations that no program writes, and those that two write:
+    ``verify(programs)``. This plans the same tokens with every program, and moves nothing.
 
     The written blocks are saved before and restored after, also after an error; no other code may use them meanwhile.
     The first byte outside the transfer's rows that changes is reported. To see such changes, the other bytes of the
@@ -86,7 +111,8 @@ def verify(
     the blocks. The CPU compares about ten million bytes per second.
 
     Args:
-        src: layout to read; it is written and restored, unless ``markers`` is False.
+        src: layout to read; it is written and restored, unless ``markers`` is False. Or a set of programs: what
+            :func:`kvplan.reshard` made, or a list of programs; then there is no other argument.
         dst: layout to write.
         executor: moves the plans; by default the host path, for two layouts in CPU memory.
         blocks: number of blocks of the side with the larger blocks; or ``(src_ids, dst_ids)``, such as an engine's free
@@ -99,6 +125,10 @@ def verify(
             The nearest bytes are overwritten before and restored after, which also undoes a wrong transfer.
             ``"watch"``: the bytes are read before and after, and never written. ``"ignore"``: other code writes there
             meanwhile, so nothing is watched. The default is ``"watch"`` for blocks given by id, otherwise ``"poison"``.
+        reinterpret: whether bytes of one number format may be read as another one; see :func:`kvplan.compile`.
+
+    Returns:
+        A :class:`Verification`; of a set of programs, a :class:`kvplan.Coverage`.
 
     Raises:
         IncompatibleLayoutsError: the layouts do not compile.
@@ -113,10 +143,24 @@ def verify(
     >>> found = kvplan.verify(gpu, pool, markers=True)
     >>> found.ok, found.nbytes, found.wrong
     (True, 32768, None)
+
+    Two ranks that were described without ``head_start`` both write the first heads:
+
+    >>> pools = [np.zeros((4, 2, heads, 16, 64), np.int8) for heads in (2, 2, 4)]
+    >>> *ranks, pool = [kvplan.KVLayout.from_tensors("block kv head token dim", each) for each in pools]
+    >>> found = kvplan.verify([kvplan.compile(rank, pool) for rank in ranks])
+    >>> found.ok, [each.heads for each in found.unwritten], [(each.heads, each.programs) for each in found.twice]
+    (False, [(2, 3)], [((0, 1), ('0', '1'))])
     """
+    if not isinstance(src, KVLayout):
+        if (dst, executor, blocks, markers, beside, reinterpret) != (None, None, None, True, None, False):
+            raise KVPlanError("verify of a set of programs moves nothing; it takes no other argument")
+        return coverage_of(src)
+    if not isinstance(dst, KVLayout):
+        raise LayoutError(f"dst is a {type(dst).__name__}; give the layout to write")
     if beside not in (None, "poison", "watch", "ignore"):
         raise KVPlanError(f"beside is {beside!r}; it is 'poison', 'watch' or 'ignore'")
-    program = compile(src, dst)
+    program = compile_quietly(src, dst, reinterpret=reinterpret)
     for layout, written in ((src, markers), (dst, True)):
         if written and not layout.writable:
             raise LayoutError(
@@ -139,10 +183,11 @@ def verify(
         )
     mover = Executor(device="cpu") if own else executor
     try:
-        return _Verifying(Moved(src, dst, ids), markers=markers, beside=beside).run(mover, plan)
+        found = _Verifying(Moved(src, dst, ids), markers=markers, beside=beside).run(mover, plan)
     finally:
         if own:
             mover.close()
+    return replace(found, unwritten=program.unwritten)
 
 
 def _chosen(src: KVLayout, dst: KVLayout, blocks: Any) -> tuple[Int64Array, Int64Array]:

@@ -19,7 +19,9 @@ def test_it_reads_well(capsys):
     # 80 layers x 2 (K, V) x 2 heads x 128 x 2 bytes = 81,920 a token; x 16 = 1,310,720 a block; 80 x 2 runs of 16 rows
     # of 2 heads: 8,192 bytes.
     assert (
-        answer(capsys, *LLAMA, "--engine", "vllm-split-kv", "--dtype", "bf16", "--host", "page-first")
+        answer(
+            capsys, *LLAMA, "--engine", "vllm-split-kv", "--dtype", "bf16", "--host", "page-first", "--profile", "h100"
+        )
         == """\
 model     llama-3.1-70b, 80 layers
 source    config.json of meta-llama/Llama-3.1-70B, as quoted in public KV-cache
@@ -45,6 +47,15 @@ context  blocks    bytes a rank                runs  at the link
      1k      64      83,886,080   80 MiB     10,240      1.52 ms
     32k   2,048   2,684,354,560  2.5 GiB    327,680      48.7 ms
    128k   8,192  10,737,418,240   10 GiB  1,310,720       195 ms
+
+context  load by the best path  store by the best path
+──────────────────────────────────────────────────────
+     1k  1.81 ms, kernel        1.75 ms, kernel
+    32k  54.5 ms, kernel        52.9 ms, kernel
+   128k  218 ms, kernel         211 ms, kernel
+
+times   predicted, as on NVIDIA H100 80GB HBM3
+better  none, of 60 orders of the host side
 """
     )
 
@@ -182,6 +193,39 @@ context  runs to the peer  at the link  by kernel  through the host
     32k           327,680      26.8 ms    28.6 ms           97.4 ms
 """
     )
+
+
+def test_the_times_by_path_tell_orders_apart(capsys):
+    """Rows of one head against whole pages: the link's time is the same, and the predicted times are not."""
+    rows, pages = (
+        document(capsys, *LLAMA, "--host", host, "--contexts", "32k", "--profile", "h100", "--no-advice")["contexts"][0]
+        for host in ("page-first", "vllm-host")
+    )
+    assert rows["seconds"] == pages["seconds"]
+    for route in ("load", "store"):
+        assert rows[route]["seconds"] > 1.2 * pages[route]["seconds"]
+        assert set(rows[route]["paths"]) <= {"kernel", "staged", "copy_engine", "copy_engine_2d", "copy_engine+kernel"}
+
+
+def test_the_better_order_of_the_host_side(capsys):
+    facts = document(capsys, *LLAMA, "--contexts", "1k,32k", "--profile", "h100")
+    (better,) = facts["better"]
+    assert (better["group"], better["tokens"], better["block_tokens"]) == ("full", 32_768, 16)
+    assert better["tried"] > 10
+    last = facts["contexts"][1]
+    assert better["now"] == {route: pytest.approx(last[route]["seconds"]) for route in ("load", "store")}
+    assert sum(better["seconds"].values()) < sum(better["now"].values())
+    again = document(capsys, *LLAMA, "--contexts", "32k", "--profile", "h100", "--host", better["notation"])
+    for route in ("load", "store"):
+        assert again["contexts"][0][route]["seconds"] == pytest.approx(better["seconds"][route])
+    assert again["better"][0]["notation"] is None
+    assert ", of " in answer(capsys, *LLAMA, "--profile", "h100", "--host", better["notation"]).splitlines()[-1]
+    assert document(capsys, *LLAMA, "--no-advice")["better"] == []
+
+
+def test_a_hybrid_has_a_better_order_for_each_group(capsys):
+    facts = document(capsys, "inspect", "--model", "jamba-v0.1", "--profile", "h100")
+    assert [one["group"] for one in facts["better"]] == [group["name"] for group in facts["groups"]]
 
 
 def test_without_a_peer_the_answer_is_as_before(capsys):

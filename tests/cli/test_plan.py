@@ -191,6 +191,7 @@ def test_explain_document(capsys):
                 "runs": facts["groups"][0]["runs"],
             }
         ],
+        "unwritten": [],
     }
     copies = [
         (run["src"] + k * src, run["dst"] + k * dst, run["nbytes"])

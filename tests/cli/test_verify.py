@@ -9,7 +9,7 @@ import pytest
 
 from kvplan.cli import main
 from kvplan.plan.loops_numpy import Descriptors
-from tests.commands import GPU, HOST_64, SPECS, TINY, TINY_SIZES, X_PACKED, answer, document
+from tests.commands import GPU, HOST_64, SPECS, TINY, TINY_SIZES, X_PACKED, answer, document, fails
 from tests.unknown import FIVE
 from tests.verification.broken_moves import exchanged, spoiled, without
 
@@ -70,7 +70,8 @@ def test_document(capsys, monkeypatch):
     # The block of 5 MiB, and what is left of the 160 MiB that are looked at.
     assert facts["there"].pop("watched_nbytes") == 155 << 20
     assert facts["back"].pop("watched_nbytes") > 100 << 20
-    good = {"ok": True, "rounds": 3, "wrong_nbytes": 0, "wrong": None, "stray": None, "stray_nbytes": 0}
+    good = {"ok": True, "rounds": 3, "wrong_nbytes": 0, "wrong": None, "stray": None, "stray_nbytes": 0,
+            "unwritten": []}  # fmt: skip
     src, dst = facts.pop("src"), facts.pop("dst")
     assert facts == {"schema": "kvplan.verify/1", "nbytes": 5242880, "ok": True, "there": good, "back": good}
     assert (len(src.pop("blocks")), len(dst.pop("blocks"))) == (4, 1)
@@ -124,3 +125,50 @@ def test_what_cannot_be_is_one_line(capsys, argv, code, message):
     if code == 1:
         assert main([*argv, "--json"]) == 1
         assert json.loads(capsys.readouterr().out)["schema"] == "kvplan.finding/1"
+
+
+PAIR = ("kv block token head dim", "block kv head token dim", "--sizes", "block=4,token=4,dim=8")
+
+
+@pytest.fixture
+def formats(tmp_path):
+    """Two specs of one cache, in bf16 and in fp16."""
+    for dtype in ("bf16", "fp16"):
+        spec = f'notation = "block token dim"\ndtype = "{dtype}"\n[sizes]\nblock = 8\ntoken = 4\ndim = 8\n'
+        (tmp_path / f"{dtype}.toml").write_text(spec, encoding="utf-8")
+    return str(tmp_path / "bf16.toml"), str(tmp_path / "fp16.toml")
+
+
+@pytest.mark.parametrize(
+    "command", [("verify",), ("explain",), ("plan", "--src", "0", "--dst", "1")], ids=lambda c: c[0]
+)
+def test_formats_that_differ_need_a_word(capsys, formats, command):
+    name, *more = command
+    told = fails(capsys, name, *formats, *more, code=1)
+    assert "layer 0 'kv' is bf16 in the source and fp16 in the destination. A copy converts no numbers" in told
+    assert told.endswith("or compile with reinterpret=True (--reinterpret)")
+    assert answer(capsys, name, *formats, *more, "--reinterpret")
+
+
+def test_a_difference_of_formats(capsys, formats):
+    refused = document(capsys, "diff", *formats, code=1)
+    assert refused["refused"].startswith("layer 0 'kv' is bf16 in the source and fp16")
+    assert document(capsys, "diff", *formats, "--reinterpret")["refused"] is None
+
+
+def test_a_report_of_formats_that_differ(capsys, formats, tmp_path):
+    page = str(tmp_path / "page.html")
+    assert "bf16 in the source" not in answer(capsys, "report", *formats, "--output", page, code=1)
+    assert "Verification" in answer(capsys, "report", *formats, "--output", page, "--reinterpret")
+
+
+def test_heads_that_are_never_written_are_told(capsys):
+    ranks = (*PAIR, "--src-sizes", "head=2", "--dst-sizes", "head=8")
+    told = "6 of 8 heads of the destination (2-7) are never written by this program"
+    shown = " ".join(answer(capsys, "verify", *ranks).split())
+    assert shown.count(told) == 1  # on the way there; all heads of the rank are written on the way back
+    assert told in " ".join(answer(capsys, "explain", *ranks).split())
+    found = document(capsys, "verify", *ranks)
+    assert (found["ok"], found["back"]["unwritten"]) == (True, [])
+    heads = {"layers": [0], "parts": ["k", "v"], "heads": [2, 3, 4, 5, 6, 7], "held": 8, "text": told}
+    assert found["there"]["unwritten"] == document(capsys, "explain", *ranks)["unwritten"] == [heads]

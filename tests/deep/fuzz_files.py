@@ -152,7 +152,7 @@ def _config(raw: bytes, folder: Path, random: Random) -> None:
         assert not group.layers or group.layers[-1] < model.layers
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    asked = parser.parse_args(["--model", "any", "--blocks", "64", "--peer", "nvlink"])
+    asked = parser.parse_args(["--model", "any", "--blocks", "64", "--peer", "nvlink", "--no-advice"])
     facts = model_facts(model, _question(asked, model))
     assert all(group["block_nbytes"] > 0 for group in facts["groups"])
     assert json.dumps(facts)

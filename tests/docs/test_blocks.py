@@ -28,6 +28,7 @@ TEXTS = {
     "source block 9": "a picture",
     "host block ── copy engine": "a picture",
     "kernel          fixed + runs": "formulas; test_cost.py holds the terms to them",
+    "direct   latency": "formulas; tests/cost/wires/test_wire_model.py holds them",
     '"layer: block kv token head dim"': "a notation, which is parsed below",
 }
 # Indented blocks, which no reader's eye tells from code: none but in what a command writes.

@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from docs.tools import agents_picture, routes_picture
+from docs.tools import agents_picture, packed_picture, routes_picture
 from kvplan.base.numbers import rounded
 from kvplan.cost.policy import BESIDE_KERNELS, IDLE_KERNELS, ROUTES, KernelSize
 from tests.commands import ROOT
@@ -41,7 +41,14 @@ def test_the_picture_of_agents_is_drawn_anew():
     assert agents_picture.PICTURE.read_text(encoding="utf-8") == drawn, "run: python docs/tools/agents_picture.py"
 
 
-@pytest.mark.parametrize("picture", [routes_picture, agents_picture], ids=["routes", "agents"])
+def test_the_picture_of_a_packed_transfer_is_drawn_anew():
+    drawn = packed_picture.drawn()
+    assert packed_picture.PICTURE.read_text(encoding="utf-8") == drawn, "run: python -m docs.tools.packed_picture"
+
+
+@pytest.mark.parametrize(
+    "picture", [routes_picture, agents_picture, packed_picture], ids=["routes", "agents", "packed"]
+)
 def test_the_picture_stays_on_its_page(picture):
     shown = ET.fromstring(picture.drawn())
     _, _, width, height = map(float, shown.get("viewBox").split())

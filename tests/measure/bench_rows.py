@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvplan.measure.grid import EQUAL_NBYTES
 from kvplan.measure.rows import Ceilings, Row
 
 LINK = Ceilings(55.1, 55.2)
@@ -64,7 +65,10 @@ def rows() -> list[Row]:
                     faster = min(2.4 * rate, 53.0) if direction == "store" and rate < 30 else rate * 0.985
                     gbps = (faster if direction == "store" else rate) * slower
                     where = {"direction": direction, "host": host, "run_nbytes": run_nbytes}
-                    made += [row(path, gbps * 0.8, runs=16, **where), row(path, gbps, runs=1024, **where)]
+                    made += [
+                        row(path, gbps * 0.8, runs=16, **where),
+                        row(path, gbps, runs=EQUAL_NBYTES // run_nbytes, **where),
+                    ]
     for (direction, kind), found in BESIDE.items():
         for (path, programs), (gbps, slowdown) in found.items():
             made.append(row(path, gbps, direction=direction, runs=8192, beside=kind, programs=programs,

@@ -9,7 +9,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from kvplan.errors import KVPlanError
-from kvplan.measure.grid import paths_of
+from kvplan.measure.grid import EQUAL_NBYTES, paths_of
 from kvplan.measure.rows import Ceilings, pareto
 from tests.commands import python
 from tests.measure.bench_rows import BESIDE, LINK, NVLINK, row, rows
@@ -42,11 +42,11 @@ def test_bandwidth_says_what_it_shows(tmp_path):
         assert written.count(path) == 1  # in the legend
 
 
-def test_bandwidth_draws_the_largest_count():
+def test_bandwidth_draws_transfers_of_equal_bytes():
     figure = plots.bandwidth(rows(), LINK)
     lines = {tuple(line.get_ydata()) for line in figure.axes[0].lines}
-    kernel = [one.gbps for one in rows() if (one.path, one.direction, one.host, one.runs, one.beside) == (
-        "kernel", "load", "contiguous", 1024, "idle")]  # fmt: skip
+    kernel = [one.gbps for one in rows() if (one.path, one.direction, one.host, one.nbytes, one.beside) == (
+        "kernel", "load", "contiguous", EQUAL_NBYTES, "idle")]  # fmt: skip
     assert tuple(kernel) in lines
     ours = {tuple(line.get_xdata()) for line in figure.axes[0].lines[:-1]}
     assert ours == {(512, 2048, 8192, 32768, 131072, 1048576)}
@@ -172,3 +172,36 @@ def test_no_state_is_left_behind():
     )
     done = python("-W", "error", "-c", code)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_nothing_of_a_plot_is_clipped():
+    for figure in (plots.bandwidth(rows(), LINK), plots.frontier(rows(), LINK)):
+        figure.draw_without_rendering()
+        renderer = figure.canvas.get_renderer()
+        page = figure.bbox
+        drawn = [text for axes in figure.axes for text in axes.texts]
+        for axes in figure.axes:  # ticks outside the limits are made, but not drawn
+            (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
+            drawn += [one for one in axes.get_xticklabels() if left <= one.get_position()[0] <= right]
+            drawn += [one for one in axes.get_yticklabels() if low <= one.get_position()[1] <= high]
+        drawn += [axes.title for axes in figure.axes] + [figure.legends[0], figure._suptitle]
+        for one in drawn:
+            if one.get_visible():
+                box = one.get_window_extent(renderer)
+                assert page.x0 - 1 <= box.x0
+                assert box.x1 <= page.x1 + 1
+                assert page.y0 - 1 <= box.y0
+                assert box.y1 <= page.y1 + 1
+        for axes in figure.axes:
+            low, high = axes.get_ylim()
+            assert all(low <= y <= high for line in axes.lines[:-1] for y in line.get_ydata())
+
+
+def test_a_memcpy_with_a_line_of_its_own_has_no_other():
+    made = [row(path, gbps, run_nbytes=size, runs=EQUAL_NBYTES // size)
+            for size in (512, 8192) for path, gbps in (("host", 9.0), ("numpy memcpy", 11.0))]  # fmt: skip
+    soft = Ceilings(3.0, 3.0, "memcpy", hard=False)
+    (panel,) = plots.bandwidth(made, soft).axes
+    assert sorted(tuple(line.get_ydata()) for line in panel.lines) == [(9.0, 9.0), (11.0, 11.0)]
+    (panel,) = plots.bandwidth([one for one in made if one.path == "host"], soft).axes
+    assert [tuple(line.get_ydata()) for line in panel.lines] == [(9.0, 9.0), (3.0, 3.0)]

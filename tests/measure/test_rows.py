@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvplan.errors import KVPlanError
-from kvplan.measure.grid import KINDS, Bench, block_runs_of, paths_of, spread, tasks, usual
-from kvplan.measure.rows import Ceilings, Missing, Row, at_largest_count, figures, grouped, judged, pareto, row_of
+from kvplan.measure.grid import EQUAL_NBYTES, KINDS, Bench, block_runs_of, paths_of, spread, tasks, usual
+from kvplan.measure.rows import Ceilings, Missing, Row, at_equal_bytes, figures, grouped, judged, pareto, row_of
 from kvplan.measure.workload import DIRECTIONS, HOSTS, Geometry
 from tests.measure.bench_rows import LINK, row, rows
 
@@ -197,13 +197,33 @@ def test_the_front_passes_over_what_has_no_figure():
     assert pareto([row("kernel", None, beside="decode", slowdown=1.0), row("kernel", 5.0), there]) == [there]
 
 
-def test_the_largest_count_of_each_size():
-    found = at_largest_count([*rows(), row("auto", None, runs=4096)])
+def test_equal_bytes_of_each_size():
+    nbytes, found = at_equal_bytes([*rows(), row("auto", None, runs=8192), row("auto", 1.0, runs=1 << 20)])
+    assert nbytes == EQUAL_NBYTES
     assert set(found) == set(itertools.product(DIRECTIONS, HOSTS))
     for paths in found.values():
         for some in paths.values():
             assert [one.run_nbytes for one in some] == sorted({one.run_nbytes for one in rows()})
-            assert {one.runs for one in some} == {1024}
+            assert {one.nbytes for one in some} == {EQUAL_NBYTES}
+
+
+def test_whole_blocks_move_nearly_equal_bytes():
+    peers = Bench("cuda:0", sizes=(512, 8192, 1 << 20), counts=(160, 0), directions=("push",), peer="cuda:1",
+                  most_nbytes=1 << 30)  # fmt: skip
+    made = [row("kernel", 1.0, run_nbytes=size, runs=runs) for size in peers.sizes for runs in peers.fitting(size)]
+    _, found = at_equal_bytes(made)
+    assert [one.nbytes for one in found["load", "contiguous"]["kernel"]] == [max(
+        size * runs for runs in peers.fitting(size)) for size in peers.sizes]  # fmt: skip
+
+
+def test_a_plot_has_a_transfer_of_equal_bytes_for_each_size():
+    bench = Bench("cpu", equal_nbytes=EQUAL_NBYTES)
+    for size in bench.sizes:
+        assert EQUAL_NBYTES // size in bench.fitting(size)
+    geometries = [task.geometry for task in tasks(bench)]
+    assert sum(one.run_nbytes * one.runs == EQUAL_NBYTES for one in geometries) == 4 * len(bench.sizes)
+    small = Bench("cpu", most_nbytes=1 << 20, equal_nbytes=EQUAL_NBYTES)
+    assert all(size * runs <= 1 << 20 for size in small.sizes for runs in small.fitting(size))
 
 
 def test_rows_are_json_and_back():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import threading
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -38,6 +39,7 @@ class Network:
     failures: list[str] = field(default_factory=list)  # "make", "post", "look", "err", "half", "release"
     frozen: bool = False  # nothing moves
     joins: int = 0
+    lock: threading.RLock = field(default_factory=threading.RLock)
 
     def fails(self, call: str) -> bool:
         if self.failures and self.failures[0] == call:
@@ -76,6 +78,7 @@ class Agent:
         self.inbox: dict[str, list[bytes]] = {}
         self.live: list[Handle] = []
         self.dead = False
+        self.backends = {"UCX": 1}
         network.agents[name] = self
 
     # What kvplan calls.
@@ -96,6 +99,12 @@ class Agent:
     def get_agent_metadata(self):
         return json.dumps([self.name, self.life]).encode()
 
+    def get_partial_agent_metadata(self, registered, inc_conn_info, backends):
+        assert inc_conn_info
+        assert backends == ["UCX"]
+        assert registered
+        return self.get_agent_metadata()
+
     def add_remote_agent(self, metadata):
         try:
             name, life = json.loads(metadata)
@@ -103,9 +112,10 @@ class Agent:
             raise MismatchError("NIXL_ERR_MISMATCH") from error
         if self.known.get(name, life) != life:
             raise NotAllowedError("NIXL_ERR_NOT_ALLOWED")
+        if name not in self.known:  # more metadata of a known agent leaves its connection as it is
+            self.network.joins += 1
+            self.connections[name] = self.network.joins
         self.known[name] = life
-        self.network.joins += 1
-        self.connections[name] = self.network.joins
         return name.encode()
 
     def remove_remote_agent(self, name):
@@ -151,10 +161,13 @@ class Agent:
         self.live.append(handle)
         return handle
 
-    def transfer(self, handle):
+    def transfer(self, handle, note=b""):
+        assert not handle.released
+        assert handle.state != "PROC", "NIXL_ERR_REPOST_ACTIVE"
         if self.network.fails("post"):
             raise RemoteDisconnectError("NIXL_ERR_REMOTE_DISCONNECT")
         self._check_connected(handle)
+        handle.note = note or handle.note
         handle.left, handle.state = self.network.looks, "PROC"
         return self._advance(handle)
 
@@ -172,16 +185,25 @@ class Agent:
         return self._advance(handle)
 
     def send_notif(self, name, note):
-        self.network.agents[name].inbox.setdefault(self.name, []).append(note)
+        if name not in self.known:
+            raise NotFoundError("NIXL_ERR_NOT_FOUND")
+        if self.network.fails("notify") or self.network.agents[name].dead:
+            raise RemoteDisconnectError("NIXL_ERR_REMOTE_DISCONNECT")
+        self._deliver(name, note)
 
     def get_new_notifs(self):
-        found, self.inbox = self.inbox, {}
+        with self.network.lock:
+            found, self.inbox = self.inbox, {}
         return found
 
     def get_plugin_list(self):
         return ["UCX"]
 
     # How it works.
+
+    def _deliver(self, name, note):
+        with self.network.lock:
+            self.network.agents[name].inbox.setdefault(self.name, []).append(note)
 
     def _check_connected(self, handle):
         peer = self.network.agents[handle.owner]
@@ -199,6 +221,6 @@ class Agent:
             for move in handle.moves:
                 ctypes.memmove(*move)
             if handle.note:
-                self.send_notif(handle.owner, handle.note)
+                self._deliver(handle.owner, handle.note)
             handle.state = "DONE"
         return handle.state

@@ -20,7 +20,7 @@ try:
 except ModuleNotFoundError:  # before 0.33
     from vllm.v1.core.kv_cache_utils import get_kv_cache_config_from_groups
 
-from kvplan.engines.vllm.versions import LOADS_IN_STEP, running_version
+from kvplan.engines.vllm.releases import LOADS_IN_STEP, running_version
 
 IN_STEP = not set(LOADS_IN_STEP) & set(running_version().lacks)
 loads_in_step = pytest.mark.skipif(not IN_STEP, reason=f"vLLM {running_version().release} loads no hit in its step")

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from kvplan.engines.vllm.versions import VERSIONS
+from kvplan.engines.vllm.releases import VERSIONS
 from tests.whole_engines import model, processes
 from tests.whole_engines.cases import Case
 from tests.whole_engines.install import RELEASES, installed

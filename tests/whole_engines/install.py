@@ -17,7 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from sysconfig import get_path
 
-RELEASES = "0.33.0", "0.32.0", "0.31.0"  # as in kvplan.engines.vllm.versions; the first one is the default
+RELEASES = "0.33.0", "0.32.0", "0.31.0"  # as in kvplan.engines.vllm.releases; the first one is the default
 KERNELS, TORCH = "0.32.0", "2.13.0+cpu"
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 # Those of PyPI are built for CUDA, and do not load. vLLM imports them for images and sound only.

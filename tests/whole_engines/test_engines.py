@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvplan.engines.vllm.versions import COUNTED_BLOCKS, LOADS_IN_STEP
+from kvplan.engines.vllm.releases import COUNTED_BLOCKS, LOADS_IN_STEP
 from tests.whole_engines import cases
 from tests.whole_engines.cases import BLOCK_NBYTES, OURS, SIMPLE, VLLMS, Case
 from tests.whole_engines.model import TOKEN_NBYTES

@@ -10,8 +10,10 @@ from kvplan.advise.host_order import pricing_for
 from kvplan.cli.answers.layout_facts import layout_facts
 from kvplan.cost.store import profile_of
 from kvplan.errors import IncompatibleLayoutsError, LayoutError
+from kvplan.layout.dtypes import kind_of
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.plan.plan import direction_of
+from kvplan.program.element_types import check_element_types
 from kvplan.program.passes import Passes, passes
 from kvplan.program.program import Program
 
@@ -58,13 +60,20 @@ class Difference(NamedTuple):
 
 
 def difference_of(
-    src: KVLayout, dst: KVLayout, change: str | None = None, *, advice: bool = True, tell: Tell | None = None
+    src: KVLayout,
+    dst: KVLayout,
+    change: str | None = None,
+    *,
+    reinterpret: bool = False,
+    advice: bool = True,
+    tell: Tell | None = None,
 ) -> Difference:
     """Compare a pair.
 
     Args:
         src, dst: the layouts.
         change: the side that may change its order: A, B, or None for the host's, else B.
+        reinterpret: whether number formats may differ.
         advice: whether to search better orders, which takes most of the time.
         tell: called with the share of the search that is done, and a text.
     """
@@ -73,6 +82,8 @@ def difference_of(
     side = {"A": "src", "B": "dst", None: _may_change(src, dst)}[change]
     made, refused, broken = None, None, None
     try:
+        if not reinterpret:
+            check_element_types(src.geometry, dst.geometry)
         made = passes(src.geometry, dst.geometry)
         broken = first_break(src, dst, made)
     except IncompatibleLayoutsError as error:
@@ -128,5 +139,4 @@ def differing(sides: dict[str, dict[str, Any]]) -> list[str]:
 
 def _alike(dtype: str, other: str) -> bool:
     """Return whether two names mean one dtype: names of torch, of numpy, and the short ones of specs."""
-    short = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "half": "fp16"}
-    return short.get(dtype, dtype) == short.get(other, other)
+    return dtype == other or kind_of(dtype) == kind_of(other) != ""

@@ -15,6 +15,7 @@ from kvplan.layout.padding import padding_of
 from kvplan.layout.slicing import heads_held
 from kvplan.layout.strides import Factors, extent
 from kvplan.program.program import Program
+from kvplan.program.unwritten import UnwrittenHeads
 
 LAYOUT = (
     "notation", "sizes", "dtype", "device", "virtual", "addresses", "layers", "heads", "parts", "num_blocks",
@@ -58,6 +59,15 @@ def extent_facts(program: Program, side: str) -> dict[str, int]:
     """Return number and sizes of the extents of one unit on one side: its maximal contiguous byte ranges."""
     count, smallest, largest = program.extents(side)
     return {"count": count, "min_nbytes": smallest, "max_nbytes": largest}
+
+
+def unwritten_facts(unwritten: Sequence[UnwrittenHeads]) -> list[dict[str, Any]]:
+    """Return the heads of a destination that no unit of a program writes."""
+    return [
+        {"layers": list(one.layers), "parts": list(one.parts), "heads": list(one.heads), "held": one.held,
+         "text": str(one)}
+        for one in unwritten
+    ]  # fmt: skip
 
 
 def token_nbytes(layout: KVLayout) -> int | None:

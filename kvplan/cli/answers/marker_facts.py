@@ -8,13 +8,13 @@ from dataclasses import asdict
 from typing import Any
 
 from kvplan.base.numbers import count_of, exact
-from kvplan.cli.answers.layout_facts import picked
+from kvplan.cli.answers.layout_facts import picked, unwritten_facts
 from kvplan.layout.kvlayout import KVLayout
 
 VERIFIED = ("ok", "rounds", "wrong_nbytes", "wrong", "watched_nbytes", "stray", "stray_nbytes")
 
 
-def verify_facts(src: KVLayout, dst: KVLayout, blocks: int | None) -> dict[str, Any]:
+def verify_facts(src: KVLayout, dst: KVLayout, blocks: int | None, *, reinterpret: bool = False) -> dict[str, Any]:
     """Move markers to the other layout and back, and return the facts of both directions.
 
     Raises:
@@ -22,10 +22,10 @@ def verify_facts(src: KVLayout, dst: KVLayout, blocks: int | None) -> dict[str, 
         LayoutError: a block is too large, or the system gives no memory for the layouts.
     """
     from kvplan.memory.reserve import reserve
-    from kvplan.plan.copy_program import compile  # noqa: A004
+    from kvplan.plan.copy_program import compile_quietly
     from kvplan.verification.verify import Verification, block_counts, number_of_blocks, verify
 
-    compile(src, dst)  # a pair that does not compile needs no memory
+    compile_quietly(src, dst, reinterpret=reinterpret)  # a pair that does not compile needs no memory
     counts = block_counts(src, dst, number_of_blocks(blocks))
     here, there = reserve(src), reserve(dst)
     drawn = random.Random(0)  # noqa: S311  # the same blocks each time
@@ -33,10 +33,10 @@ def verify_facts(src: KVLayout, dst: KVLayout, blocks: int | None) -> dict[str, 
 
     def found(one: Verification) -> dict[str, Any]:
         stray = None if one.stray is None else asdict(one.stray)
-        return picked(one, VERIFIED) | {"stray": stray}
+        return picked(one, VERIFIED) | {"stray": stray, "unwritten": unwritten_facts(one.unwritten)}
 
-    out = verify(here, there, blocks=(ids[0], ids[1]), beside="poison")
-    back = verify(there, here, blocks=(ids[1], ids[0]), beside="poison")
+    out = verify(here, there, blocks=(ids[0], ids[1]), beside="poison", reinterpret=reinterpret)
+    back = verify(there, here, blocks=(ids[1], ids[0]), beside="poison", reinterpret=reinterpret)
     return {
         "src": _side(src, ids[0]),
         "dst": _side(dst, ids[1]),
@@ -72,4 +72,5 @@ def _found(direction: dict[str, Any]) -> str:
         return f"wrong: {direction['wrong']}"
     watched = direction["watched_nbytes"]
     around = f"; {exact(watched)} around it unchanged" if watched else ""
-    return f"every byte arrived where it belongs{around}"
+    never = "".join(f"; {heads['text']}" for heads in direction["unwritten"])
+    return f"every byte arrived where it belongs{around}{never}"

@@ -9,11 +9,12 @@ from kvplan.base.quoting import quoted
 from kvplan.catalogue.layouts import STATE, NamedLayout, layout_for, named_layouts
 from kvplan.catalogue.models import Group, Model
 from kvplan.cli.answers.layout_facts import UNIT, extent_facts, picked
+from kvplan.cli.answers.model_times import Costs, Sides, better_of, times_of
 from kvplan.cli.answers.peer_facts import Peer, context_to_peer, group_to_peer, peer_facts
 from kvplan.errors import KVPlanError
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.notation import parse
-from kvplan.plan.copy_program import compile  # noqa: A004
+from kvplan.plan.copy_program import compile_quietly
 
 CONTEXTS = (1024, 32768, 131072)  # tokens
 
@@ -38,6 +39,7 @@ class Question(NamedTuple):
         link_gbps: rate of the link between both sides, 10^9 bytes per second.
         contexts: lengths of requests, tokens.
         peer: the other GPU, if the question is also about it.
+        costs: costs of transfers by each path; without them, only the times of the link are returned.
     """
 
     device: NamedLayout
@@ -50,6 +52,7 @@ class Question(NamedTuple):
     link_gbps: float
     contexts: tuple[int, ...] = CONTEXTS
     peer: Peer | None = None
+    costs: Costs | None = None
 
 
 def choose(name: str, side: str, kind: str) -> NamedLayout:
@@ -113,7 +116,8 @@ def model_facts(model: Model, asked: Question) -> dict[str, Any]:
     Raises:
         KVPlanError: the ranks do not divide the heads, or the dtype is unknown.
     """
-    groups = [_group(group, asked) for group in model.groups]
+    sides = [_sides(group, asked) for group in model.groups]
+    groups = [_group(group, asked, both) for group, both in zip(model.groups, sides, strict=True)]
     # Groups share tokens, so their bytes add up. States do not grow with tokens.
     growing = [facts for facts in groups if facts["token_nbytes"] is not None]
     token = sum(facts["token_nbytes"] for facts in growing)
@@ -129,26 +133,49 @@ def model_facts(model: Model, asked: Question) -> dict[str, Any]:
         "state_nbytes": {"rank": state, "all": state * asked.tp} if state else None,
         "groups": groups,
         "link_gbps": asked.link_gbps,
-        "contexts": [_context(tokens, model.groups, groups, asked) for tokens in asked.contexts],
+        "contexts": [_context(tokens, model.groups, groups, asked, sides) for tokens in asked.contexts],
+        **(
+            {}
+            if asked.costs is None
+            else {
+                "profile": asked.costs.where or f"as on {asked.costs.profile.kind}",
+                "better": _better(model.groups, sides, asked, asked.costs),
+            }
+        ),
         **({} if asked.peer is None else {"peer": peer_facts(asked.peer)}),
     }
 
 
-def _group(group: Group, asked: Question) -> dict[str, Any]:
+def _of_rank(group: Group, asked: Question, named: NamedLayout, block_rows: int, on: str | None = None) -> KVLayout:
+    """Return the layout of one rank. Not of rank 0: its heads are first in a shared pool, and so are better aligned."""
     state = group.kind == "state"
-    rows, host_rows = (1, 1) if state else (asked.block_tokens, asked.host_block_tokens)
-    # Not rank 0: its heads are first in a shared pool, and so are better aligned than the heads of other ranks.
-    rank = min(asked.tp - 1, 1)
+    rows, held = (1, 1) if state else (asked.block_tokens, block_rows)
+    return layout_for(STATE[named.side] if state else named, group, dtype=asked.dtype, tp=asked.tp,
+                      rank=min(asked.tp - 1, 1), num_blocks=-(-asked.blocks * rows // held), block_tokens=held,
+                      device=on)  # fmt: skip
 
-    def of_rank(named: NamedLayout, block_rows: int, on: str | None = None) -> KVLayout:
-        return layout_for(STATE[named.side] if state else named, group, dtype=asked.dtype, tp=asked.tp, rank=rank,
-                          num_blocks=-(-asked.blocks * rows // block_rows), block_tokens=block_rows,
-                          device=on)  # fmt: skip
 
-    device = of_rank(asked.device, rows)
-    program = compile(device, of_rank(asked.host, host_rows))
-    peer = asked.peer
-    moved = None if peer is None else compile(device, of_rank(peer.layout, 1 if state else peer.block_tokens, "cuda:1"))
+def _sides(group: Group, asked: Question) -> Sides:
+    device = _of_rank(group, asked, asked.device, asked.block_tokens)
+    return Sides.of(device, _of_rank(group, asked, asked.host, asked.host_block_tokens))
+
+
+def _better(groups: tuple[Group, ...], sides: list[Sides], asked: Question, costs: Costs) -> list[dict[str, Any]]:
+    """Return the better order of the host side of each group, for the longest request."""
+    longest = max(asked.contexts)
+    found = []
+    for group, both in zip(groups, sides, strict=True):
+        better = better_of(both, group.rows_held(longest, asked.block_tokens), costs)
+        found += [] if better is None else [{"group": group.name, "tokens": longest, **better}]
+    return found
+
+
+def _group(group: Group, asked: Question, sides: Sides) -> dict[str, Any]:
+    state = group.kind == "state"
+    rows = 1 if state else asked.block_tokens
+    device, program, peer = sides.device, sides.programs["store"], asked.peer
+    there = None if peer is None else _of_rank(group, asked, peer.layout, peer.block_tokens, "cuda:1")
+    moved = None if there is None else compile_quietly(device, there)
     elements, dtype = group.stored_as(asked.dtype)
     row_nbytes = device.block_nbytes // rows
     return {
@@ -176,12 +203,14 @@ def _quotient(total: int, count: int) -> float:
     return total / count if total % count else total // count
 
 
-def _context(tokens: int, groups: tuple[Group, ...], facts: list[dict[str, Any]], asked: Question) -> dict[str, Any]:
+def _context(
+    tokens: int, groups: tuple[Group, ...], facts: list[dict[str, Any]], asked: Question, sides: list[Sides]
+) -> dict[str, Any]:
     """Return the bytes that a request of ``tokens`` tokens holds and moves on one rank, in whole device blocks."""
     blocks = nbytes = runs = peer_runs = 0
     peer = asked.peer
-    for group, told in zip(groups, facts, strict=True):
-        held = group.rows_held(tokens, asked.block_tokens)
+    rows_held = [group.rows_held(tokens, asked.block_tokens) for group in groups]
+    for group, told, held in zip(groups, facts, rows_held, strict=True):
         rows = 1 if group.kind == "state" else asked.block_tokens
         blocks += held // rows
         nbytes += held * told["row_nbytes"]
@@ -194,5 +223,6 @@ def _context(tokens: int, groups: tuple[Group, ...], facts: list[dict[str, Any]]
         "nbytes": nbytes,
         "runs": runs,
         "seconds": nbytes / (asked.link_gbps * 1e9),
+        **({} if asked.costs is None else times_of(sides, rows_held, asked.costs)),
         **({} if peer is None else {"peer": context_to_peer(nbytes, peer_runs, peer, asked.link_gbps)}),
     }

@@ -12,7 +12,7 @@ from kvplan.catalogue.models import Group, find_model
 from kvplan.cli.answers.layout_facts import UNIT, extent_facts, picked
 from kvplan.errors import IncompatibleLayoutsError, KVPlanError
 from kvplan.layout.kvlayout import KVLayout
-from kvplan.plan.copy_program import compile  # noqa: A004
+from kvplan.plan.copy_program import compile_quietly
 
 HOST_TOKENS = (16, 64)
 HOLDS = {"mha": "K and V of each head", "mla": "one latent row a token"}
@@ -128,7 +128,7 @@ def mixed_kinds() -> str:
 def pair_facts(device: KVLayout, host: KVLayout) -> dict[str, Any]:
     """Return the facts of one unit that moves between two layouts, or the reason why the pair is refused."""
     try:
-        compiled = compile(device, host)
+        compiled = compile_quietly(device, host)
     except IncompatibleLayoutsError as error:
         return {"refused": " ".join(str(error).split()), **dict.fromkeys((*UNIT, "host_extents", "alignment"))}
     extents = extent_facts(compiled.program, "dst")

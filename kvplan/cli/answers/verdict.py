@@ -118,6 +118,7 @@ def commands_of(args: argparse.Namespace) -> list[str]:
         options += [option, value] if value is not None else []
     if len(sides) == 1:
         return [shlex.join(["kvplan", "inspect", *sides])] if not options else []
+    options += ["--reinterpret"] * args.reinterpret
     costs = [*(["--profile", args.profile] if args.profile else []),
              *(["--overlap", args.overlap] if args.overlap != "idle" else [])]  # fmt: skip
     blocks = [word for name in ("blocks", "src", "dst") for word in _ids(name, getattr(args, name))]

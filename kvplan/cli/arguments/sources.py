@@ -64,6 +64,12 @@ def add_advice(parser: argparse.ArgumentParser) -> None:
                         help="search no better orders, which takes most of the time")  # fmt: skip
 
 
+def add_reinterpret(parser: argparse.ArgumentParser) -> None:
+    """Add the argument that lets bytes of one number format be read as another one."""
+    parser.add_argument("--reinterpret", action="store_true",
+                        help="compile although number formats differ; a copy converts no numbers")  # fmt: skip
+
+
 def add_blocks(parser: argparse.ArgumentParser, names: tuple[str, str] = ("SRC", "DST")) -> None:
     """Add the arguments that name the blocks of a plan, and the profile and policy that choose its path."""
     parser.add_argument("--blocks", type=block_ids, metavar="IDS", help="of a plan, on both sides: 0,1,4-7")

@@ -24,7 +24,7 @@ from kvplan.cli.screen.printing import Tell
 
 STALL_SECONDS = 120.0  # an engine that gives no token for this time has failed
 VOCABULARY = 1024
-WRITTEN_FOR = "5.23.0"  # the version of transformers whose members are used here
+WRITTEN_FOR = "5.23.0"  # the version of transformers whose members are used here; a test compares it with versions
 
 
 def import_engine() -> dict[str, str]:

@@ -26,11 +26,13 @@ SCHEMAS = {
     "which": 1,
     "verify": 1,
     "pairs": 1,
+    "wires": 1,
     "backends": 1,
     "demo": 1,
     "doctor": 1,
     "calibrate": 1,
     "calibrate-peers": 1,
+    "calibrate-wire": 1,
     "bench": 1,
     "layout": 1,  # a file: kvplan.dump writes it
     "finding": 1,

@@ -14,6 +14,7 @@ from typing import Any
 from kvplan.backends import lmcache as backend
 from kvplan.base.integers import integer
 from kvplan.cost.policy import BESIDE_COMPUTE, Policy
+from kvplan.engines import versions
 from kvplan.engines.lmcache.objects import Chunk, ObjectPrograms, chunks_of
 from kvplan.engines.startup import prepare
 from kvplan.engines.streams import current_stream
@@ -24,7 +25,7 @@ from kvplan.layout.kvlayout import KVLayout
 from kvplan.plan.copy_program import compile  # noqa: A004
 from kvplan.plan.plan import join
 
-WRITTEN_FOR = "0.5.6"  # the version of LMCache whose members are used here
+WRITTEN_FOR = versions.LMCACHE.written_for  # the version of LMCache whose members are used here
 
 Caches = KVLayout | Sequence[KVLayout]
 
@@ -256,6 +257,7 @@ def connector_for(
         hints: LMCache's layout hints.
         caches, page_size, device, policy: as in :func:`connect`.
     """
+    versions.check(versions.LMCACHE)  # not at import: an engine that does not use kvplan loads the plugin, too
     if caches is None:
         caches = partial(_discovered, serving=serving, hints=hints, page_size=page_size)
     if device is None:

@@ -12,6 +12,7 @@ import logging
 import os
 import sys
 
+from kvplan.engines import versions
 from kvplan.engines.after_import import after_import, show_lines
 from kvplan.engines.nixl.interface import Agent
 from kvplan.engines.nixl.own_class import CLASS, MODULE, replaced
@@ -56,6 +57,7 @@ def _replace() -> None:
         return
     if own is Agent:
         return
+    versions.check(versions.NIXL)
     replaced.append(own)
     for held in (module, sys.modules[PACKAGE]):  # the package repeats the names of its modules
         if getattr(held, CLASS, None) is own:

@@ -11,13 +11,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from kvplan.cost.policy import BESIDE_COMPUTE, Policy
+from kvplan.engines import versions
 from kvplan.engines.sglang.host_transfers import HostTransfers
 from kvplan.engines.streams import current_stream
 from kvplan.errors import KVPlanError
 from kvplan.execute.executor import Executor
 from kvplan.execute.transfer import Transfer
 
-WRITTEN_FOR = "0.5.23"  # the version of SGLang whose members are used here
+WRITTEN_FOR = versions.SGLANG.written_for  # the version of SGLang whose members are used here
 logger = logging.getLogger("kvplan.engines.sglang")
 
 
@@ -42,6 +43,7 @@ def attach(controller: Any, *, policy: Policy | None = None) -> TransferEngine:
     Raises:
         KVPlanError: ``controller`` is not a controller, is attached already, or has transfers in flight.
     """
+    versions.check(versions.SGLANG)  # not at import: the plugin of an engine without kvplan imports this, too
     own = getattr(controller, "l2_transfer_engine", None)
     if isinstance(own, TransferEngine):
         raise KVPlanError("kvplan is attached to this controller already")

@@ -1,7 +1,8 @@
 """An adapter for transformers: kvplan makes the transfers of CPU offloading in continuous batching.
 
 The engine still decides which requests are offloaded, when they are restored, and which blocks they get. Source:
-transformers 5.23.0, ``generation/continuous_batching/offloading_manager.py``; ``OffloadingManager`` is subclassed.
+transformers 5.23.0, ``generation/continuous_batching/offloading_manager.py``; ``OffloadingManager`` is subclassed. It
+is the same in 5.21 and 5.22.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 from kvplan.backends import transformers as backend
 from kvplan.cost.policy import BESIDE_COMPUTE, Policy
+from kvplan.engines import versions
 from kvplan.engines.startup import prepare
 from kvplan.engines.streams import current_stream
 from kvplan.errors import KVPlanError
@@ -24,8 +26,9 @@ from kvplan.memory.allocate import allocate
 from kvplan.plan.copy_program import compile  # noqa: A004
 from kvplan.ranks.groups import Groups
 
-WRITTEN_FOR = "5.23.0"  # the version of transformers whose members are used here
+WRITTEN_FOR = versions.TRANSFORMERS.written_for  # the version of transformers whose members are used here
 logger = logging.getLogger("kvplan.engines.transformers")
+versions.check(versions.TRANSFORMERS)
 
 Tables = dict[str, list[int]]  # block ids by attention type
 

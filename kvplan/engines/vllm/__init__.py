@@ -16,9 +16,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvplan.engines import versions
 from kvplan.engines.vllm import connector, simple, specs
 
 policy_of = specs.policy_of
+WRITTEN_FOR = versions.VLLM.written_for  # the version of vLLM whose members are used here
 
 NAMES = (
     "KVPlanOffloadingConnector",

@@ -19,8 +19,8 @@ from typing import Any
 
 from kvplan.engines.vllm.in_step import UNKNOWN, StepBudget, bound_loads, layer_options_of
 from kvplan.engines.vllm.layer_loads import LayerLoads, places_of
+from kvplan.engines.vllm.releases import LOADS_IN_STEP, running_version
 from kvplan.engines.vllm.step_time import Pace, StepClock, StepLine
-from kvplan.engines.vllm.versions import LOADS_IN_STEP, running_version
 
 
 @functools.cache

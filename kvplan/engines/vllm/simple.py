@@ -13,8 +13,8 @@ from unittest.mock import patch
 
 from kvplan.engines.streams import current_stream
 from kvplan.engines.vllm.block_copies import BlockCopies
+from kvplan.engines.vllm.releases import COUNTED_BLOCKS, running_version
 from kvplan.engines.vllm.specs import policy_of
-from kvplan.engines.vllm.versions import COUNTED_BLOCKS, running_version
 
 
 class _NoStream:

@@ -15,7 +15,7 @@ from typing import Any
 from kvplan.cost.policy import BESIDE_COMPUTE, Policy
 from kvplan.engines.vllm.in_step import layer_options_of
 from kvplan.engines.vllm.pages import canonical_nbytes
-from kvplan.engines.vllm.versions import LOADS_IN_STEP, running_version
+from kvplan.engines.vllm.releases import LOADS_IN_STEP, running_version
 from kvplan.engines.vllm.worker import Worker
 from kvplan.errors import PathError
 

@@ -12,6 +12,7 @@ from kvplan.cost.policy import GPU_PATHS, HOST_ROUTES, PEER_ROUTES, ROUTES, laye
 from kvplan.cost.profile import DeviceProfile, route_paths
 from kvplan.cost.statistics import Counted, counted, halves_statistics, scattered, total
 from kvplan.errors import PathError
+from kvplan.execute.gpu.order_notice import notice
 from kvplan.execute.gpu.path import Path, Refusal, Sides, sides_of
 from kvplan.execute.gpu.resources import Resources
 from kvplan.execute.transfer import check_layouts
@@ -267,6 +268,7 @@ class Selection:
         else:
             best = self._best(plan, sides, counts, cut)
             choice = Choice(self._paths[best.path], best.seconds, bool(sides.pageable))
+            notice(plan, sides.route, best.seconds, self.profile_of(sides), self._resources.policy)
             depends = unmerged is not None and key is not unmerged  # on how many copies merge
             if depends and best.path == "kernel" and self._whatever_merges(plan, sides, counts, cut):
                 key = unmerged

@@ -67,10 +67,10 @@ class HalfProgram:
         """Return whether a plan can be moved now. This checks that one tensor of each side still has its memory."""
         return self.movable and (self._questions is None or next(self._questions)())
 
-    def of_layers(self, layers: tuple[int, ...]) -> Program:
+    def of_layers(self, layers: tuple[int, ...]) -> HalfProgram:
         """Return the program: it has no layers."""
         del layers
-        return self.program
+        return self
 
 
 class HalfFacts(NamedTuple):

@@ -16,7 +16,8 @@ from kvplan.layout.components import touching_seams
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.strides import Int64Array
 
-SPARSE = 1 << 16  # indices: a range of so many, and 8 for each unit, is marked in an array; of more, indices are sorted
+TILE = 1 << 20  # ranges that are checked at once
+SPARSE, EACH = 1 << 18, 32  # indices in a range of so many, and of so many for each unit, are marked; others are sorted
 
 
 class Extents(NamedTuple):
@@ -31,12 +32,6 @@ class Extents(NamedTuple):
     start: Int64Array
     size: Int64Array
     twice: bool
-
-    def plus(self, other: Extents, far: int = 0) -> Extents:
-        """Return the extents of both; those of the other begin ``far`` bytes further on."""
-        start, size = np.concatenate((self.start, other.start + far)), np.concatenate((self.size, other.size))
-        both = extents_of(start, size)
-        return Extents(both.start, both.size, self.twice or other.twice or both.twice)
 
 
 class Column(NamedTuple):
@@ -70,6 +65,15 @@ def extents_of(start: Int64Array, size: Int64Array) -> Extents:
     begin = np.concatenate((first[:1], first[cuts]))
     end = np.concatenate((reach[cuts - 1], reach[-1:]))
     return Extents(begin, end - begin, bool((first[1:] < reach[:-1]).any()))
+
+
+def joined(several: Sequence[tuple[Extents, int]]) -> Extents:
+    """Join the extents of several units, each that many bytes further on."""
+    if len(several) == 1 and not several[0][1]:
+        return several[0][0]
+    start = np.concatenate([extents.start + far for extents, far in several])
+    both = extents_of(start, np.concatenate([extents.size for extents, _ in several]))
+    return Extents(both.start, both.size, both.twice or any(extents.twice for extents, _ in several))
 
 
 class Offered:
@@ -157,14 +161,17 @@ def check_within(addresses: Int64Array, extents: Extents, offered: Offered, *, w
                 f"a recipe from a peer takes {rest.size * addresses.size:,} ranges of memory to check, and at most "
                 f"{LIMITS.recipe_work:,} are; ask for fewer blocks at once"
             )
-        for start, size in zip(extents.start[rest].tolist(), extents.size[rest].tolist(), strict=True):
-            at = np.searchsorted(starts, addresses + start, side="right") - 1
-            outside = np.flatnonzero((at < 0) | (addresses + (start + size) > _at(ends, at)))
+        step = max(TILE // addresses.size, 1)
+        for some in np.split(rest, np.arange(step, rest.size, step)):
+            begin = (addresses[:, None] + extents.start[some]).ravel()
+            size = np.tile(extents.size[some], addresses.size)
+            at = np.searchsorted(starts, begin, side="right") - 1
+            outside = np.flatnonzero((at < 0) | (begin + size > _at(ends, at)))
             if outside.size:
-                first = int(addresses[outside[0]]) + start
                 raise TransferError(
-                    f"a recipe from a peer {'writes' if writing else 'reads'} {size:,} bytes at {first:#x}, which are "
-                    f"not in the {'writable ' if writing else ''}memory that it was offered"
+                    f"a recipe from a peer {'writes' if writing else 'reads'} {int(size[outside[0]]):,} bytes at "
+                    f"{int(begin[outside[0]]):#x}, which are not in the {'writable ' if writing else ''}memory that it "
+                    "was offered"
                 )
             found |= set(np.unique(at).tolist())
     return set().union(*(owners[number] for number in found))
@@ -196,19 +203,15 @@ def check_disjoint(held: Sequence[tuple[Column, Extents]]) -> None:
     Raises:
         TransferError: a byte is in two extents; or that cannot be ruled out with bounded work.
     """
-    roots: dict[int, tuple[Column, Extents]] = {}
+    roots: dict[int, tuple[Column, list[tuple[Extents, int]]]] = {}
     for column, extents in held:
-        if not column.addresses.size:
-            continue
-        known = roots.get(column.root)
-        if known is None:
-            roots[column.root] = column, extents
-        else:
-            far = int(column.addresses[0]) - int(known[0].addresses[0])
-            roots[column.root] = known[0], known[1].plus(extents, far)
-    sweeps = [_sweeps(column, extents) for column, extents in roots.values()]
+        if column.addresses.size:
+            first, several = roots.setdefault(column.root, (column, []))
+            several.append((extents, int(column.addresses[0]) - int(first.addresses[0])))
+    every = [(column, joined(several)) for column, several in roots.values()]
+    sweeps = [_sweeps(column, extents) for column, extents in every]
     if len(sweeps) > 1:
-        _check_apart(list(roots.values()), sweeps)
+        _check_apart(every, sweeps)
 
 
 def _check_apart(held: list[tuple[Column, Extents]], sweeps: list[_Ranges]) -> None:
@@ -218,13 +221,11 @@ def _check_apart(held: list[tuple[Column, Extents]], sweeps: list[_Ranges]) -> N
     order = np.argsort(start)
     reach = np.maximum.accumulate(end[order])
     cuts = np.concatenate(([0], np.flatnonzero(start[order][1:] >= reach[:-1]) + 1))
-    close: set[int] = set()
-    for some in np.split(owner[order], cuts[1:]):
-        together = set(some.tolist())
-        if len(together) > 1:
-            close |= together
+    owner = owner[order]
+    alone = np.minimum.reduceat(owner, cuts) == np.maximum.reduceat(owner, cuts)
+    close = np.unique(owner[np.repeat(~alone, np.diff(np.append(cuts, owner.size)))]).tolist()
     if close:
-        every = [_every(*held[number]) for number in sorted(close)]
+        every = [_every(*held[number]) for number in close]
         whole = _Ranges(*(np.concatenate(column) for column in zip(*every, strict=True)))
         if not whole.disjoint:
             raise _twice()
@@ -254,8 +255,8 @@ def _sweeps(column: Column, extents: Extents) -> _Ranges:
     low, high = int(addresses.min()), int(addresses.max())
     if index.size == 1:
         return _Ranges(extents.start + low, extents.start + extents.size + low)
-    if column.period % column.step == 0:
-        found = _in_periods(column, extents, column.period // column.step)
+    for period in (column.period, column.step):
+        found = None if period % column.step else _in_periods(column, extents, period)
         if found is not None:
             return found
     ordered = np.sort(addresses)
@@ -268,20 +269,21 @@ def _sweeps(column: Column, extents: Extents) -> _Ranges:
 def _distinct(index: Int64Array) -> Int64Array:
     """Return the different indices, ascending."""
     low, high = int(index.min()), int(index.max())
-    if high - low > SPARSE + 8 * index.size:
+    if high - low > SPARSE + EACH * index.size:
         return np.unique(index)
     seen = np.zeros(high - low + 1, dtype=np.bool_)
     seen[index - low] = True
     return np.flatnonzero(seen) + low
 
 
-def _in_periods(column: Column, extents: Extents, every: int) -> _Ranges | None:
-    """Check units as blocks at multiples of ``every`` steps, each with units inside it; None if that shows nothing.
+def _in_periods(column: Column, extents: Extents, period: int) -> _Ranges | None:
+    """Check units as blocks at multiples of a period, each with units inside it; None if that shows nothing.
 
     All units that any block has are taken for units of every block. Their extents are cut to clusters, so far apart
     that no other block's bytes reach from one to the next. In a cluster, bytes must differ modulo the period.
     """
-    index, step, period = column.indices, column.step, column.period
+    index, step = column.indices, column.step
+    every = period // step
     blocks = index // every
     inside = _distinct(index - blocks * every) if every > 1 else np.zeros(1, dtype=np.int64)
     if inside.size * extents.start.size > LIMITS.recipe_work // 4:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
-from functools import lru_cache
 from math import gcd
 from typing import Literal, NamedTuple
 
@@ -93,8 +93,11 @@ class Section:
 
     @property
     def grain(self) -> int:
-        """Largest power of two, at most 256, that the unit's bytes in a chunk keep to: sections come in its order."""
-        return power(gcd(self.unit_nbytes, *self.src.sizes, *self.dst.sizes), GRAIN)
+        """Largest power of two, at most 256, that divides a unit's bytes. No run group is aligned to more.
+
+        Sections come in its order, the largest first. So units of any number leave the next ones aligned.
+        """
+        return power(self.unit_nbytes, GRAIN)
 
 
 def power(number: int, most: int) -> int:
@@ -106,7 +109,11 @@ def power(number: int, most: int) -> int:
     return min(number & -number, most) if number else most
 
 
-@lru_cache(maxsize=256)
+_Way = tuple[Order, int | None]
+# The sections of a run group are kept as long as the run group, so that their run tables are uploaded once.
+_known: weakref.WeakKeyDictionary[RunGroup, dict[_Way, tuple[Section, ...]]] = weakref.WeakKeyDictionary()
+
+
 def sections_of(group: RunGroup, order: Order, most: int | None) -> tuple[Section, ...]:
     """Order the copies of a run group's unit for both halves; more than one section if the unit is cut.
 
@@ -122,6 +129,14 @@ def sections_of(group: RunGroup, order: Order, most: int | None) -> tuple[Sectio
     >>> section.unit_nbytes, section.src.runs, section.dst.runs
     (64, (Run(src=0, dst=0, nbytes=64, loops=()),), (Run(src=0, dst=0, nbytes=8, loops=((4, 16, 8), (2, 8, 32))),))
     """
+    known = _known.get(group)
+    if known is None:
+        known = _known.setdefault(group, {})
+    made = known.get((order, most))
+    return known.setdefault((order, most), _sections(group, order, most)) if made is None else made
+
+
+def _sections(group: RunGroup, order: Order, most: int | None) -> tuple[Section, ...]:
     places = Place.of(group.src, group.src_base), Place.of(group.dst, group.dst_base)
     ways = [_ordered(group, side) for side in (("dst", "src") if order == "auto" else (order,))]
     ways += [split for way in ways if (split := _by_alignment(way[0]))]

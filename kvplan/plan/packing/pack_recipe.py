@@ -18,44 +18,26 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from kvplan.base.limits import LIMITS
-from kvplan.errors import KVPlanError, TransferError
+from kvplan.errors import KVPlanError
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.strides import Int64Array
 from kvplan.plan.packing.chunk_half import Half, HalfSection
-from kvplan.plan.packing.pack_checks import Column, Extents, Offered, check_disjoint, check_within, extents_of
-from kvplan.plan.packing.pack_order import GRAIN, REACH, SIDES, Place, half_group
-from kvplan.program.program import Run, RunGroup
+from kvplan.plan.packing.pack_checks import Column, Extents, Offered, check_disjoint, check_within, joined
+from kvplan.plan.packing.pack_order import REACH, SIDES, Place
+from kvplan.plan.packing.recipe_tables import RUN, SECTION, CheckedSection, checked_sections, wrong
+from kvplan.program.program import RunGroup
 
 MAGIC, VERSION = b"kvpr", 1
 HEADER = struct.Struct("<4sHHIIIIQ")
-SECTION, RUN, COLUMN = 6, 9, 5  # words of a row
+COLUMN = 5  # words of a row
 WIDTHS: dict[int, np.dtype[Any]] = {1: np.dtype("<u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4"), 8: np.dtype("<u8")}
+SAMPLE = 64  # indices whose common divisor is tried for all
 ADDRESSES = 1 << 62  # more than any address, and so small that a sum of two does not overflow
-KEPT = 64 << 10  # bytes: shared parts up to this size are kept, so that a GPU uploads their tables once
-
-
-class _Checked(NamedTuple):
-    """A section of a shared part, checked.
-
-    Attributes:
-        column: number of its units' column.
-        group: its run group.
-        unit_nbytes: bytes of a unit in a chunk.
-        place: what its units' addresses have in common.
-        extents: the bytes of a unit, at its own side.
-    """
-
-    column: int
-    group: RunGroup
-    unit_nbytes: int
-    place: Place
-    extents: Extents
 
 
 # ---- writing -----------------------------------------------------------------------------------------------------
@@ -65,7 +47,7 @@ def recipe_of(half: Half) -> bytes:
     """Return the recipe of a half; see :meth:`kvplan.plan.packing.packing.Packing.recipe`.
 
     Raises:
-        KVPlanError: a unit has too many runs.
+        KVPlanError: it has more units or runs than a recipe may have.
     """
     numbers: dict[int, int] = {}
     columns: list[tuple[Int64Array, Place]] = []
@@ -79,11 +61,20 @@ def recipe_of(half: Half) -> bytes:
         sections.append((number, len(table), unit_nbytes, *place))
         tables.append(table)
     rows = np.concatenate([np.empty((0, RUN), np.int64), *tables])
-    if len(rows) > LIMITS.recipe_runs or sum(s.group.packed.shape[1] for s in half.sections) > LIMITS.recipe_copies:
-        raise KVPlanError(
-            f"a unit of {half!r} takes {len(rows):,} runs; a recipe has at most {LIMITS.recipe_runs:,}, and "
-            f"{LIMITS.recipe_copies:,} copies; give smaller blocks, or layouts whose orders differ less"
-        )
+    copies = sum(section.group.packed.shape[1] for section in half.sections)
+    units = sum(addresses.size for addresses, _ in columns)
+    for count, most, noun in (
+        (len(sections), LIMITS.recipe_sections, "sizes of units"),
+        (len(rows), LIMITS.recipe_runs, "runs of a unit"),
+        (copies, LIMITS.recipe_copies, "copies of a unit"),
+        (units, LIMITS.recipe_units, "addresses of units"),
+        (half.nbytes, LIMITS.recipe_moved, "bytes to move"),
+    ):
+        if count > most:
+            raise KVPlanError(
+                f"the plan takes {count:,} {noun}, and a recipe has at most {most:,}; plan fewer blocks at once, or "
+                "give layouts whose orders differ less"
+            )
     heads, payloads = _columns(columns)
     body = b"".join(
         [
@@ -111,13 +102,21 @@ def _columns(columns: Sequence[tuple[Int64Array, Place]]) -> tuple[list[tuple[in
             heads.append((addresses.size, int(addresses[0]), heads[twin][2], 0, twin))
             continue
         first = int(addresses.min()) if addresses.size else 0
-        index = (addresses - first) // place.step
-        largest = int(index.max()) if addresses.size else 0
+        indices = (addresses - first) // place.step
+        wider = _step_of(indices)
+        indices = indices // wider if wider > 1 else indices
+        largest = int(indices.max()) if addresses.size else 0
         width = next(width for width in WIDTHS if largest < 1 << 8 * width)
-        data = index.astype(WIDTHS[width]).tobytes()
-        heads.append((addresses.size, first, place.step, width, number))
+        data = indices.astype(WIDTHS[width]).tobytes()
+        heads.append((addresses.size, first, place.step * wider, width, number))
         payloads.append(data + bytes(-len(data) % 8))
     return heads, payloads
+
+
+def _step_of(indices: Int64Array) -> int:
+    """Return a number that divides all indices; the largest one, or 1 if the first few have no other."""
+    common = int(np.gcd.reduce(indices[:SAMPLE])) if indices.size else 1
+    return common if common > 1 and not (indices % common).any() else 1
 
 
 def _twin(columns: Sequence[tuple[Int64Array, Place]], addresses: Int64Array, place: Place) -> int | None:
@@ -160,145 +159,87 @@ def half_of(recipe: bytes, offered: Offered | Mapping[str, KVLayout] | Sequence[
     sections, columns = _read(bytes(recipe), side)
     if not isinstance(offered, Offered):
         offered = Offered(list(offered.values()) if isinstance(offered, Mapping) else offered)
-    held: dict[int, Extents] = {}
+    nbytes = sum(columns[one.column].addresses.size * one.unit_nbytes for one in sections)
+    if nbytes > LIMITS.recipe_moved:
+        raise wrong(f"moves {nbytes:,} bytes; it moves at most {LIMITS.recipe_moved:,}")
+    several: dict[int, list[Extents]] = {}
     for one in sections:
-        known = held.get(one.column)
-        held[one.column] = one.extents if known is None else known.plus(one.extents)
+        several.setdefault(one.column, []).append(one.extents)
+    held = [(columns[number], joined([(extents, 0) for extents in some])) for number, some in several.items()]
     touched: set[int] = set()
-    for number, extents in held.items():
-        touched |= check_within(columns[number].addresses, extents, offered, writing=side == "dst")
+    for column, extents in held:
+        touched |= check_within(column.addresses, extents, offered, writing=side == "dst")
     if side == "dst":
-        check_disjoint([(columns[number], extents) for number, extents in held.items()])
+        check_disjoint(held)
     made = [HalfSection(one.group, one.unit_nbytes, columns[one.column].addresses, one.place) for one in sections]
     return Half(side, made, *offered.of(touched))
 
 
-def _wrong(text: str) -> TransferError:
-    return TransferError(f"a recipe from a peer {text}")
-
-
-def _read(recipe: bytes, side: str) -> tuple[tuple[_Checked, ...], list[Column]]:
+def _read(recipe: bytes, side: str) -> tuple[tuple[CheckedSection, ...], list[Column]]:
     if not HEADER.size <= len(recipe) <= LIMITS.recipe_nbytes:
-        raise _wrong(f"has {len(recipe):,} bytes; it has {HEADER.size} to {LIMITS.recipe_nbytes:,}")
+        raise wrong(f"has {len(recipe):,} bytes; it has {HEADER.size} to {LIMITS.recipe_nbytes:,}")
     magic, version, number, sections, runs, count, _, nbytes = HEADER.unpack_from(recipe)
     if magic != MAGIC or version != VERSION:
-        raise _wrong(f"begins with {recipe[:6]!r}; this is {MAGIC!r} of version {VERSION}")
+        raise wrong(f"begins with {recipe[:6]!r}; this is {MAGIC!r} of version {VERSION}")
     if number >= len(SIDES) or SIDES[number] != side:
-        raise _wrong(f"is for side {number}; asked for is {side!r}")
+        raise wrong(f"is for side {number}; asked for is {side!r}")
     if nbytes != len(recipe):
-        raise _wrong(f"has {len(recipe):,} bytes and says {nbytes:,}")
+        raise wrong(f"has {len(recipe):,} bytes and says {nbytes:,}")
     if sections > LIMITS.recipe_sections or runs > LIMITS.recipe_runs or count > sections:
-        raise _wrong(f"has {sections:,} sections, {runs:,} runs and {count:,} columns of addresses; that is too many")
+        raise wrong(f"has {sections:,} sections, {runs:,} runs and {count:,} columns of addresses; that is too many")
     shared = HEADER.size + 8 * (SECTION * sections + RUN * runs)
     begin = shared + 8 * COLUMN * count
     if begin > len(recipe):
-        raise _wrong("is cut off")
+        raise wrong("is cut off")
     part = recipe[HEADER.size : shared]
-    checked = (_kept if len(part) <= KEPT else _shared_part)(part, sections, side)
+    checked = checked_sections(part, sections, side)
     heads = np.frombuffer(recipe, dtype="<i8", count=COLUMN * count, offset=shared).reshape(-1, COLUMN).tolist()
     return checked, _read_columns(recipe, heads, begin, checked)
 
 
-def _shared_part(part: bytes, count: int, side: str) -> tuple[_Checked, ...]:
-    """Check the sections and runs of a recipe, and make their run groups."""
-    words = np.frombuffer(part, dtype="<i8").astype(np.int64, copy=False)
-    heads, rows = words[: SECTION * count].reshape(-1, SECTION), words[SECTION * count :].reshape(-1, RUN)
-    for column, runs, unit_nbytes, step, residue, period in heads.tolist():
-        numbers = 0 <= column < count and 1 <= runs <= len(rows) and 1 <= unit_nbytes < REACH
-        if not (numbers and 1 <= step <= REACH and 0 <= residue < step and 1 <= period <= REACH):
-            raise _wrong(f"has a section {(column, runs, unit_nbytes, step, residue, period)} that cannot be")
-    if int(heads[:, 1].sum()) != len(rows):
-        raise _wrong(f"has {len(rows)} runs, and its sections {int(heads[:, 1].sum())}")
-    _check_rows(rows)
-    made, at, grain = [], 0, GRAIN
-    for column, runs, unit_nbytes, step, residue, period in heads.tolist():
-        place = Place(step, residue, period)
-        group = half_group(side, _runs(rows[at : at + runs]), place, unit_nbytes)
-        at += runs
-        if grain % min(group.alignment, GRAIN):
-            raise _wrong("has sections whose units would lose their alignment in a chunk")
-        grain = min(grain, unit_nbytes & -unit_nbytes)
-        made.append(_Checked(column, group, unit_nbytes, place, _covering(group, unit_nbytes, side)))
-    return tuple(made)
-
-
-_kept = lru_cache(maxsize=128)(_shared_part)
-
-
-def _check_rows(rows: Int64Array) -> None:
-    """Check that no number of the runs is out of range, so that no sum of them overflows."""
-    counts, strides = rows[:, [3, 6]], rows[:, [[4, 5], [7, 8]]]
-    fine = (rows[:, 0] > -REACH).all() and (rows[:, 1] >= 0).all() and (rows[:, 2] >= 1).all()
-    small = (rows[:, :3] < REACH).all() and (counts >= 1).all() and (counts <= LIMITS.recipe_copies).all()
-    if not (fine and small and (strides > -REACH).all() and (np.abs(strides) <= REACH // counts[:, :, None]).all()):
-        raise _wrong("has a run whose numbers are out of range")
-    if int(counts.prod(axis=1).sum()) > LIMITS.recipe_copies:
-        raise _wrong(f"makes over {LIMITS.recipe_copies:,} copies of a unit")
-
-
-def _runs(rows: Int64Array) -> list[Run]:
-    made = []
-    for cache, chunk, nbytes, *loops in rows.tolist():
-        both = (loops[0], loops[1], loops[2]), (loops[3], loops[4], loops[5])
-        made.append(Run(cache, chunk, nbytes, tuple([loop for loop in both if loop[0] > 1])))
-    return made
-
-
-def _covering(group: RunGroup, unit_nbytes: int, side: str) -> Extents:
-    """Check that a unit's copies cover its bytes in the chunk, each once; return its extents on its own side."""
-    src, dst, size = group.offsets
-    cache, chunk = (src, dst) if side == "src" else (dst, src)
-    order = np.argsort(chunk)
-    start, length = chunk[order], size[order]
-    ends = np.cumsum(length)
-    if int(ends[-1]) != unit_nbytes or bool((start != ends - length).any()):
-        raise _wrong(f"leaves bytes of a unit's {unit_nbytes:,} in the chunk out, or names them twice")
-    return extents_of(cache, size)
-
-
 def _read_columns(
-    recipe: bytes, heads: Sequence[Sequence[int]], begin: int, checked: Sequence[_Checked]
+    recipe: bytes, heads: Sequence[Sequence[int]], begin: int, checked: Sequence[CheckedSection]
 ) -> list[Column]:  # fmt: skip
     """Read the addresses of the units, and check that they are as the sections say."""
-    at, columns = begin, list[Column]()
+    at, units, columns = begin, 0, list[Column]()
     periods = dict[int, int]()
     for one in checked:
         if one.column >= len(heads):
-            raise _wrong(f"has no column {one.column}")
+            raise wrong(f"has no column {one.column}")
         periods.setdefault(one.column, one.place.period)
     if len(periods) != len(heads):
-        raise _wrong("has a column of addresses without a section")
+        raise wrong("has a column of addresses without a section")
     for number, (count, first, given, width, root) in enumerate(heads):
-        step = given
-        if not (0 <= count <= LIMITS.recipe_units and 0 <= first < ADDRESSES and 1 <= step <= REACH):
-            raise _wrong(f"has a column of {count:,} units, from {first:#x} in steps of {step:,}")
+        step, units = given, units + count
+        if not (0 <= count <= units <= LIMITS.recipe_units and 0 <= first < ADDRESSES and 1 <= step <= REACH):
+            raise wrong(f"has a column of {count:,} units, from {first:#x} in steps of {step:,}")
         if width:
             nbytes = count * width
             if width not in WIDTHS or root != number or at + nbytes > len(recipe):
-                raise _wrong("is cut off")
+                raise wrong("is cut off")
             index = np.frombuffer(recipe, dtype=WIDTHS[width], count=count, offset=at)
             at += nbytes + -nbytes % 8
             if count and int(index.max()) > (ADDRESSES - first) // step:
-                raise _wrong("has a unit beyond all addresses")
+                raise wrong("has a unit beyond all addresses")
             index = index.astype(np.int64)
             addresses = index * step
             addresses += first
         else:
             if not 0 <= root < number or columns[root].root != root or columns[root].addresses.size != count:
-                raise _wrong(f"repeats column {root}, which is not there")
+                raise wrong(f"repeats column {root}, which is not there")
             index, step, addresses = columns[root].indices, columns[root].step, columns[root].addresses
             if count:
                 far = first - int(addresses[0])
                 if int(addresses.min()) + far < 0 or int(addresses.max()) + far > ADDRESSES:
-                    raise _wrong("has a unit beyond all addresses")
+                    raise wrong("has a unit beyond all addresses")
                 addresses = addresses + far
         columns.append(Column(addresses, index, step, root, periods[number]))
     if at != len(recipe):
-        raise _wrong(f"has {len(recipe) - at} bytes too many")
+        raise wrong(f"has {len(recipe) - at} bytes too many")
     for one in checked:
         column = columns[one.column]
         if column.addresses.size and (
             column.step % one.place.step or int(column.addresses[0]) % one.place.step != one.place.residue
         ):
-            raise _wrong("has units that are not as aligned as it says")
+            raise wrong("has units that are not as aligned as it says")
     return columns

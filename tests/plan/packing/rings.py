@@ -40,6 +40,8 @@ def through(executor: kvplan.Executor, src: Half, dst: Half, ring: Ring, bounds:
     here, there = ring.slots[:2]
     for first, last in bounds:
         gather, scatter = src.plan(first, last, here), dst.plan(first, last, there)
+        assert_aligned(gather)
+        assert_aligned(scatter)
         assert gather.nbytes == scatter.nbytes == src.chunk_nbytes(first, last) == dst.chunk_nbytes(first, last)
         executor.submit(gather).synchronize()
         ring.bytes_of(there, gather.nbytes)[:] = ring.bytes_of(here, gather.nbytes)
@@ -51,9 +53,36 @@ def composed(src: Half, dst: Half, ring: Ring, bounds: list[tuple[int, int]]) ->
     slot = ring.slots[0]
     made: dict[int, int] = {}
     for first, last in bounds:
-        gathered = oracle.factored_moves(src.plan(first, last, slot))
+        gather, scatter = src.plan(first, last, slot), dst.plan(first, last, slot)
+        assert_aligned(gather)
+        assert_aligned(scatter)
+        gathered = oracle.factored_moves(gather)
         assert sorted(gathered) == list(range(slot.address, slot.address + src.chunk_nbytes(first, last)))
-        for to, at in oracle.factored_moves(dst.plan(first, last, slot)).items():
+        for to, at in oracle.factored_moves(scatter).items():
             assert to not in made
             made[to] = gathered[at]
     return made
+
+
+def assert_harmless(half: Half, layouts: list[kvplan.KVLayout], ring: Ring) -> None:
+    """What a half touches is its chunk, each byte once, and offered memory, each byte of it once if it is written."""
+    slot, gathers = ring.slots[0], half.side == "src"
+    spans = [(region.address, region.end) for layout in layouts for region in layout.regions]
+    bounds = half.cuts(max(half.unit_nbytes, 256))
+    written: set[int] = set()
+    for first, last in pairwise(bounds):
+        plan = half.plan(first, last, slot)
+        moves = oracle.factored_moves(plan)  # fails if a byte is written twice
+        chunk, cache = (moves.keys(), moves.values()) if gathers else (moves.values(), moves.keys())
+        assert sorted(chunk) == list(range(slot.address, slot.address + plan.nbytes))
+        assert all(any(low <= at < high for low, high in spans) for at in cache)
+        assert gathers or not written & moves.keys()
+        written |= moves.keys()
+        assert_aligned(plan)
+
+
+def assert_aligned(plan: kvplan.Plan) -> None:
+    """What a run group says of its alignment holds, or a kernel's words would not fit."""
+    for group, units in plan.parts:
+        assert not (units % group.alignment).any()
+        assert not (np.stack(group.offsets) % group.alignment).any()

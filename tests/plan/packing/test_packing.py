@@ -83,6 +83,23 @@ def test_units_of_several_sizes_share_chunks(executor):
     np.testing.assert_array_equal(to_states[2], states[1])
 
 
+def test_units_that_one_side_copies_in_bytes_stay_aligned_for_the_other(executor):
+    """A unit of 4 bytes, copied whole from its source and byte by byte to its destination, comes before one of 2."""
+    rows, pairs = np.arange(12, dtype=np.uint8).reshape(3, 4), np.arange(50, 56, dtype=np.uint8).reshape(3, 2)
+    to_rows, to_pairs = np.zeros((3, 4, 5), np.uint8), np.zeros_like(pairs)
+    plans = [
+        kvplan.compile(*(KVLayout.from_tensors("block token dim", one) for one in pair)).plan([2, 0, 1], [0, 1, 2])
+        for pair in ((rows[:, :, None], to_rows[:, :, :1]), (pairs[:, :, None], to_pairs[:, :, None]))
+    ]
+    packing = packing_of(kvplan.join(plans[::-1]), "src")
+    assert packing.src.sizes == ((3, 4), (3, 2))
+    assert [section.group.alignment for section in packing.src.sections] == [4, 2]
+    through(executor, packing.src, packing.dst, Ring(2, 18), [(0, 1), (1, 6)])
+    np.testing.assert_array_equal(to_rows[:, :, 0], rows[[2, 0, 1]])
+    np.testing.assert_array_equal(to_pairs, pairs[[2, 0, 1]])
+    assert not to_rows[:, :, 1:].any()
+
+
 def test_ranks_send_what_both_hold(executor):
     """A rank with heads 0 and 1, and one with heads 1 and 2: head 1 travels."""
     theirs = np.arange(4 * 2 * 2 * 4, dtype=np.uint8).reshape(4, 2, 2, 4)

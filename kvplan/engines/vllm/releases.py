@@ -13,7 +13,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from kvplan.engines.releases import found
+from kvplan.engines.versions import VLLM, release
 from kvplan.errors import KVPlanError
 
 VARIABLE = "KVPLAN_VLLM_VERSION"
@@ -59,7 +59,8 @@ interface; remove it, or run vLLM 0.33.0
                 )
 
 
-# docs/guides/vllm-offloading.md has this table in words; a test holds it.
+# The releases are those of kvplan.engines.versions. docs/guides/vllm-offloading.md has this table in words; a test
+# holds both.
 VERSIONS = (
     Version("0.33.0", lacks=(), region_segments=True),
     Version("0.32.0", lacks=(*LOADS_IN_STEP, *COUNTED_BLOCKS), region_segments=False),
@@ -93,15 +94,16 @@ these, or set KVPLAN_VLLM_VERSION to the one whose offloading interface yours ha
             raise KVPlanError(f"{VARIABLE} is {wanted!r}; give one of {', '.join(rows)}")
         logger.warning("vLLM %s is taken for %s, because %s says so", running, wanted, VARIABLE)
         return rows[wanted]
-    release, exact = found(running, tuple(rows))
-    if release is None:
+    number = (release(running) or ())[: VLLM.parts]
+    found = next((row for row in VERSIONS if (release(row.release) or ())[: VLLM.parts] == number), None)
+    if found is None:
         raise KVPlanError(
             f"vLLM {running} is running, and kvplan supports {', '.join(rows)}; install one of these, or set "
             f"{VARIABLE} to the one whose offloading interface yours has"
         )
-    if not exact:
-        logger.warning("vLLM %s is running; kvplan was tested with %s, and takes it for that", running, release)
-    return rows[release]
+    if running.partition("+")[0] != found.release:
+        logger.warning("vLLM %s is running; kvplan was tested with %s, and takes it for that", running, found.release)
+    return found
 
 
 @functools.cache

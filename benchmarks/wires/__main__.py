@@ -1,0 +1,142 @@
+"""``python -m benchmarks.wires``: packed transfers between two processes by NIXL, over each wire of this machine.
+
+Each wire gets two processes of its own, since UCX reads its variables once. All bytes are compared before anything is
+timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from benchmarks.record import Row, cpu_model, document, machine, save, table
+from benchmarks.wires.limits import FULL, SMOKE, WIRES, Scale, Wire
+from benchmarks.wires.wire_rows import rows_of
+
+SECONDS = 200.0  # for one wire
+RESULTS = Path(__file__).parents[1] / "results"
+
+
+def arguments_of(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Parse."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.wires", description=__doc__)
+    parser.add_argument(
+        "wires", nargs="*", metavar="wire", help=f"of {', '.join(WIRES)}; by default those that are here"
+    )
+    parser.add_argument("--smoke", action="store_true", help="tiny problems: shows that it runs, and nothing else")
+    parser.add_argument("--rows", type=int, nargs="+", metavar="BYTES", help="bytes of the rows")
+    parser.add_argument("--repeats", type=int, help="samples of each way")
+    parser.add_argument("--output", type=Path, help="JSON file; by default in benchmarks/results, none for --smoke")
+    chosen = parser.parse_args(arguments)
+    if unknown := sorted(set(chosen.wires) - set(WIRES)):
+        parser.error(f"no wire {', '.join(unknown)}; wires are {', '.join(WIRES)}")
+    return chosen
+
+
+def devices() -> tuple[str, ...]:
+    """Return the GPUs of both processes: two if there are two, else one, or none."""
+    if find_spec("torch") is None:
+        return ()
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return tuple(f"cuda:{min(k, count - 1)}" for k in (0, 1)) if count else ()
+
+
+def measured(wire: Wire, scale: Scale, places: Sequence[str], *, plain: bool) -> dict[str, Any]:
+    """Measure one wire in two new processes, which end with this call; only NIXL as it comes with ``plain``.
+
+    Raises:
+        RuntimeError: it failed, or took too long.
+    """
+    from benchmarks.wires.far import serve
+    from benchmarks.wires.near import measure
+
+    spawn = multiprocessing.get_context("spawn")
+    near, far = spawn.Pipe()
+    answer, told = spawn.Pipe(duplex=False)
+    other = spawn.Process(target=serve, args=(wire, scale, places[1], far, plain), daemon=True)
+    this = spawn.Process(target=measure, args=(wire, scale, places[0], near, told, plain), daemon=True)
+    try:
+        other.start()
+        this.start()
+        told.close()
+        until = time.monotonic() + SECONDS
+        while not answer.poll(0.1):
+            if not this.is_alive() and not answer.poll(0):
+                raise RuntimeError(f"the measuring process ended with {this.exitcode}")
+            if time.monotonic() > until:
+                raise RuntimeError(f"it took over {SECONDS:.0f} seconds")
+        kind, found = answer.recv()
+        if kind != "found":
+            raise RuntimeError(found)
+        this.join(5)
+        other.join(5)
+        made: dict[str, Any] = found
+        return made
+    finally:
+        for process in (this, other):
+            if process.pid is not None:
+                process.kill()
+                process.join()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run; 0 where every limit holds, 1 where one does not or a wire failed, 2 without NIXL."""
+    chosen = arguments_of(arguments)
+    if find_spec("nixl") is None:
+        print("NIXL is not installed: pip install 'kvplan[nixl]'", file=sys.stderr)
+        return 2
+    scale = SMOKE if chosen.smoke else FULL
+    changed = {"rows": chosen.rows and tuple(chosen.rows), "repeats": chosen.repeats}
+    scale = Scale(**asdict(scale) | {name: value for name, value in changed.items() if value})
+    gpus = devices()
+    names = chosen.wires or [name for name, wire in WIRES.items() if wire.memory == "host" or gpus]
+    started, rows, failed = machine(), list[Row](), dict[str, str]()
+    for name in names:
+        wire = WIRES[name]
+        places = gpus if wire.memory == "gpu" else ("cpu", "cpu")
+        try:
+            posted = measured(wire, scale, places, plain=True)["rows"]
+            found = measured(wire, scale, places, plain=False) | {"NIXL as it comes": posted}
+        except RuntimeError as error:
+            failed[name] = str(error)
+            print(f"{name} failed: {error}", file=sys.stderr)
+            continue
+        made = rows_of(wire, found)
+        rows += made
+        print(table(made), end="\n\n", flush=True)
+    output = chosen.output or (None if chosen.smoke else RESULTS / f"wires-{_slug(gpus)}.json")
+    if output is not None and rows:
+        made_document = document(rows, scale=scale, started=started)
+        made_document["machine"]["gpus"] = list(gpus)
+        made_document["versions"] |= {"nixl": _version("nixl")}
+        save(output, made_document | {"failed": failed})
+        print(f"saved {output}")
+    return int(bool(failed) or any(row.ok is False for row in rows))
+
+
+def _slug(gpus: Sequence[str]) -> str:
+    name = cpu_model()
+    if gpus:
+        import torch
+
+        name = torch.cuda.get_device_name(0)
+    return "-".join("".join(mark if mark.isalnum() else " " for mark in name.lower()).split())
+
+
+def _version(package: str) -> str:
+    from importlib.metadata import version
+
+    return version(package)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

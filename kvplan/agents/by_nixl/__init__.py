@@ -1,0 +1,1 @@
+"""The transport ``nixl`` of agents: a descriptor for each piece, or packed."""

@@ -1,0 +1,210 @@
+"""The packed way of the transport ``nixl``: its ring, its transfers, and who makes progress."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+
+from kvplan.agents.by_nixl.nixl_end import NixlEnd
+from kvplan.agents.by_nixl.nixl_lanes import NixlLanes, Ring
+from kvplan.agents.by_nixl.nixl_progress import NixlProgress
+from kvplan.agents.by_nixl.packed_way import GPU_SLOTS, HOST_SLOTS, PackedWay, Slots
+from kvplan.agents.packed.pack_end import End
+from kvplan.agents.packed.ring_pages import ring_pages
+from kvplan.cost.wires.crossing import crossing_of
+from kvplan.cost.wires.wire_model import WireChoice, choose_way
+from kvplan.cost.wires.wire_profile import WireProfile
+from kvplan.cost.wires.wire_store import find_wire, wire_name
+from kvplan.errors import TransferError
+from kvplan.execute.executor import Executor
+from kvplan.layout.kvlayout import KVLayout
+from kvplan.plan.nixl_lists import memory_of
+from kvplan.plan.plan import Plan
+
+PACKED_VERSION = 1  # in the card of an agent that takes packed transfers
+
+
+class NixlPacked:
+    """This process's end of packed transfers by NIXL. The ring is allocated with the first of them.
+
+    Args:
+        name: name of the agent.
+        nixl: its end of NIXL.
+        offered: function that returns the layouts that peers may name.
+        executor: function that returns the executor of a device.
+        way: its ring, and who makes progress.
+        inside: identifiers of the agent's own threads.
+
+    Attributes:
+        lanes: the wires to peers.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        nixl: NixlEnd,
+        offered: Callable[[], Mapping[str, KVLayout]],
+        executor: Callable[[str], Executor],
+        way: PackedWay,
+        inside: set[int],
+    ) -> None:
+        self._name, self._nixl, self._executor, self._way = name, nixl, executor, way
+        self.lanes = NixlLanes(nixl, offered, self._allocated)
+        self._progress = NixlProgress(self.poll, self._busy, inside) if way.threaded else None
+        self._reading = threading.RLock()  # one thread at a time takes notes
+        self._inbox: deque[tuple[str, bytes]] = deque()  # notes of users
+        self._profiles: dict[str, WireProfile] = {}  # by NIXL's name of the memory
+        self._closed = False
+
+    def serve_peers(self) -> int:
+        """Take requests of peers from now on; return the version for the card, or 0 if it takes none."""
+        if self.lanes.refused is not None or self._closed:
+            return 0
+        self.start()
+        return PACKED_VERSION
+
+    def start(self) -> None:
+        """Start the thread that makes progress, if a thread makes it."""
+        if self._progress is not None:
+            self._progress.start()
+
+    def wake(self) -> None:
+        """Let the thread look now, if there is one."""
+        if self._progress is not None:
+            self._progress.wake()
+
+    def _threaded(self) -> bool:
+        return self._progress is not None and self._progress.running
+
+    def _busy(self) -> bool:
+        ring = self.lanes.ring
+        return ring is not None and (ring.end.busy or self.lanes.busy)
+
+    @property
+    def slots(self) -> tuple[int, int]:
+        """Number of slots that no peer has, and of all slots for peers; (0, 0) without a ring."""
+        ring = self.lanes.ring
+        return (0, 0) if ring is None else (ring.end.ring.free, len(ring.end.ring.slots) - ring.end.sending)
+
+    @property
+    def in_flight(self) -> int:
+        """Number of this process's packed transfers that have not ended."""
+        ring = self.lanes.ring
+        return 0 if ring is None else sum(ring.end.in_flight(peer) for peer in self.lanes.names)
+
+    # ---- transfers ---------------------------------------------------------------------------------------------------
+
+    def why_not(self, peer: str, plan: Plan, *, reading: bool) -> str | None:
+        """Return why a plan cannot be packed, or None."""
+        if self._closed:
+            return f"the agent {self._name!r} is closed"
+        if (why := self.lanes.refused or self.lanes.refusals.get(peer)) is not None:
+            return why
+        for k, where in ((1 if reading else 0, "here"), (0 if reading else 1, "there")):
+            devices = {pair[k].device for pair in plan.layouts}
+            if len(devices) > 1:
+                return f"its memory {where} is on {' and '.join(sorted(devices))}, and a ring is on one device"
+        own = plan.layouts[0][1 if reading else 0].device
+        ring_device = self._device if self.lanes.ring is None else self.lanes.ring.memory.device
+        if own not in ("cpu", ring_device):
+            return f"its memory here is on {own}, and the ring on {ring_device}"
+        return None
+
+    def choose(self, plan: Plan, *, reading: bool) -> WireChoice:
+        """Return the faster way of a plan that can be packed, by a model of the wire."""
+        own = plan.layouts[0][1 if reading else 0].device if plan.layouts else "cpu"
+        memory = memory_of(own, "the plan")[0]
+        wire = self._profiles.get(memory)
+        if wire is None:
+            wire = self._profiles[memory] = find_wire(wire_name(self._nixl.backends[0]), memory)
+        nbytes = self._slots.nbytes
+        return choose_way(crossing_of(plan, most=nbytes), wire, pull=reading, slot_nbytes=nbytes)
+
+    def end_for(self, peer: str) -> End:
+        """Return the end for a transfer with a peer that NIXL knows; ask for the peer's ring if this is the first one.
+
+        Raises:
+            KVPlanError: the ring cannot be allocated or registered, or NIXL does not reach the peer.
+        """
+        ring = self.lanes.ring
+        return ring.end if ring is not None and self.lanes.known(peer) else self.lanes.ask(peer).end
+
+    def close(self, timeout: float) -> None:
+        """Part from all peers, and free the ring.
+
+        Raises:
+            TransferError: writes into the ring may still move.
+        """
+        ring = self.lanes.ring
+        if ring is not None:
+            ring.end.close(timeout)
+        self._closed = True
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress.thread.join(timeout)
+        with self.lanes.lock:
+            if ring is not None:
+                self.lanes.close()
+                ring.registered.close()
+            self.lanes.ring = None
+
+    # ---- notes -------------------------------------------------------------------------------------------------------
+
+    def notes(self) -> list[tuple[str, bytes]]:
+        """Return the users' notes that have come since the last call."""
+        self.read()
+        found = []
+        with suppress(IndexError):
+            while True:
+                found.append(self._inbox.popleft())
+        ring = self.lanes.ring
+        return found if ring is None else found + ring.end.notes()
+
+    def poll(self) -> bool:
+        """Move everything on that can move now; return whether anything did."""
+        ring = self.lanes.ring
+        if ring is not None:
+            return bool(ring.end.poll())
+        self.read()
+        return False
+
+    def read(self) -> None:
+        """Take the notes that have come: those of the protocol go to the end, and the users' wait for :meth:`notes`."""
+        with self._reading:
+            for peer, note in self._nixl.agent().notes():
+                if not self.lanes.take(peer, note):
+                    self._inbox.append((peer, note))
+            self.lanes.look()
+
+    # ---- the ring ----------------------------------------------------------------------------------------------------
+
+    @property
+    def _device(self) -> str:
+        """The device for a ring: the GPU of this process's layouts, or the CPU."""
+        return min({layout.device for layout in self._nixl.layouts.values()} - {"cpu"}, default="cpu")
+
+    @property
+    def _slots(self) -> Slots:
+        return self._way.slots or (HOST_SLOTS if self._device == "cpu" else GPU_SLOTS)
+
+    def _allocated(self) -> Ring:
+        """Return the ring; allocate it if there is none. The caller holds the lock of the lanes."""
+        if self.lanes.ring is not None:
+            return self.lanes.ring
+        if self._closed:
+            raise TransferError(f"the agent {self._name!r} is closed")
+        device, slots = self._device, self._slots
+        memory = ring_pages(slots.number * slots.nbytes, device)
+        registered = self._nixl.agent().ring(memory.data_ptr(), memory.shape[1], memory.device)
+        try:
+            end = End(
+                self._name, memory, slots.nbytes, self._executor(device), self.read,
+                threaded=self._threaded, wake=self.wake,
+            )  # fmt: skip
+        except BaseException:
+            registered.close()
+            raise
+        self.lanes.ring = Ring(end, registered, memory)
+        return self.lanes.ring

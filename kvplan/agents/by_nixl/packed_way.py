@@ -1,0 +1,71 @@
+"""The options of packed transfers: the ring of an agent, and who makes progress."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kvplan.agents.packed.slot_ring import ALIGNMENT, MOST_SLOTS
+from kvplan.base.integers import integer
+from kvplan.base.quoting import quoted
+from kvplan.errors import KVPlanError
+
+LEAST_SLOT = 4096  # bytes
+
+
+class Slots(NamedTuple):
+    """The ring of an agent.
+
+    Attributes:
+        number: number of its slots.
+        nbytes: bytes of a slot.
+    """
+
+    number: int
+    nbytes: int
+
+
+HOST_SLOTS, GPU_SLOTS = Slots(32, 1 << 20), Slots(16, 8 << 20)
+
+
+class PackedWay(NamedTuple):
+    """How an agent takes packed transfers.
+
+    Attributes:
+        slots: its ring; None for one that fits its device.
+        threaded: whether a thread makes progress; otherwise :meth:`kvplan.Agent.poll` does.
+    """
+
+    slots: Slots | None = None
+    threaded: bool = True
+
+
+def checked_progress(progress: object) -> str:
+    """Return who makes progress; raise KVPlanError if it is unknown.
+
+    >>> checked_progress(None), checked_progress("step")
+    ('thread', 'step')
+    """
+    if progress is None:
+        return "thread"
+    if progress not in ("thread", "step"):
+        raise KVPlanError(f"progress is {quoted(progress)}; expected 'thread', 'step' or None")
+    return str(progress)
+
+
+def checked_slots(slots: object) -> Slots | None:
+    """Return a ring; raise KVPlanError if it is not (slots, bytes of a slot).
+
+    >>> checked_slots((8, 1 << 20))
+    Slots(number=8, nbytes=1048576)
+    """
+    if slots is None:
+        return None
+    if not isinstance(slots, tuple) or len(slots) != 2:
+        raise KVPlanError(f"slots is {quoted(slots)}; give (number of slots, bytes of a slot), or None")
+    right = "a ring has from 2 to 65,536 slots"
+    number = integer("slots[0]", slots[0], least=2, most=MOST_SLOTS, right=right, error=KVPlanError)
+    right = f"a slot has at least {LEAST_SLOT:,} bytes"
+    nbytes = integer("slots[1]", slots[1], least=LEAST_SLOT, right=right, error=KVPlanError)
+    if nbytes % ALIGNMENT:
+        raise KVPlanError(f"slots[1] is {nbytes}; the bytes of a slot are a multiple of {ALIGNMENT}")
+    return Slots(number, nbytes)

@@ -1,0 +1,138 @@
+"""The slots of a peer's ring that this process may write."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+@dataclass
+class _Lent:
+    """A slot of a peer's ring.
+
+    Attributes:
+        turn: number of its latest use, from 1; 0 before the first.
+        awaited: the turn that the peer will give back; None if it has given the slot back.
+        moving: whether a write of this process may still change it.
+    """
+
+    turn: int = 0
+    awaited: int | None = None
+    moving: bool = False
+
+
+class Lent(NamedTuple):
+    """A slot of a peer's ring for one chunk.
+
+    Attributes:
+        number: its place in the ring.
+        turn: number of this use of the slot.
+        address: its address in the peer's process.
+    """
+
+    number: int
+    turn: int
+    address: int
+
+
+class Credits:
+    """The slots of a peer's ring that this process may write.
+
+    A slot is free once no write of this process moves into it, and the peer has given it back. Each use has a turn, one
+    more than the turn before, so that a credit that comes twice, or late, frees nothing.
+
+    Attributes:
+        some: numbers of the slots that may be written now.
+
+    >>> credits = Credits()
+    >>> credits.grant(4096, 64, [(5, False), (7, True)])
+    >>> lent = credits.take()
+    >>> lent, credits.take()
+    (Lent(number=5, turn=1, address=4416), None)
+    >>> credits.credit(5, 1)
+    >>> credits.written(5)
+    >>> credits.credit(5, 1)
+    >>> credits.take(), credits.free
+    (Lent(number=5, turn=2, address=4416), 0)
+    """
+
+    def __init__(self) -> None:
+        self._slots: dict[int, _Lent] = {}
+        self.some: list[int] = []
+        self._address = self._slot_nbytes = 0
+
+    @property
+    def free(self) -> int:
+        """Number of slots that may be written now."""
+        return len(self.some)
+
+    @property
+    def granted(self) -> int:
+        """Number of slots that the peer has granted."""
+        return len(self._slots)
+
+    def grant(self, address: int, slot_nbytes: int, numbers: Sequence[tuple[int, bool]]) -> None:
+        """Take the place of a ring, and its slots: each with whether the peer still reads it.
+
+        A slot that the peer still reads is given back with turn 0. Turns begin with 1 again. A slot that was known
+        before stays out while a write moves into it.
+        """
+        self._address, self._slot_nbytes = address, slot_nbytes
+        self.some.clear()
+        known, self._slots = self._slots, {}
+        for number, busy in numbers:
+            moving = number in known and known[number].moving
+            slot = self._slots[number] = _Lent(0, 0 if busy else None, moving)
+            self._free_if(number, slot)
+
+    def settle(self, moving: Collection[int]) -> None:
+        """Note that writes move only into these slots."""
+        for number, slot in self._slots.items():
+            slot.moving = number in moving
+
+    def withdraw(self) -> None:
+        """Free no slot until the next grant."""
+        self.some.clear()
+        for slot in self._slots.values():
+            slot.awaited = -1
+
+    def take(self) -> Lent | None:
+        """Return a free slot for a chunk, or None."""
+        if not self.some:
+            return None
+        number = self.some.pop()  # the latest: its memory is the likeliest to be in a cache
+        slot = self._slots[number]
+        slot.turn += 1
+        slot.awaited, slot.moving = slot.turn, True
+        return Lent(number, slot.turn, self._address + number * self._slot_nbytes)
+
+    def back(self, lent: Lent) -> None:
+        """Take back a slot that was not written; the next use has its turn."""
+        slot = self._slots.get(lent.number)
+        if slot is not None and slot.awaited == lent.turn == slot.turn:
+            slot.turn, slot.awaited = lent.turn - 1, None
+        self.written(lent.number)
+
+    def written(self, number: int) -> None:
+        """Note that the write into a slot has ended."""
+        slot = self._slots.get(number)
+        if slot is not None and slot.moving:
+            slot.moving = False
+            self._free_if(number, slot)
+
+    def credit(self, number: int, turn: int) -> None:
+        """Take a slot back from the peer, if it is out for this turn."""
+        slot = self._slots.get(number)
+        if slot is not None and slot.awaited == turn:
+            slot.awaited = None
+            self._free_if(number, slot)
+
+    @property
+    def awaited(self) -> int:
+        """Number of slots that the peer has not given back."""
+        return sum(slot.awaited is not None for slot in self._slots.values())
+
+    def _free_if(self, number: int, slot: _Lent) -> None:
+        if slot.awaited is None and not slot.moving:
+            self.some.append(number)

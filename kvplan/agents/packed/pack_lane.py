@@ -1,0 +1,290 @@
+"""The lane to one peer: its greeting, its progress, and its end."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from kvplan.agents.packed import pack_messages as messages
+from kvplan.agents.packed.pack_messages import Credit, Hello, Message
+from kvplan.agents.packed.pack_outbox import Outbox
+from kvplan.agents.packed.pack_receiver import Receiver
+from kvplan.agents.packed.pack_requests import Parties, Requests
+from kvplan.agents.packed.pack_rows import Mover
+from kvplan.agents.packed.pack_sender import Sender
+from kvplan.agents.packed.pack_starts import Starts
+from kvplan.agents.packed.pack_transfer import PackedTransfer
+from kvplan.agents.packed.slot_ring import ALIGNMENT, MOST_SLOTS, RingSlot, SlotRing
+from kvplan.agents.packed.wire import Wire
+from kvplan.errors import LayoutError, TransferError
+from kvplan.plan.packing.pack_checks import Offered
+
+MOST_EARLY = 4 * MOST_SLOTS  # credits that wait for the peer's greeting
+REPEAT_SECONDS, MOST_REPEAT_SECONDS = 0.1, 5.0  # between two goodbyes to a peer that does not answer
+
+log = logging.getLogger("kvplan.agents")
+
+
+class Own(NamedTuple):
+    """The parts that all lanes of an end share.
+
+    Attributes:
+        ring: this process's slots.
+        sends: free slots to gather into.
+        senders: numbers of all slots to gather into.
+        most: most of them that one lane has.
+        mover: gathers and scatters.
+        now: clock, in seconds.
+        epoch: returns a number for a lane, larger than all before.
+        notes: notes for the user, as (peer, note).
+    """
+
+    ring: SlotRing
+    sends: list[RingSlot]
+    senders: frozenset[int]
+    most: int
+    mover: Mover
+    now: Callable[[], float]
+    epoch: Callable[[], int]
+    notes: deque[tuple[str, bytes]]
+
+
+def tell_user(notes: deque[tuple[str, bytes]], peer: str, note: bytes) -> None:
+    """Keep a note of a peer for the user."""
+    notes.append((peer, note))
+
+
+class Lane:
+    """The connection to one peer. It greets with the first step.
+
+    Args:
+        name: name of the peer.
+        wire: the wire to it.
+        offered: memory of this process that the peer's recipes may name.
+        own: the parts that all lanes share.
+        granted: slots that the peer may write.
+
+    Attributes:
+        name: as given.
+        wire: as given.
+        granted: as given.
+        outbox: messages to the peer.
+        sender, receiver: chunks to the peer, and from it.
+        starts: transfers that this process begins.
+        chunk_nbytes: most bytes of a chunk, to or from the peer; 0 while its ring is not known.
+        why: why no transfer is accepted any more; None while it is open.
+    """
+
+    def __init__(self, name: str, wire: Wire, offered: Offered, own: Own, granted: Sequence[RingSlot]) -> None:
+        self.name, self.wire, self.granted = name, wire, tuple(granted)
+        self.why: str | None = None
+        self.chunk_nbytes = 0
+        self.outbox = Outbox(wire, own.epoch(), max(1, len(granted) // 2), own.now)
+        self.sender = Sender(self.outbox, wire, own.mover, own.sends, own.most)
+        self.receiver = Receiver(self.outbox, own.mover, granted, partial(tell_user, own.notes, name))
+        self.starts = Starts(self.outbox, self.sender, self.receiver, wire.most_note)
+        parties = Parties(self.outbox, self.sender, self.receiver)
+        self._requests = Requests(parties, name, offered, own.ring.slot_nbytes, own.now)
+        self._own = own
+        self._numbers = [self.outbox.mine]  # all that it ever had
+        self._early: list[Credit] = []
+        self._asked: list[int] = []  # earlier ends of the peer that want to know when no write to them moves any more
+        self._repeat_at, self._pause = 0.0, REPEAT_SECONDS  # of the goodbye
+        self._greeted = self._invited = self._said_quiet = self._peer_quiet = False
+
+    # ---- progress ----------------------------------------------------------------------------------------------------
+
+    @property
+    def busy(self) -> bool:
+        """Whether transfers are in flight, chunks move, or messages wait to be sent."""
+        return self.sender.busy or self.receiver.busy or self.starts.busy or self.outbox.busy
+
+    @property
+    def waits(self) -> bool:
+        """Whether a step may change anything: it is busy, or waits for a greeting or a goodbye."""
+        return self.busy or not self.outbox.ready or self.why is not None or bool(self._asked)
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing moves any more, on either side, so that its slots may have other uses."""
+        if self.why is None or self._asked or not (self.sender.quiet and self.receiver.quiet):
+            return False
+        if self.outbox.dead:
+            return True
+        return self._said_quiet and not self.outbox.waits and (self._peer_quiet or not self._invited)
+
+    def step(self, now: float) -> bool:
+        """Move on what can move without new chunks; return whether anything changed."""
+        if not self._greeted and self.why is None:
+            self._greet()
+        changed = self.receiver.step()
+        changed |= self.starts.step(now, self.chunk_nbytes if self.outbox.ready and self.why is None else 0)
+        self.outbox.flush()
+        if self.outbox.lost is not None and not self.outbox.dead:
+            self.lost(self.outbox.lost)
+        if self._asked:
+            self._answer()
+        if self.why is not None and (now > self._repeat_at or (not self._said_quiet and self.sender.quiet)):
+            self._say_bye(messages.ANSWER if now > self._repeat_at else 0)
+        return changed
+
+    def take(self, transfer: PackedTransfer) -> None:
+        """Take a transfer; raise TransferError if the lane is not open."""
+        if self.why is not None:
+            raise TransferError(f"no transfer with {self.name!r}: {self.why}")
+        self.starts.take(transfer)
+        if self.why is not None:  # it has just ended
+            self.starts.fail_all(self.why)
+
+    # ---- its beginning and its end -----------------------------------------------------------------------------------
+
+    def _greet(self) -> None:
+        self._greeted = True
+        self._invited |= self.outbox.theirs != 0  # from now on the peer may write
+        ring = self._own.ring
+        device = ring.memory.device
+        self.outbox.greet(messages.hello_body(Hello(ring.address, ring.slot_nbytes, device, self.receiver.slots())))
+
+    def hello(self, heard: Message) -> None:
+        """Take a greeting; raise LayoutError if it cannot be right."""
+        outbox = self.outbox
+        if heard.sender < outbox.theirs or self.why is not None:
+            return  # it is late
+        hello = messages.read_hello(heard.body)
+        numbers = {number for number, _ in hello.slots}
+        if hello.slot_nbytes < ALIGNMENT or hello.slot_nbytes % ALIGNMENT or not hello.slots:
+            raise LayoutError(f"a ring of {len(hello.slots):,} slots of {hello.slot_nbytes:,} bytes")
+        if len(numbers) < len(hello.slots) or max(numbers) >= MOST_SLOTS:
+            raise LayoutError(f"a ring has a slot twice, or a slot beyond number {MOST_SLOTS:,}")
+        new = heard.sender != outbox.theirs
+        if new:
+            if outbox.theirs:
+                self._reset(f"{self.name!r} has begun anew")
+            outbox.theirs = heard.sender
+        if heard.receiver == outbox.mine and not outbox.ready:
+            try:
+                self.wire.ring(hello.address, (max(numbers) + 1) * hello.slot_nbytes, hello.device)
+            except Exception as error:  # noqa: BLE001
+                self.leave(f"its ring cannot be written: {error}")
+                return
+            self.chunk_nbytes = min(hello.slot_nbytes, self._own.ring.slot_nbytes)
+            self.sender.credits.grant(hello.address, hello.slot_nbytes, hello.slots)
+            outbox.ready = True
+            early, self._early = self._early, []
+            self._credit(early)
+        if new or heard.receiver != outbox.mine:
+            self._greet()
+        outbox.flush()
+
+    def restart(self, why: str) -> None:
+        """Begin anew after progress was interrupted, when some state may be wrong: all that had begun fails."""
+        if self.why is not None:
+            self._shut(self.why)
+            self.sender.recover()
+            self._say_bye()
+            return
+        self._reset(why)
+        self.sender.recover()
+        self.outbox.mine = self._own.epoch()
+        self._numbers.append(self.outbox.mine)
+        self._greeted = False
+
+    def _reset(self, why: str) -> None:
+        self.sender.reset(why)
+        self.receiver.reset(why)
+        self.starts.reset()
+        self.outbox.reset()
+        self._requests.reset()
+        self._early.clear()
+
+    def lost(self, why: str) -> None:
+        """End the lane: the peer is gone, and writes no more."""
+        self.outbox.dead = True
+        self._asked.clear()
+        self.sender.unstick()
+        self._shut(why)
+
+    def leave(self, why: str) -> None:
+        """End the lane, and tell the peer; the slots are in use until the peer says that its writes have ended."""
+        if self.why is None:
+            self._shut(why)
+            self._say_bye()
+
+    def _shut(self, why: str) -> None:
+        self.why = self.why or why
+        for job in list(self.sender.jobs.values()):
+            self.sender.fail(job, why)
+        for inbound in list(self.receiver.inbounds.values()):
+            self.receiver.fail(inbound, why)
+        self.starts.fail_all(why)
+        self.receiver.drop_early()
+
+    def _say_bye(self, answer: int = 0) -> None:
+        """Tell the peer that this end leaves, and whether a write of it may still move."""
+        if not self.outbox.dead:
+            self.outbox.drop_unready()
+            quiet = self.sender.quiet
+            if self._greeted and not self.outbox.waits:
+                self.outbox.say(messages.BYE, bytes([messages.QUIET * quiet | answer]))
+                self._said_quiet = quiet
+            self._said_quiet |= not self._greeted
+            self._repeat_at = self._own.now() + self._pause
+            self._pause = min(2 * self._pause, MOST_REPEAT_SECONDS)
+
+    def _answer(self) -> None:
+        """Tell earlier ends of the peer, which have left, that no write to them moves any more."""
+        for number in [number for number in self._asked if not self.sender.writes_to(number)]:
+            self.outbox.say(messages.BYE, bytes([messages.QUIET]), number)
+            self._asked.remove(number)
+
+    # ---- messages that come ------------------------------------------------------------------------------------------
+
+    def hear(self, heard: Message) -> None:
+        """Take a message that is no greeting. One that cannot be right ends the lane."""
+        if self.outbox.dead:
+            return
+        try:
+            if heard.kind == messages.BYE:
+                self._parted(heard)
+            elif heard.sender == self.outbox.theirs and heard.receiver == self.outbox.mine:
+                if heard.credits:
+                    self._credit(heard.credits)
+                self._requests.hear(heard.kind, heard.body, closed=self.why is not None)
+        except Exception as error:  # noqa: BLE001  # whatever a peer sends, the other peers go on
+            self.wrong(error)
+
+    def wrong(self, error: Exception) -> None:
+        """End the lane, since the peer has sent a message that cannot be right."""
+        log.warning("%s sent a wrong message: %s", self.name, error)
+        self.leave(f"it sent a wrong message: {error}")
+
+    def _parted(self, heard: Message) -> None:
+        """Take a goodbye, to any of the numbers that this end ever had, or to none if the peer did not know one."""
+        outbox = self.outbox
+        if heard.receiver and heard.receiver not in self._numbers:
+            return
+        if heard.sender < outbox.theirs:  # an earlier end of the peer
+            if heard.sender not in self._asked:
+                self._asked.append(heard.sender)
+            return
+        outbox.theirs = heard.sender
+        flags = heard.body[0] if heard.body else 0
+        self._peer_quiet |= bool(flags & messages.QUIET)
+        if self.why is None:
+            self.leave("the peer has left")
+        elif flags & messages.ANSWER:
+            self._say_bye()
+
+    def had(self, number: int) -> bool:
+        """Return whether a number is this end's, or was."""
+        return number in self._numbers
+
+    def _credit(self, given: Sequence[Credit]) -> None:
+        if self.outbox.ready:
+            for number, turn in given:
+                self.sender.credits.credit(number, turn)
+        elif len(self._early) < MOST_EARLY:
+            self._early += given

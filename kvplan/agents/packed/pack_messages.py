@@ -1,0 +1,259 @@
+"""Messages between two ends of packed transfers: notes that begin with :data:`MAGIC`, in little-endian integers.
+
+Every message has the numbers of both ends, so that a message for an end that was restarted is known to be late, and the
+slots that its sender gives back. No order is assumed, and a message may come twice. A checksum shows changed bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+from zlib import crc32
+
+from kvplan.base.quoting import quoted
+from kvplan.errors import LayoutError
+
+MAGIC = b"kvplan.pack/1"
+
+HELLO = 1  # where the sender's ring is, and its slots that the receiver may write
+ASK = 2  # a part of the order of a pull
+PUSH = 3  # a part of the order of a push
+DATA = 4  # a chunk, in a slot; it may carry the whole order of its push
+CREDIT = 5  # slots, and nothing else
+DONE = 6  # all chunks of a push are scattered
+FAILED = 7  # a transfer that the receiver of this message has begun failed at the other end
+CANCEL = 8  # a transfer that the sender of this message has begun is given up
+VOID = 9  # the write into a slot failed, and no DATA may come for it
+BYE = 10  # the sender leaves, or answers that
+
+MOST_CREDITS = 255  # of a message
+MOST_WHY = 1000  # bytes of a reason
+
+_START = struct.Struct("<13sI")  # the magic, and the checksum of all that follows
+_HEADER = struct.Struct("<BQQB")
+_CREDIT = struct.Struct("<II")
+_HELLO = struct.Struct("<QQIH")
+PART = struct.Struct("<QII")
+_DATA = struct.Struct("<BQIII")
+_WHICH = struct.Struct("<BQ")
+
+FIXED = _START.size + _HEADER.size  # bytes before the slots that are given back
+LEAST_NOTE = 512  # bytes of a note that every wire must take
+QUIET, ANSWER = 1, 2  # flags of a goodbye: none of the sender's writes moves any more; it wants an answer
+PULL, PUSHED = 0, 1  # transfers: the end that receives the chunks began it, or the end that sends them
+
+
+class Credit(NamedTuple):
+    """A slot that is given back, and the turn of its use."""
+
+    slot: int
+    turn: int
+
+
+class Message(NamedTuple):
+    """A message.
+
+    Attributes:
+        kind: :data:`HELLO` or another of the kinds.
+        sender, receiver: numbers of the two ends; the receiver's is 0 if the sender does not know it yet.
+        credits: slots that the sender gives back.
+        body: the rest.
+    """
+
+    kind: int
+    sender: int
+    receiver: int
+    credits: tuple[Credit, ...]
+    body: bytes
+
+
+class Hello(NamedTuple):
+    """Where a ring is.
+
+    Attributes:
+        address: address of its first slot.
+        slot_nbytes: bytes of a slot.
+        device: its device.
+        slots: the slots that the receiver may write: each with whether it is still read.
+    """
+
+    address: int
+    slot_nbytes: int
+    device: str
+    slots: tuple[tuple[int, bool], ...]
+
+
+class OrderPart(NamedTuple):
+    """A part of a long order.
+
+    Attributes:
+        transfer: number of the transfer.
+        part, parts: which part of how many.
+        content: its bytes.
+    """
+
+    transfer: int
+    part: int
+    parts: int
+    content: bytes
+
+
+class Data(NamedTuple):
+    """A chunk that lies in a slot.
+
+    Attributes:
+        whose: :data:`PULL` or :data:`PUSHED`.
+        transfer: number of the transfer.
+        chunk: number of the chunk.
+        slot: number of the slot.
+        turn: number of this use of the slot.
+        order: the whole order of the push, or ``b""``.
+    """
+
+    whose: int
+    transfer: int
+    chunk: int
+    slot: int
+    turn: int
+    order: bytes = b""
+
+
+def message(kind: int, sender: int, receiver: int, given: Sequence[Credit], body: bytes = b"") -> bytes:
+    """Return the note of a message.
+
+    >>> note = message(CREDIT, 7, 9, [Credit(3, 1)])
+    >>> read(note)
+    Message(kind=5, sender=7, receiver=9, credits=(Credit(slot=3, turn=1),), body=b'')
+    """
+    rest = _HEADER.pack(kind, sender, receiver, len(given))
+    if given:
+        rest += b"".join([_CREDIT.pack(*credit) for credit in given])
+    rest += body
+    return _START.pack(MAGIC, crc32(rest)) + rest
+
+
+def read(note: bytes) -> Message:
+    """Return the message of a note that begins with :data:`MAGIC`; raise LayoutError if it cannot be read."""
+    try:
+        _, checksum = _START.unpack_from(note)
+        kind, sender, receiver, count = _HEADER.unpack_from(note, _START.size)
+        start = FIXED + count * _CREDIT.size
+        given = tuple(map(Credit._make, _CREDIT.iter_unpack(note[FIXED:start]))) if count else ()
+    except struct.error:
+        raise wrong(note) from None
+    if len(given) != count or not HELLO <= kind <= BYE or not sender:
+        raise wrong(note)
+    if crc32(memoryview(note)[_START.size :]) != checksum:
+        raise wrong(note)
+    return Message(kind, sender, receiver, given, note[start:])
+
+
+def overhead(given: int) -> int:
+    """Return the bytes of a message that gives so many slots back, without its body."""
+    return FIXED + given * _CREDIT.size
+
+
+def wrong(note: bytes) -> LayoutError:
+    """Return the error for a message that cannot be read."""
+    return LayoutError(f"a message of packed transfers cannot be read: {quoted(note)}")
+
+
+# ---- bodies ----------------------------------------------------------------------------------------------------------
+
+
+def hello_body(hello: Hello) -> bytes:
+    """Return the body of a :data:`HELLO`.
+
+    >>> told = Hello(4096, 1 << 20, "cuda:0", ((0, False), (3, True)))
+    >>> read_hello(hello_body(told)) == told
+    True
+    """
+    device = hello.device.encode()
+    slots = struct.pack(f"<{len(hello.slots)}I", *(number << 1 | busy for number, busy in hello.slots))
+    return _HELLO.pack(hello.address, hello.slot_nbytes, len(hello.slots), len(device)) + device + slots
+
+
+def read_hello(body: bytes) -> Hello:
+    """Read the body of a :data:`HELLO`."""
+    try:
+        address, slot_nbytes, count, length = _HELLO.unpack_from(body)
+        device = body[_HELLO.size : _HELLO.size + length].decode()
+        slots = struct.unpack(f"<{count}I", body[_HELLO.size + length :])
+    except (struct.error, UnicodeDecodeError):
+        raise wrong(body) from None
+    return Hello(address, slot_nbytes, device, tuple((number >> 1, bool(number & 1)) for number in slots))
+
+
+def part_body(part: OrderPart) -> bytes:
+    """Return the body of an :data:`ASK` or a :data:`PUSH`."""
+    return PART.pack(*part[:3]) + part.content
+
+
+def read_part(body: bytes) -> OrderPart:
+    """Read the body of an :data:`ASK` or a :data:`PUSH`."""
+    try:
+        transfer, part, parts = PART.unpack_from(body)
+    except struct.error:
+        raise wrong(body) from None
+    if not part < parts:
+        raise wrong(body)
+    return OrderPart(transfer, part, parts, body[PART.size :])
+
+
+def data_body(data: Data) -> bytes:
+    """Return the body of a :data:`DATA`."""
+    return _DATA.pack(*data[:5]) + data.order
+
+
+def read_data(body: bytes) -> Data:
+    """Read the body of a :data:`DATA`.
+
+    >>> read_data(data_body(Data(PULL, 1, 2, 3, 4)))
+    Data(whose=0, transfer=1, chunk=2, slot=3, turn=4, order=b'')
+    """
+    try:
+        whose, transfer, chunk, slot, turn = _DATA.unpack_from(body)
+    except struct.error:
+        raise wrong(body) from None
+    if whose not in (PULL, PUSHED):
+        raise wrong(body)
+    return Data(whose, transfer, chunk, slot, turn, body[_DATA.size :])
+
+
+def data_nbytes() -> int:
+    """Return the bytes of the body of a :data:`DATA` without an order."""
+    return _DATA.size
+
+
+def which_body(whose: int, transfer: int, why: str = "") -> bytes:
+    """Return the body of a :data:`DONE`, :data:`FAILED` or :data:`CANCEL`.
+
+    >>> read_which(which_body(PULL, 5, "no memory"))
+    (0, 5, 'no memory')
+    """
+    return _WHICH.pack(whose, transfer) + why.encode()[:MOST_WHY]
+
+
+def read_which(body: bytes) -> tuple[int, int, str]:
+    """Read the body of a :data:`DONE`, :data:`FAILED` or :data:`CANCEL`: which transfer, and why."""
+    try:
+        whose, transfer = _WHICH.unpack_from(body)
+    except struct.error:
+        raise wrong(body) from None
+    if whose not in (PULL, PUSHED):
+        raise wrong(body)
+    return whose, transfer, body[_WHICH.size : _WHICH.size + MOST_WHY].decode(errors="replace")
+
+
+def credit_body(credit: Credit) -> bytes:
+    """Return the body of a :data:`VOID`."""
+    return _CREDIT.pack(*credit)
+
+
+def read_credit(body: bytes) -> Credit:
+    """Read the body of a :data:`VOID`."""
+    try:
+        return Credit(*_CREDIT.unpack(body))
+    except struct.error:
+        raise wrong(body) from None

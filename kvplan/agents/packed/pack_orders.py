@@ -1,0 +1,194 @@
+"""The order of a packed transfer, as the end that begins it tells the other end; and the parts of long orders."""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_right
+from typing import NamedTuple
+
+from kvplan.agents.packed.pack_messages import PART, OrderPart, overhead, part_body, wrong
+from kvplan.errors import LayoutError
+
+MOST_ORDER = 256 << 20  # bytes of an order: 8 bytes for each of 32 million units
+MOST_GAPS = 1 << 16  # between the transfers of one peer that have ended
+MOST_OPEN = 4096  # orders of which parts are missing, of one peer
+
+_ORDER = struct.Struct("<BHQdIH")
+
+
+class Ordered(NamedTuple):
+    """The order of a transfer, for the other end.
+
+    Attributes:
+        urgent: whether it has high priority.
+        attempts: how often a write is posted, at most.
+        chunk_nbytes: most bytes of a chunk.
+        seconds: seconds until it is given up, or 0.
+        recipes: the recipe of each piece.
+        note: the user's note for a push.
+    """
+
+    urgent: bool
+    attempts: int
+    chunk_nbytes: int
+    seconds: float
+    recipes: tuple[bytes, ...]
+    note: bytes = b""
+
+
+def order_bytes(order: Ordered) -> bytes:
+    """Return the bytes of an order.
+
+    >>> told = Ordered(True, 2, 1 << 20, 0.5, (b"recipe", b"of two"), b"note")
+    >>> read_order(order_bytes(told)) == told
+    True
+    """
+    lengths = struct.pack(f"<{len(order.recipes)}I", *map(len, order.recipes))
+    head = _ORDER.pack(
+        order.urgent, order.attempts, order.chunk_nbytes, order.seconds, len(order.note), len(order.recipes)
+    )
+    return b"".join([head, lengths, *order.recipes, order.note])
+
+
+def read_order(content: bytes) -> Ordered:
+    """Read the bytes of an order."""
+    try:
+        urgent, attempts, chunk_nbytes, seconds, noted, count = _ORDER.unpack_from(content)
+        lengths = struct.unpack_from(f"<{count}I", content, _ORDER.size)
+    except struct.error:
+        raise wrong(content) from None
+    start = _ORDER.size + 4 * count
+    if start + sum(lengths) + noted != len(content) or not seconds >= 0 or not attempts:
+        raise wrong(content)
+    recipes = []
+    for length in lengths:
+        recipes.append(content[start : start + length])
+        start += length
+    return Ordered(bool(urgent), attempts, chunk_nbytes, seconds, tuple(recipes), content[start:])
+
+
+def parts_of(transfer: int, order: bytes, most_note: int) -> list[bytes]:
+    """Cut an order into the bodies of messages that fit into notes.
+
+    >>> [len(body) for body in parts_of(5, bytes(1000), 512)]
+    [477, 477, 94]
+    """
+    most = most_note - overhead(0) - PART.size
+    pieces = [order[start : start + most] for start in range(0, len(order), most)]
+    return [part_body(OrderPart(transfer, k, len(pieces), piece)) for k, piece in enumerate(pieces)]
+
+
+class Parts:
+    """Orders whose parts arrive, in any order.
+
+    >>> parts = Parts()
+    >>> parts.add(OrderPart(1, 1, 2, b"der")), parts.add(OrderPart(1, 1, 2, b"der"))
+    (None, None)
+    >>> parts.add(OrderPart(1, 0, 2, b"or"))
+    b'order'
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[int, dict[int, bytes]] = {}
+        self._nbytes = 0
+
+    def add(self, part: OrderPart) -> bytes | None:
+        """Take a part; return the whole order if this was the last part that was missing.
+
+        Raises:
+            LayoutError: too many orders are open, or they are too long.
+        """
+        if part.parts == 1:
+            return part.content
+        if part.parts > MOST_ORDER // 64:
+            raise LayoutError(f"an order of packed transfers has {part.parts:,} parts")
+        held = self._open.get(part.transfer)
+        if held is None:
+            if len(self._open) >= MOST_OPEN:
+                raise LayoutError(f"over {MOST_OPEN:,} orders of packed transfers have missing parts")
+            held = self._open[part.transfer] = {}
+        if part.part not in held:
+            held[part.part] = part.content
+            self._nbytes += len(part.content)
+        if self._nbytes > MOST_ORDER:
+            raise LayoutError(f"orders of packed transfers have over {MOST_ORDER:,} bytes")
+        if len(held) < part.parts:
+            return None
+        self.drop(part.transfer)
+        return b"".join(content for _, content in sorted(held.items()))
+
+    def drop(self, transfer: int) -> None:
+        """Forget the parts of an order."""
+        self._nbytes -= sum(map(len, self._open.pop(transfer, {}).values()))
+
+
+class Ends:
+    """Numbers of transfers, as ranges: as many ranges as there are gaps, whatever the number of transfers.
+
+    >>> ends = Ends()
+    >>> ends.add(2), ends.add(2), 2 in ends, 1 in ends
+    (True, False, True, False)
+    >>> ends.add(1), ends.add(3), ends.gaps
+    (True, True, 1)
+    """
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []  # ascending
+        self._stops: list[int] = []  # one behind the last number of each range
+
+    @property
+    def gaps(self) -> int:
+        """Number of ranges."""
+        return len(self._starts)
+
+    def __contains__(self, number: int) -> bool:
+        k = bisect_right(self._starts, number)
+        return k > 0 and number < self._stops[k - 1]
+
+    def add(self, number: int) -> bool:
+        """Add a number; return False if it was there. Raise LayoutError if there are too many gaps."""
+        starts, stops = self._starts, self._stops
+        k = bisect_right(starts, number)
+        if k and number < stops[k - 1]:
+            return False
+        left, right = k and stops[k - 1] == number, k < len(starts) and starts[k] == number + 1
+        if left and right:
+            starts.pop(k)
+            stops[k - 1] = stops.pop(k)
+        elif left:
+            stops[k - 1] = number + 1
+        elif right:
+            starts[k] = number
+        elif len(starts) < MOST_GAPS:
+            starts.insert(k, number)
+            stops.insert(k, number + 1)
+        else:
+            raise LayoutError(f"the numbers of packed transfers have over {MOST_GAPS:,} gaps")
+        return True
+
+
+class Orders:
+    """The orders of one kind that a peer sends: each counts once, however often its parts come.
+
+    >>> orders = Orders()
+    >>> part = OrderPart(2, 0, 1, b"order")
+    >>> orders.add(part), orders.first(2), orders.first(2), orders.add(part), orders.known(2)
+    (b'order', True, False, None, True)
+    """
+
+    def __init__(self) -> None:
+        self._parts = Parts()
+        self._known = Ends(), Ends()  # by priority: the last bit of a number
+
+    def known(self, number: int) -> bool:
+        """Return whether the order has come whole, or is not wanted any more."""
+        return number >> 1 in self._known[number & 1]
+
+    def add(self, part: OrderPart) -> bytes | None:
+        """Take a part; return the whole order if this was the last part that was missing."""
+        return None if self.known(part.transfer) else self._parts.add(part)
+
+    def first(self, number: int) -> bool:
+        """Note that an order has come whole, or is not wanted any more; return False if that was known."""
+        self._parts.drop(number)
+        return self._known[number & 1].add(number >> 1)

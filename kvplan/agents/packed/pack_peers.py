@@ -1,0 +1,195 @@
+"""The peers of an end: a lane to each, lanes that end, and peers that come back."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from kvplan.agents.packed import pack_messages as messages
+from kvplan.agents.packed.pack_lane import Lane, Own
+from kvplan.agents.packed.pack_messages import Message
+from kvplan.agents.packed.wire import Wire
+from kvplan.errors import KVPlanError, PathError
+from kvplan.plan.packing.pack_checks import Offered
+
+LEAST_GRANT, MOST_GRANT = 3, 16  # slots of a peer by default, if there are so many
+
+log = logging.getLogger("kvplan.agents")
+
+
+@dataclass
+class _Home:
+    """A peer that was added, and not lost or forgotten since.
+
+    Attributes:
+        wire: the wire to it.
+        offered: memory that it may name.
+        last: the highest number of an end of it, to which a lane has ended.
+        knock: a greeting that waits for free slots.
+    """
+
+    wire: Wire
+    offered: Offered
+    last: int = 0
+    knock: Message | None = None
+
+
+class Peers:
+    """The lanes of an end. The thread that polls calls the methods, except for :meth:`add` and :meth:`remove`.
+
+    A lane ends if its peer leaves, if a message cannot be right, or if the peer is lost or forgotten. Its slots have
+    other uses once nothing moves on either side. If a peer that has left greets again, a new lane begins.
+
+    Args:
+        own: the parts that all lanes share.
+        granted: slots for each peer, at most; None for a third of the slots that are free.
+
+    Attributes:
+        lanes: open lanes, by the names of their peers.
+        every: all lanes, with those that end.
+        closed: whether no lane begins any more.
+    """
+
+    def __init__(self, own: Own, granted: int | None) -> None:
+        self.lanes: dict[str, Lane] = {}
+        self.every: tuple[Lane, ...] = ()
+        self.closed = False
+        self._own, self._granted = own, granted
+        self._homes: dict[str, _Home] = {}
+        self._lock = threading.RLock()  # of lanes and free slots; never held while something is submitted
+
+    def add(self, peer: str, wire: Wire, offered: Offered) -> Lane | None:
+        """Begin a lane to a peer; return the lane to an earlier peer of that name, which is to end."""
+        with self._lock:
+            before = self.lanes.get(peer)
+            home = _Home(wire, offered)
+            self._open(peer, home)
+            self._homes[peer] = home
+            return before
+
+    def remove(self, peer: str) -> list[Lane]:
+        """Forget a peer; return its lanes, which are to end."""
+        with self._lock:
+            home = self._homes.pop(peer, None)
+            self.lanes.pop(peer, None)
+        found = [lane for lane in self.every if lane.name == peer]
+        if home is not None and not any(lane.wire is home.wire for lane in found):
+            home.wire.close()
+        return found
+
+    def why_gone(self, peer: str) -> str:
+        """Return why there is no open lane to a peer."""
+        return "it has left" if peer in self._homes else "it is not known"
+
+    def _open(self, peer: str, home: _Home) -> Lane:
+        ring = self._own.ring
+        with self._lock:
+            granted = min(MOST_GRANT, max(LEAST_GRANT, ring.free // 3)) if self._granted is None else self._granted
+            lane = Lane(peer, home.wire, home.offered, self._own, ring.take(granted))
+            self.every = (*self.every, lane)
+            self.lanes[peer] = lane
+        return lane
+
+    def hear(self, peer: str, note: bytes) -> None:
+        """Take a message of a peer."""
+        try:
+            heard = messages.read(note)
+        except KVPlanError as error:
+            if peer in self.lanes:
+                self.lanes[peer].wrong(error)
+            return
+        if heard.kind == messages.HELLO:
+            self._greeted(peer, heard)
+            return
+        lanes = [lane for lane in self.every if lane.name == peer]
+        for lane in lanes:
+            lane.hear(heard)
+        if heard.kind == messages.BYE and not any(lane.had(heard.receiver) for lane in lanes):
+            self._answer(peer, heard)
+
+    def _answer(self, peer: str, heard: Message) -> None:
+        """Answer a goodbye to a lane that is over: none of its writes moves."""
+        home = self._homes.get(peer)
+        if home is not None and heard.receiver and heard.body[:1] and heard.body[0] & messages.ANSWER:
+            with suppress(Exception):  # the peer asks again
+                note = messages.message(messages.BYE, heard.receiver, heard.sender, (), bytes([messages.QUIET]))
+                home.wire.send(note)
+
+    def _greeted(self, peer: str, heard: Message) -> None:
+        lane, home = self.lanes.get(peer), self._homes.get(peer)
+        if lane is not None and lane.why is None:
+            _greet(lane, heard)
+        elif home is not None and not self.closed:
+            before = [lane for lane in self.every if lane.wire is home.wire]
+            known = max([home.last, *(lane.outbox.theirs for lane in before)])
+            if heard.sender > (known if home.knock is None else max(known, home.knock.sender)):
+                home.knock = heard
+            if not before:
+                self._again(peer, home)
+
+    def _again(self, peer: str, home: _Home) -> None:
+        """Open a lane to a peer that comes back, if it has greeted, and there are slots."""
+        if home.knock is not None:
+            try:
+                lane = self._open(peer, home)
+            except PathError as error:
+                log.info("%s is greeted once there are slots: %s", peer, error)
+                return
+            heard, home.knock = home.knock, None
+            _greet(lane, heard)
+
+    def drop(self) -> None:
+        """Take the slots of lanes back where nothing moves any more."""
+        gone = False
+        for lane in self.every:
+            if lane.why is not None:
+                with self._lock:
+                    if self.lanes.get(lane.name) is lane:
+                        del self.lanes[lane.name]
+            if lane.over:
+                self._gone(lane)
+                gone = True
+        for peer, home in list(self._homes.items()) if gone else ():
+            if home.knock is not None:
+                self._greeted(peer, home.knock)  # kept while its earlier lane had not ended
+
+    def _gone(self, lane: Lane) -> None:
+        with self._lock:
+            self.every = tuple([one for one in self.every if one is not lane])
+            self._own.ring.give(lane.granted)
+        home = self._homes.get(lane.name)
+        if home is not None and home.wire is lane.wire:
+            home.last = max(home.last, lane.outbox.theirs)
+        elif not any(one.wire is lane.wire for one in self.every):
+            lane.wire.close()
+
+    def restart(self, why: str) -> None:
+        """Begin anew on all lanes after a step was interrupted at any point."""
+        for lane in self.every:
+            lane.restart(why)
+        own = self._own
+        with self._lock:
+            used = {slot.number for lane in self.every for slot in lane.granted}
+            own.ring.give_all_but(used | own.senders)
+        busy = {number for lane in self.every for number in lane.sender.slots()}
+        own.sends[:] = [own.ring.slots[number] for number in own.senders if number not in busy]
+
+
+def _greet(lane: Lane, heard: Message) -> None:
+    try:
+        lane.hello(heard)
+    except Exception as error:  # noqa: BLE001  # whatever a peer sends, the other peers go on
+        lane.wrong(error)
+
+
+def ending(lanes: list[Lane], end: Callable[[Lane], object]) -> Callable[[], object]:
+    """Return a call that ends lanes, for the thread that polls."""
+
+    def call() -> None:
+        for lane in lanes:
+            end(lane)
+
+    return call

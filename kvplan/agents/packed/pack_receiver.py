@@ -1,0 +1,242 @@
+"""The receiver of chunks: scatter each chunk from its slot once, and give the slot back to the peer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from kvplan.agents.packed.pack_messages import CANCEL, DONE, FAILED, PULL, PUSHED, Credit, Data, which_body
+from kvplan.agents.packed.pack_orders import Orders
+from kvplan.agents.packed.pack_outbox import Outbox
+from kvplan.agents.packed.pack_rows import Mover, Row, failure
+from kvplan.agents.packed.pack_sender import PRIORITY
+from kvplan.agents.packed.pack_transfer import PackedTransfer
+from kvplan.agents.packed.slot_ring import RingSlot
+from kvplan.errors import LayoutError
+from kvplan.execute.transfer import Transfer
+
+
+class Inbound:
+    """The chunks of one transfer that this process receives.
+
+    Args:
+        whose: whether this process has asked for them, or the peer pushes them.
+        number: number of the transfer.
+        rows: its chunks.
+        urgent: whether it has high priority.
+        own: the transfer, if this process has asked.
+        note: the peer's note for the user.
+
+    Attributes:
+        scattered: number of chunks that are scattered.
+        running: number of chunks that are being scattered.
+        over: whether it has ended, so that no further chunk is scattered.
+    """
+
+    def __init__(
+        self, whose: int, number: int, rows: Sequence[Row], *, urgent: bool,
+        own: PackedTransfer | None = None, note: bytes = b"",
+    ) -> None:  # fmt: skip
+        self.whose, self.number, self.rows, self.urgent, self.own, self.note = whose, number, rows, urgent, own, note
+        self.scattered = self.running = 0
+        self.over = False
+        self.seen = bytearray(len(rows))
+
+    def held(self) -> str:
+        """Return what the destination holds after an error."""
+        if not self.scattered and not self.running:
+            return "nothing was moved"
+        still = ", and may still change" if self.running else ""
+        return f"the destination's blocks hold {self.scattered} of {len(self.rows)} chunks{still}: do not use them"
+
+
+class _Scatter(NamedTuple):
+    """A chunk that is being scattered; ``moved`` is None if it could not be submitted."""
+
+    inbound: Inbound
+    row: Row
+    credit: Credit
+    moved: Transfer | None
+    epoch: int
+
+
+class Receiver:
+    """Receives the chunks of all transfers with one peer.
+
+    Args:
+        outbox: messages to the peer.
+        mover: scatters.
+        granted: the slots that the peer may write.
+        arrived: called with each note for the user.
+
+    Attributes:
+        granted: by number.
+        inbounds: transfers that have not ended, by whose they are and their numbers.
+        orders: orders of the peer's pushes.
+    """
+
+    def __init__(
+        self, outbox: Outbox, mover: Mover, granted: Sequence[RingSlot], arrived: Callable[[bytes], object]
+    ) -> None:
+        self.granted = {slot.number: slot for slot in granted}
+        self.inbounds: dict[tuple[int, int], Inbound] = {}
+        self.orders = Orders()
+        self._outbox, self._mover, self._arrived = outbox, mover, arrived
+        self._turns = dict.fromkeys(self.granted, 0)  # the latest use of each slot that has come
+        self._early: dict[int, list[Data]] = {}  # chunks of pushes whose order has not come
+        self._scattering: list[_Scatter] = []
+        self._epoch = 0
+
+    @property
+    def quiet(self) -> bool:
+        """Whether no chunk is being scattered."""
+        return not self._scattering
+
+    @property
+    def busy(self) -> bool:
+        """Whether a transfer has not ended, or a chunk is being scattered."""
+        return bool(self.inbounds or self._scattering)
+
+    def slots(self) -> tuple[tuple[int, bool], ...]:
+        """Return the slots that the peer may write, each with whether it is still read."""
+        read = {one.credit.slot for one in self._scattering}
+        return tuple((number, number in read) for number in self.granted)
+
+    def take(self, inbound: Inbound) -> None:
+        """Receive a transfer, and the chunks of it that have come already."""
+        self.inbounds[inbound.whose, inbound.number] = inbound
+        early = self._early.pop(inbound.number, ()) if inbound.whose == PUSHED else ()
+        if not inbound.rows:
+            self._complete(inbound)
+        for data in early:
+            self._scatter(inbound, data)
+
+    def data(self, data: Data) -> None:
+        """Take a chunk; raise LayoutError if it lies in a slot that the peer cannot have written."""
+        if not self._next(data.slot, data.turn):
+            return
+        inbound = self.inbounds.get((data.whose, data.transfer))
+        if inbound is not None:
+            self._scatter(inbound, data)
+        elif data.whose == PUSHED and not self.orders.known(data.transfer):
+            self._early.setdefault(data.transfer, []).append(data)
+        else:
+            self._outbox.owe([Credit(data.slot, data.turn)])
+
+    def void(self, credit: Credit) -> None:
+        """Take a slot back whose write failed; raise LayoutError if the peer cannot have written it."""
+        if self._next(*credit):
+            self._outbox.owe([credit])
+
+    def _next(self, slot: int, turn: int) -> bool:
+        """Count a use of a slot; return False if it was counted before."""
+        last = self._turns.get(slot)
+        if last is None:
+            raise LayoutError(f"a chunk lies in slot {slot}, which was not granted")
+        if turn <= last:
+            return False  # it came twice
+        if turn != last + 1:
+            raise LayoutError(f"slot {slot} is used for the {turn:,}th time, after {last:,} uses")
+        self._turns[slot] = turn
+        return True
+
+    def _scatter(self, inbound: Inbound, data: Data) -> None:
+        credit = Credit(data.slot, data.turn)
+        if data.chunk >= len(inbound.rows) or inbound.seen[data.chunk]:
+            raise LayoutError(f"chunk {data.chunk:,} of {len(inbound.rows):,} comes again, or is not in the transfer")
+        if inbound.over or not self._claim(inbound):
+            self._outbox.owe([credit])
+            return
+        inbound.seen[data.chunk] = 1
+        inbound.running += 1
+        row, place = inbound.rows[data.chunk], self.granted[data.slot].place
+        after = inbound.own.pieces[row.piece].ready.left if inbound.own is not None else None
+        moved = None
+        try:
+            moved = self._mover.submit(row.planned(place), after, priority=PRIORITY[inbound.urgent])
+        except Exception as error:  # noqa: BLE001  # it is the transfer's
+            inbound.running -= 1
+            self.fail(inbound, f"a chunk could not be scattered: {error}")
+            inbound.running += 1
+        self._scattering.append(_Scatter(inbound, row, credit, moved, self._epoch))
+
+    def _claim(self, inbound: Inbound) -> bool:
+        if inbound.own is None or inbound.own.claim():
+            return True
+        self.withdraw(inbound)
+        return False
+
+    def step(self) -> bool:
+        """End what is scattered; return whether anything changed."""
+        ended = [one for one in self._scattering if one.moved is None or one.moved.done()]
+        for one in ended:
+            self._scattering.remove(one)
+            inbound = one.inbound
+            inbound.running -= 1
+            self._outbox.owe([one.credit if one.epoch == self._epoch else Credit(one.credit.slot, 0)])
+            error = failure(one.moved)
+            if error is not None:
+                self.fail(inbound, f"a chunk could not be scattered: {error}")
+            elif one.moved is not None:
+                inbound.scattered += 1
+                if not inbound.over:
+                    if inbound.own is not None:
+                        inbound.own.arrive(one.row.piece)
+                    if inbound.scattered == len(inbound.rows):
+                        self._complete(inbound)
+        return bool(ended)
+
+    def _complete(self, inbound: Inbound) -> None:
+        if inbound.own is not None:
+            inbound.own.finish()  # first: an interrupt may come between
+        self._end(inbound)
+        if inbound.own is None:
+            if inbound.note:
+                self._arrived(inbound.note)
+            self._outbox.say(DONE, which_body(inbound.whose, inbound.number))
+
+    def fail(self, inbound: Inbound, why: str, *, tell: bool = True) -> None:
+        """Give a transfer up, and tell the other end."""
+        if inbound.over:
+            return
+        held = inbound.held()
+        if inbound.own is not None:
+            inbound.own.fail(why, held)
+        self._end(inbound)
+        if tell:
+            kind = CANCEL if inbound.whose == PULL else FAILED
+            self._outbox.say(kind, which_body(inbound.whose, inbound.number, why))
+
+    def withdraw(self, inbound: Inbound) -> None:
+        """Scatter no more of a transfer that this process has cancelled, and tell the other end."""
+        if not inbound.over:
+            self._end(inbound)
+            self._outbox.say(CANCEL, which_body(inbound.whose, inbound.number))
+
+    def refuse(self, number: int, why: str) -> None:
+        """Refuse a push of the peer, or end one that the peer has given up; its slots go back."""
+        inbound = self.inbounds.get((PUSHED, number))
+        if inbound is not None:
+            self._end(inbound)
+        self.orders.first(number)
+        for data in self._early.pop(number, ()):
+            self._outbox.owe([Credit(data.slot, data.turn)])
+        if why:
+            self._outbox.say(FAILED, which_body(PUSHED, number, why))
+
+    def _end(self, inbound: Inbound) -> None:
+        inbound.over = True
+        self.inbounds.pop((inbound.whose, inbound.number), None)
+
+    def drop_early(self) -> None:
+        """Forget chunks of pushes whose order has not come."""
+        self._early.clear()
+
+    def reset(self, why: str) -> None:
+        """Give all transfers up; chunks that are being scattered go on."""
+        for inbound in list(self.inbounds.values()):
+            self.fail(inbound, why, tell=False)
+        self.orders = Orders()
+        self._early.clear()
+        self._turns = dict.fromkeys(self.granted, 0)
+        self._epoch += 1

@@ -1,0 +1,155 @@
+"""The transfers that a peer begins: their orders, checked, and the messages about them and about this end's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from kvplan.agents.packed import pack_messages as messages
+from kvplan.agents.packed.pack_jobs import Job
+from kvplan.agents.packed.pack_orders import Ordered, Orders, read_order
+from kvplan.agents.packed.pack_outbox import Outbox
+from kvplan.agents.packed.pack_receiver import Inbound, Receiver
+from kvplan.agents.packed.pack_rows import Row, rows_of
+from kvplan.agents.packed.pack_sender import Sender
+from kvplan.agents.packed.slot_ring import ALIGNMENT
+from kvplan.errors import KVPlanError, LayoutError, TransferError
+from kvplan.plan.packing.pack_checks import Offered
+from kvplan.plan.packing.pack_recipe import half_of
+
+MOST_CHUNKS = 1 << 20  # of a peer's transfer: a terabyte in chunks of 1 MiB
+
+
+class Parties(NamedTuple):
+    """The parts of a lane that a message of the peer may change.
+
+    Attributes:
+        outbox: messages to the peer.
+        sender, receiver: chunks to the peer, and from it.
+    """
+
+    outbox: Outbox
+    sender: Sender
+    receiver: Receiver
+
+
+class Requests:
+    """Takes the messages of a peer about transfers, of either end.
+
+    Args:
+        parties: what they change.
+        name: name of the peer.
+        offered: memory of this process that the peer's recipes may name.
+        slot_nbytes: bytes of a slot of this process's ring.
+        now: clock, in seconds.
+    """
+
+    def __init__(
+        self, parties: Parties, name: str, offered: Offered, slot_nbytes: int, now: Callable[[], float]
+    ) -> None:
+        self._outbox, self._sender, self._receiver = parties
+        self._name, self._offered, self._slot_nbytes, self._now = name, offered, slot_nbytes, now
+        self._asks = Orders()
+
+    def reset(self) -> None:
+        """Forget all orders: one of the two ends begins anew."""
+        self._asks = Orders()
+
+    def hear(self, kind: int, body: bytes, *, closed: bool) -> None:
+        """Take a message.
+
+        Args:
+            kind: kind of the message.
+            body: its body.
+            closed: whether no order is taken any more.
+
+        Raises:
+            LayoutError: the message cannot be right.
+        """
+        if kind == messages.DATA:
+            data = messages.read_data(body)
+            if data.order and not closed:
+                self._push(data.transfer, data.order)
+            self._receiver.data(data)
+        elif kind in (messages.ASK, messages.PUSH):
+            part = messages.read_part(body)
+            pull = kind == messages.ASK
+            order = None if closed else (self._asks if pull else self._receiver.orders).add(part)
+            if order is not None:
+                (self._ask if pull else self._push)(part.transfer, order)
+        elif kind == messages.VOID:
+            self._receiver.void(messages.read_credit(body))
+        elif kind != messages.CREDIT:
+            self._told(kind, *messages.read_which(body))
+
+    def _ask(self, number: int, content: bytes) -> None:
+        """Take the order of a pull."""
+        order = read_order(content)
+        if not self._asks.first(number):
+            return  # it came twice
+        try:
+            rows = self._rows(order, "src")
+        except KVPlanError as error:
+            self._outbox.say(messages.FAILED, messages.which_body(messages.PULL, number, str(error)))
+            return
+        until = self._now() + order.seconds if order.seconds else None
+        if rows:
+            self._sender.take(
+                Job(messages.PULL, number, rows, urgent=bool(number & 1), attempts=order.attempts, until=until)
+            )
+
+    def _push(self, number: int, content: bytes) -> None:
+        """Take the order of a push."""
+        if self._receiver.orders.known(number):
+            return  # it came twice
+        order = read_order(content)
+        try:
+            rows = self._rows(order, "dst")
+        except KVPlanError as error:
+            self._receiver.refuse(number, str(error))
+            return
+        self._receiver.orders.first(number)
+        self._receiver.take(Inbound(messages.PUSHED, number, rows, urgent=bool(number & 1), note=order.note))
+
+    def _rows(self, order: Ordered, side: str) -> list[Row]:
+        """Return the chunks of a peer's order, checked; raise KVPlanError if they cannot be."""
+        chunk_nbytes = order.chunk_nbytes
+        if not ALIGNMENT <= chunk_nbytes <= self._slot_nbytes:
+            raise TransferError(f"chunks have {chunk_nbytes:,} bytes; a slot has {self._slot_nbytes:,}")
+        halves = [half_of(recipe, self._offered, side) for recipe in order.recipes]
+        chunks = sum(half.nbytes for half in halves) // chunk_nbytes
+        if chunks > MOST_CHUNKS:
+            raise TransferError(f"a transfer has {chunks:,} chunks; at most {MOST_CHUNKS:,} are taken")
+        return rows_of([(half, half.plan) for half in halves], chunk_nbytes)
+
+    def _told(self, kind: int, whose: int, number: int, why: str) -> None:
+        """Take the end of a transfer from the other end."""
+        if kind == messages.CANCEL:
+            self._cancelled(whose, number)
+            return
+        told = f"{self._name!r} said: {why}"
+        if whose == messages.PULL:
+            inbound = self._receiver.inbounds.get((whose, number))
+            if kind == messages.FAILED and inbound is not None:
+                self._receiver.fail(inbound, told, tell=False)
+            return
+        job = self._sender.jobs.get((whose, number))
+        if job is None or job.own is None:
+            return
+        if kind == messages.FAILED:
+            self._sender.fail(job, told, tell=False)
+        elif job.posted == len(job.rows):
+            job.own.finish()  # first: an interrupt may come between
+            self._sender.stop(job)
+        else:
+            raise LayoutError(f"transfer {number} is called done after {job.posted:,} of {len(job.rows):,} chunks")
+
+    def _cancelled(self, whose: int, number: int) -> None:
+        """End a transfer that the peer has given up."""
+        if whose == messages.PUSHED:
+            self._receiver.refuse(number, "")
+            return
+        self._asks.first(number)
+        job = self._sender.jobs.get((whose, number))
+        if job is not None:
+            self._sender.stop(job)

@@ -1,0 +1,130 @@
+"""The chunks of a transfer, and the pieces of a plan that arrive one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple, Protocol
+
+from kvplan.agents.packed.readiness import Ready
+from kvplan.errors import KVPlanError
+from kvplan.execute.transfer import Transfer, check_after
+from kvplan.plan.packing.chunk_half import Chunks, Slot
+from kvplan.plan.packing.packing import Packing, packing_of, packings_by_layer
+from kvplan.plan.plan import Plan
+
+GROUPS = 8  # most groups of layers of a transfer by layer
+
+Planner = Callable[[int, int, Slot], Plan]
+
+
+class Mover(Protocol):
+    """The object that gathers and scatters: an executor."""
+
+    def submit(self, plan: Plan, after: Any = None, *, priority: str = "normal") -> Transfer:
+        """Queue a plan; see :meth:`kvplan.Executor.submit`."""
+
+
+def failure(moved: Transfer | None) -> Exception | None:
+    """Return the error of a gather or a scatter that has ended; None if it ended well, or was not submitted."""
+    try:
+        if moved is not None:
+            moved.synchronize()
+    except Exception as error:  # noqa: BLE001  # it is a transfer's; an interrupt is not
+        return error
+    return None
+
+
+class Row(NamedTuple):
+    """One chunk.
+
+    Attributes:
+        plan: makes the plan that gathers or scatters it.
+        first, last: its units.
+        nbytes: its bytes.
+        piece: number of its piece.
+    """
+
+    plan: Planner
+    first: int
+    last: int
+    nbytes: int
+    piece: int
+
+    def planned(self, slot: Slot) -> Plan:
+        """Return the plan that gathers the chunk into a slot, or scatters it from there."""
+        return self.plan(self.first, self.last, slot)
+
+
+def rows_of(pieces: Iterable[tuple[Chunks, Planner]], chunk_nbytes: int) -> list[Row]:
+    """Return the chunks of all pieces, in order; both ends make the same."""
+    rows: list[Row] = []
+    for number, (chunks, plan) in enumerate(pieces):
+        cuts = chunks.cuts(chunk_nbytes) if chunks.nbytes else [0]
+        rows += [Row(plan, a, b, chunks.chunk_nbytes(a, b), number) for a, b in pairwise(cuts)]
+    return rows
+
+
+class Piece(NamedTuple):
+    """A part of a transfer that arrives before the next one.
+
+    Attributes:
+        layers: global numbers of its layers.
+        packing: its chunks, and the recipes of both sides; None once the transfer has ended.
+        ready: asks whether it may begin.
+    """
+
+    layers: tuple[int, ...]
+    packing: Packing | None
+    ready: Ready
+
+
+def pieces_of(
+    plan: Plan, slot_nbytes: int, ready: Ready, *, by_layer: bool, after_layers: Mapping[int, Ready]
+) -> list[Piece]:
+    """Pack a plan.
+
+    Args:
+        plan: the plan.
+        slot_nbytes: most bytes of a chunk.
+        ready: asks whether the transfer may begin.
+        by_layer: whether groups of layers arrive in their order.
+        after_layers: for layers, whether they may begin.
+    """
+    if not by_layer:
+        return [Piece(plan.layers, packing_of(plan, most=slot_nbytes), ready)]
+    count = len(plan.layers) if after_layers else GROUPS
+    return [
+        Piece(
+            tuple(sorted(layers)),
+            packing,
+            Ready.of_all([ready, *(after_layers[layer] for layer in sorted(layers) if layer in after_layers)]),
+        )
+        for layers, packing in packings_by_layer(plan, count, most=slot_nbytes)
+    ]
+
+
+def readies_of(plan: Plan, after: Any) -> tuple[Ready, dict[int, Ready]]:
+    """Return what a transfer waits for, and its layers, from the ``after=`` of a submit.
+
+    Raises:
+        KVPlanError: it cannot be waited for, or names layers that the plan does not move.
+    """
+    if not isinstance(after, Mapping):
+        if after is not None:
+            check_after(after, gpu=True)
+        return Ready(after), {}
+    strange = sorted(set(after) - set(plan.layers))
+    if strange:
+        raise KVPlanError(f"after has layers {strange}, which {plan!r} does not move")
+    for one in after.values():
+        check_after(one, gpu=True)
+    return Ready(None), {layer: Ready(one) for layer, one in after.items()}
+
+
+def chunks_of_pieces(rows: Sequence[Row], pieces: int) -> list[int]:
+    """Return the number of chunks of each piece."""
+    counts = [0] * pieces
+    for row in rows:
+        counts[row.piece] += 1
+    return counts

@@ -1,0 +1,318 @@
+"""The sender of chunks: gather units into a slot, write the slot into the peer's ring, and take the slot again."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+
+from kvplan.agents.packed.pack_credits import Credits
+from kvplan.agents.packed.pack_jobs import Chunk, Job, held
+from kvplan.agents.packed.pack_messages import (
+    CANCEL,
+    DATA,
+    FAILED,
+    PULL,
+    VOID,
+    Credit,
+    Data,
+    credit_body,
+    data_body,
+    which_body,
+)
+from kvplan.agents.packed.pack_outbox import Outbox
+from kvplan.agents.packed.pack_rows import Mover, failure
+from kvplan.agents.packed.readiness import Ready
+from kvplan.agents.packed.slot_ring import RingSlot
+from kvplan.agents.packed.wire import DONE, MOVING, Wire
+from kvplan.errors import TransferError
+
+PRIORITY = ("normal", "high")
+LOOKS = 2  # writes that move, and are looked at in one step; then one of the others
+
+log = logging.getLogger("kvplan.agents")
+
+
+class Sender:
+    """Sends the chunks of all transfers to one peer.
+
+    Args:
+        outbox: messages to the peer.
+        wire: the wire to the peer.
+        mover: gathers.
+        slots: free slots to gather into; all senders of an end share them.
+        most: most of them that this one may have, so that a slow peer leaves some to the others.
+
+    Attributes:
+        credits: the peer's slots.
+        jobs: transfers that have not ended, by whose they are and their numbers.
+    """
+
+    def __init__(self, outbox: Outbox, wire: Wire, mover: Mover, slots: list[RingSlot], most: int) -> None:
+        self.credits = Credits()
+        self.jobs: dict[tuple[int, int], Job] = {}
+        self._outbox, self._wire, self._mover, self._slots = outbox, wire, mover, slots
+        self._most, self._turn = most, 0
+        self._lines: tuple[dict[Job, None], dict[Job, None]] = ({}, {})  # transfers with chunks that have not begun
+        self._gathering: list[Chunk] = []
+        self._writing: list[Chunk] = []
+        self._stuck: list[Chunk] = []  # an interrupt came while they were posted: whether they move is not known
+
+    @property
+    def quiet(self) -> bool:
+        """Whether no chunk is on its way."""
+        return not self._gathering and not self._writing and not self._stuck
+
+    @property
+    def busy(self) -> bool:
+        """Whether it has work, or waits for the peer."""
+        return bool(self.jobs) or not self.quiet
+
+    def take(self, job: Job) -> None:
+        """Send a transfer."""
+        self.jobs[job.whose, job.number] = job
+        if job.rows:
+            self._lines[job.urgent][job] = None
+
+    def writes_to(self, number: int) -> bool:
+        """Return whether a chunk that began for an end of the peer, of this number or a lower one, is on its way."""
+        return any(chunk.ends[1] <= number for chunk in [*self._gathering, *self._writing, *self._stuck])
+
+    def begin(self, now: float, *, urgent: bool) -> bool:
+        """Gather chunks of one priority while there are slots; return whether any has begun."""
+        line, began = self._lines[urgent], False
+        if not line or not self._room:
+            return False
+        for job in list(line):
+            if job.until is not None and now > job.until:
+                self.fail(job, "its deadline has passed")
+                continue
+            try:
+                began |= self._begin(job)
+            except Exception as error:  # noqa: BLE001  # it is the transfer's
+                self.fail(job, str(error))
+            if not self._room:
+                break
+        return began
+
+    @property
+    def _room(self) -> bool:
+        """Whether a chunk may begin."""
+        return bool(self._slots and self.credits.some) and len(self._gathering) + len(self._writing) < self._most
+
+    def _begin(self, job: Job) -> bool:
+        rows, began = job.rows, False
+        ends = self._outbox.mine, self._outbox.theirs
+        while job.next < len(rows) and not job.over:
+            row = rows[job.next]
+            ready = job.ready[row.piece] if job.ready else None
+            if ready is not None and not _completed(ready):
+                return began
+            lent = self.credits.take() if self._room else None
+            if lent is None:
+                return began
+            chunk = Chunk(job, job.next, self._slots.pop(), lent, ends)
+            self._gathering.append(chunk)
+            job.next += 1
+            after = None if ready is None else ready.left
+            chunk.moved = self._mover.submit(row.planned(chunk.slot.place), after, priority=PRIORITY[job.urgent])
+            began = True
+        self._lines[job.urgent].pop(job, None)
+        return began
+
+    def step(self) -> bool:
+        """Write what is gathered, and end what is written; return whether anything changed."""
+        changed = False
+        if self._gathering:
+            changed = self._gathered()
+        if self._writing:
+            changed |= self._written()
+        return changed
+
+    def _gathered(self) -> bool:
+        ended = [chunk for chunk in self._gathering if chunk.moved is None or chunk.moved.done()]
+        for chunk in ended:
+            job = chunk.job
+            error = failure(chunk.moved)
+            if error is not None and not job.over:
+                self.fail(job, f"its bytes could not be gathered: {error}")
+            if job.over or self._outbox.dead or not self._claim(job):
+                self.credits.back(chunk.lent)
+                self._slots.append(chunk.slot)
+            else:
+                job.posted += 1
+                if self._post(chunk):
+                    self._writing.append(chunk)
+            self._gathering.remove(chunk)  # last: an interrupt may come between
+        return bool(ended)
+
+    def _claim(self, job: Job) -> bool:
+        if not job.posted and job.own is not None and not job.own.claim():
+            self.withdraw(job)
+            return False
+        return True
+
+    def _post(self, chunk: Chunk) -> bool:
+        """Post the write of a chunk, as often as the transfer may; return whether it was posted."""
+        job, lent = chunk.job, chunk.lent
+        order = job.order if not chunk.number else b""
+        body = data_body(Data(job.whose, job.number, chunk.number, lent.number, lent.turn, order))
+        nbytes = job.rows[chunk.number].nbytes
+        why = ""
+        while chunk.tries < job.attempts and not job.over and not self._outbox.dead:
+            note, chunk.credits = self._outbox.note(DATA, body)
+            chunk.tries += 1
+            if job.own is not None:
+                job.own.posted += 1
+            local = chunk.slot.place.address
+            chunk.posting = True
+            try:
+                chunk.handle = self._wire.write(local, lent.address, nbytes, note)
+            except Exception as error:  # noqa: BLE001  # nothing of it arrives
+                chunk.posting = False
+                chunk.why = why = str(error)
+                self._owe(chunk)
+            else:
+                chunk.posting = chunk.ended = False
+                chunk.why = None
+                return True
+        self._missed(chunk, why or chunk.why or "")
+        return False
+
+    def _written(self) -> bool:
+        changed, moving = False, 0
+        for chunk in self._writing[:]:
+            if self._ended(chunk):
+                changed = True
+            else:
+                moving += 1
+                if moving == LOOKS:
+                    break
+        later = len(self._writing) - LOOKS
+        if later > 0 and not changed:  # writes may end in another order
+            self._turn += 1
+            changed = self._ended(self._writing[LOOKS + self._turn % later])
+        return changed
+
+    def _ended(self, chunk: Chunk) -> bool:
+        """End the write of a chunk if it has ended, or post it again; return False if it moves."""
+        if chunk.why is None:
+            state = self._state(chunk)
+            if state == MOVING and not self._outbox.dead:
+                return False
+            chunk.why = "" if state == DONE else state
+        if not chunk.ended:
+            self._release(chunk)
+            if not chunk.ended:
+                return False
+        if not chunk.why:
+            self._sent(chunk)
+        else:
+            self._owe(chunk)  # they have travelled at most with a note that came
+            if self._post(chunk):
+                return True
+        self._writing.remove(chunk)  # last: an interrupt may come between
+        return True
+
+    def _owe(self, chunk: Chunk) -> None:
+        """Give the slots that travelled with a chunk back again, unless one of the two ends has begun anew."""
+        if self._current(chunk):
+            self._outbox.owe(chunk.credits)
+        chunk.credits = ()
+
+    def _current(self, chunk: Chunk) -> bool:
+        return chunk.ends == (self._outbox.mine, self._outbox.theirs)
+
+    def _state(self, chunk: Chunk) -> str:
+        try:
+            return self._wire.state(chunk.handle)
+        except Exception as error:  # noqa: BLE001
+            return f"failed: {error}"
+
+    def _release(self, chunk: Chunk) -> None:
+        try:
+            chunk.ended = self._wire.release(chunk.handle)
+        except Exception as error:  # noqa: BLE001  # it may still move
+            log.debug("a write was not released: %s", error)
+
+    def _sent(self, chunk: Chunk) -> None:
+        self.credits.written(chunk.lent.number)
+        self._slots.append(chunk.slot)
+        job = chunk.job
+        job.sent += 1
+        if job.whose == PULL and job.sent == len(job.rows):
+            self._end(job)
+
+    def _missed(self, chunk: Chunk, why: str) -> None:
+        """Give up a chunk whose write failed, and its transfer."""
+        self.credits.written(chunk.lent.number)
+        self._slots.append(chunk.slot)
+        if self._current(chunk):
+            self._outbox.say(VOID, credit_body(Credit(chunk.lent.number, chunk.lent.turn)))
+        tries = f" in {chunk.tries} attempts" if chunk.tries > 1 else ""
+        self.fail(chunk.job, f"the wire failed{tries}: {why.removeprefix('failed: ')}")
+
+    def fail(self, job: Job, why: str, *, tell: bool = True) -> None:
+        """Give a transfer up, and tell the other end."""
+        if job.over:
+            return
+        if job.own is not None:
+            job.own.fail(why, held(job))
+        self._end(job)
+        if tell:
+            self._outbox.say(FAILED if job.whose == PULL else CANCEL, which_body(job.whose, job.number, why))
+
+    def withdraw(self, job: Job) -> None:
+        """Send no more of a transfer that this process has cancelled or given up, and tell the other end."""
+        if not job.over:
+            self._end(job)
+            self._outbox.say(CANCEL, which_body(job.whose, job.number))
+
+    def stop(self, job: Job) -> None:
+        """Send no more of a transfer: it was given up at the other end, or is done there."""
+        self._end(job)
+
+    def _end(self, job: Job) -> None:
+        job.over = True
+        self.jobs.pop((job.whose, job.number), None)
+        self._lines[job.urgent].pop(job, None)
+
+    def recover(self) -> None:
+        """Sort the chunks again after an interrupt at any point of a step; all transfers have been given up.
+
+        A gather whose submit was interrupted may run. It is submitted again: once that has ended, both have.
+        """
+        chunks = list(dict.fromkeys([*self._gathering, *self._writing, *self._stuck]))
+        self._stuck = [chunk for chunk in chunks if chunk.posting]
+        self._gathering = [chunk for chunk in chunks if not chunk.tries and not chunk.posting]
+        self._writing = [chunk for chunk in chunks if chunk.tries and not chunk.posting]
+        for chunk in self._writing:
+            if chunk.handle is None:  # no write was posted
+                chunk.ended, chunk.why = True, chunk.why or "it was interrupted"
+        for chunk in self._gathering:
+            if chunk.moved is None:
+                row, urgent = chunk.job.rows[chunk.number], chunk.job.urgent
+                with suppress(Exception):
+                    chunk.moved = self._mover.submit(row.planned(chunk.slot.place), priority=PRIORITY[urgent])
+        self.credits.settle({chunk.lent.number for chunk in [*self._gathering, *self._writing, *self._stuck]})
+
+    def unstick(self) -> None:
+        """Take the slots of unknown writes back: the peer is gone."""
+        stuck, self._stuck = self._stuck, []
+        self._slots += [chunk.slot for chunk in stuck]
+
+    def slots(self) -> set[int]:
+        """Return the numbers of this process's slots that hold a chunk."""
+        return {chunk.slot.number for chunk in [*self._gathering, *self._writing, *self._stuck]}
+
+    def reset(self, why: str) -> None:
+        """Give all transfers up, and use no slot of the peer until the next grant."""
+        for job in list(self.jobs.values()):
+            self.fail(job, why, tell=False)
+        self.credits.withdraw()
+
+
+def _completed(ready: Ready) -> bool:
+    try:
+        return ready()
+    except Exception as error:
+        raise TransferError(f"its after= failed ({error})") from error

@@ -1,0 +1,87 @@
+"""Ask whether the object that a submit named with ``after=`` has completed, without blocking."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from kvplan.base.threads import error_of
+from kvplan.errors import KVPlanError
+from kvplan.execute.transfer import Transfer, wait_for
+
+_HANDLES = ("cuda_stream", "__cuda_stream__")
+
+
+class Ready:
+    """An ``after=``, asked at every poll.
+
+    A transfer, an event of torch, and a ``threading.Event`` are asked. A stream of torch is asked through an event that
+    is recorded now. Any other object that only blocks gets a thread of its own. A stream that records no event is left
+    to the executor, as :attr:`left`.
+
+    Args:
+        after: a stream, an event, a Transfer, or None.
+
+    Attributes:
+        left: what the executor must wait for instead, or None.
+
+    >>> event = threading.Event()
+    >>> ready = Ready(event)
+    >>> ready(), event.set(), ready(), Ready(None)()
+    (False, None, True, True)
+    """
+
+    def __init__(self, after: Any) -> None:
+        self.left: Any = None
+        self._after = after
+        self._ask: Callable[[], Any] | None = None
+        self._problem: list[BaseException | None] = []
+        if after is None:
+            return
+        if hasattr(after, "record_event"):
+            after = after.record_event()
+        for name in ("done", "query", "is_set"):
+            ask = getattr(after, name, None)
+            if callable(ask):
+                self._ask = ask
+                break
+        else:
+            if any(hasattr(after, name) for name in _HANDLES):
+                self.left = after
+            else:
+                self._ask = self._blocked
+                threading.Thread(target=self._block, name="kvplan-packed-after", daemon=True).start()
+
+    def __call__(self) -> bool:
+        """Return whether it has completed; raise the error of a transfer that failed."""
+        if self._ask is None:
+            return True
+        if not self._ask():
+            return False
+        after, self._after, self._ask = self._after, None, None  # so that a chain of transfers does not stay alive
+        if isinstance(after, Transfer):
+            after.synchronize()
+        if self._problem and self._problem[0] is not None:
+            raise self._problem[0]
+        return True
+
+    @classmethod
+    def of_all(cls, every: Sequence[Ready]) -> Ready:
+        """Return what has completed once all of them have; raise KVPlanError if the executor must wait for several."""
+        asked = [one for one in every if one._ask is not None]
+        left = [one.left for one in every if one.left is not None]
+        if len(left) > 1:
+            raise KVPlanError(f"after has {len(left)} objects that cannot be asked whether they are done; give events")
+        made = cls(None)
+        made.left = left[0] if left else None
+        if asked:
+            made._ask = lambda: all(one() for one in asked)
+        return made
+
+    def _block(self) -> None:
+        self._problem.append(error_of(partial(wait_for, self._after)))
+
+    def _blocked(self) -> bool:
+        return bool(self._problem)

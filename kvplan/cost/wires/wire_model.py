@@ -1,0 +1,204 @@
+"""The time of a transfer over a wire, ``direct`` or ``packed``; the choice of a way, and of the size of a slot."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from kvplan.base.numbers import binary, count_of, duration, percent
+from kvplan.cost.model import COMPUTE_WEIGHT
+from kvplan.cost.wires.crossing import Crossing
+from kvplan.cost.wires.wire_profile import MIB, SLOT_SIZES, WireProfile
+from kvplan.errors import KVPlanError
+
+WAYS = ("direct", "packed")
+# Sizes of a slot within 3 % of the best are alike. Of them, the smallest one is taken with which a transfer needs at
+# most a message per 8 MiB, and one more for each pair of processes.
+ALIKE, ENOUGH = 0.03, 8 * MIB
+
+
+@dataclass(frozen=True)
+class WayCost:
+    """The expected cost of one way for one transfer.
+
+    Attributes:
+        way: ``"direct"`` or ``"packed"``.
+        seconds: seconds from the call until the caller knows the end.
+        messages: writes or reads of the wire.
+        posting: seconds of the CPU that posts.
+        lost: seconds that compute loses on both GPUs together.
+        limit: what takes the longest: ``"posting"``, ``"wire"``, ``"gather"``, ``"scatter"``, ``"credits"`` or
+            ``"latency"``.
+        chunks: slots that are filled; 0 for a direct transfer.
+        slot_nbytes: bytes of a slot; 0 for a direct transfer.
+    """
+
+    way: str
+    seconds: float
+    messages: int
+    posting: float
+    lost: float
+    limit: str
+    chunks: int = 0
+    slot_nbytes: int = 0
+
+    @property
+    def score(self) -> float:
+        """Return the number by which ways are compared: less is better."""
+        return self.seconds + COMPUTE_WEIGHT * self.lost
+
+
+@dataclass(frozen=True)
+class WireChoice:
+    """The way that a transfer takes, and the reason.
+
+    Attributes:
+        way: ``"direct"`` or ``"packed"``.
+        direct, packed: the expected costs of both ways.
+        why: the reason in words, one line.
+    """
+
+    way: str
+    direct: WayCost
+    packed: WayCost
+    why: str
+
+    @property
+    def saved(self) -> float:
+        """Return the seconds that the chosen way saves."""
+        return abs(self.direct.seconds - self.packed.seconds)
+
+
+def direct_cost(crossing: Crossing, wire: WireProfile) -> WayCost:
+    """Predict a transfer with a descriptor for each contiguous piece.
+
+    >>> from kvplan.cost.wires.wire_profile import default_wire
+    >>> found = direct_cost(Crossing(64 << 20, 64, 65536, 65536, 64), default_wire())
+    >>> found.limit, round(found.seconds * 1e3, 1)
+    ('posting', 32.8)
+    """
+    posting = crossing.pairs * wire.post + crossing.descriptors * wire.descriptor
+    moving = crossing.descriptors * wire.message + crossing.nbytes * wire.byte
+    seconds = wire.latency + (max(posting, moving) if wire.overlaps else posting + moving)
+    limit = _largest({"wire": moving, "posting": posting, "latency": wire.latency})
+    return WayCost("direct", seconds, crossing.descriptors, posting, 0.0, limit)
+
+
+def packed_cost(
+    crossing: Crossing, wire: WireProfile, slot_nbytes: int | None = None, *, pull: bool = True
+) -> WayCost:  # fmt: skip
+    """Predict a transfer in chunks: gather, wire and scatter of several chunks run at the same time.
+
+    The first chunk passes all stages one after another. Each further chunk takes as long as the slowest stage, or as
+    long as a slot's round trip divided by the number of slots.
+
+    Args:
+        crossing: counts of the transfer.
+        wire: profile of the wire.
+        slot_nbytes: bytes of a slot; by default the profile's. It holds whole units, or a piece of a larger unit.
+        pull: whether the receiver asks for the bytes, which takes a latency more.
+
+    Raises:
+        KVPlanError: a slot of less than one byte.
+
+    >>> from kvplan.cost.wires.wire_profile import default_wire
+    >>> found = packed_cost(Crossing(64 << 20, 64, 65536, 65536, 64), default_wire())
+    >>> found.limit, found.messages, round(found.seconds * 1e3, 1)
+    ('wire', 4, 1.5)
+    """
+    size = wire.slot_nbytes if slot_nbytes is None else slot_nbytes
+    if size < 1:
+        raise KVPlanError(f"slot_nbytes is {size}; a slot has at least one byte")
+    chunks = _chunks(crossing, size)
+    if not chunks:
+        return WayCost("packed", 0.0, 0, 0.0, 0.0, "latency", 0, size)
+    nbytes, gathered, scattered = (
+        count / chunks for count in (crossing.nbytes, crossing.gather_runs, crossing.scatter_runs)
+    )
+    gather, scatter = wire.gather.seconds(gathered, nbytes), wire.scatter.seconds(scattered, nbytes)
+    post = wire.post + wire.descriptor + wire.chunk
+    moves = wire.message + nbytes * (wire.slot_byte or wire.byte)
+    if wire.overlaps:  # the GPU gathers, the CPU posts, and the wire moves, all at once
+        stages = {"wire": moves, "gather": gather, "scatter": scatter, "posting": max(post, wire.chunk)}
+    else:  # the sender's CPU gathers, posts and moves, one after another
+        stages = {"wire": gather + post + moves, "scatter": scatter + wire.chunk}
+    first = gather + post + moves + scatter + wire.chunk
+    ring = (first + 2 * wire.latency) / (wire.slots * max(crossing.pairs, 1))
+    step = max(*stages.values(), ring)
+    rest = (chunks - 1) * step
+    waits = wire.latency * (1 + pull)
+    limit = _largest({**{stage: took * chunks for stage, took in stages.items()}, "credits": ring * (chunks - 1),
+                      "latency": waits})  # fmt: skip
+    lost = chunks * (gather * wire.gather.lost + scatter * wire.scatter.lost)
+    return WayCost("packed", waits + first + rest, chunks, chunks * post, lost, limit, chunks, size)
+
+
+def _chunks(crossing: Crossing, size: int) -> int:
+    """Return the slots that are filled: each pair's units fill slots of its own. Larger units than a slot are cut."""
+    if not crossing.nbytes:
+        return 0
+    pairs = max(crossing.pairs, 1)
+    units, unit = -(-crossing.units // pairs), max(crossing.unit_nbytes, 1)
+    return pairs * (-(-units // (size // unit)) if unit <= size else units * -(-unit // size))
+
+
+def _largest(parts: dict[str, float]) -> str:
+    return max(parts, key=lambda name: parts[name])
+
+
+def best_slot(crossing: Crossing, wire: WireProfile, *, pull: bool = True) -> int:
+    """Return the size of a slot, 1 to 64 MiB, with which a packed transfer takes the least time.
+
+    Sizes within 3 % of the best are alike. Of them, the smallest one is taken with which the transfer needs at most one
+    message per 8 MiB, and one more for each pair; without such a size, the largest.
+
+    >>> from kvplan.cost.wires.wire_profile import default_wire
+    >>> best_slot(Crossing(4 << 30, 4096, 1 << 20, 1 << 20, 4096), default_wire()) >> 20
+    8
+    """
+    costs = {size: packed_cost(crossing, wire, size, pull=pull) for size in SLOT_SIZES}
+    least = min(cost.score for cost in costs.values())
+    alike = [size for size, cost in costs.items() if cost.score <= least * (1 + ALIKE)]
+    most = crossing.nbytes // ENOUGH + crossing.pairs
+    return next((size for size in alike if costs[size].messages <= most), alike[-1])
+
+
+def with_slot(wire: WireProfile, crossing: Crossing, *, pull: bool = True) -> WireProfile:
+    """Return a wire's profile with the best size of a slot for such transfers."""
+    return replace(wire, slot_nbytes=best_slot(crossing, wire, pull=pull))
+
+
+def choose_way(
+    crossing: Crossing, wire: WireProfile, *, pull: bool = True, slot_nbytes: int | None = None
+) -> WireChoice:  # fmt: skip
+    """Choose between a descriptor for each piece and packing, and give the reason.
+
+    Args:
+        crossing: counts of the transfer.
+        wire: profile of the wire.
+        pull: whether the receiver asks for the bytes.
+        slot_nbytes: bytes of a slot, if the ring exists already; by default the profile's.
+
+    >>> from kvplan.cost.wires.wire_profile import default_wire
+    >>> made = choose_way(Crossing(64 << 20, 64, 65536, 65536, 64), default_wire())
+    >>> print(made.why)
+    packed takes 1.52 ms in 4 messages; direct takes 32.8 ms, of which 100 % post 65,536 descriptors of 1 KiB
+    >>> print(choose_way(Crossing(1 << 16, 1, 1, 1, 1), default_wire()).why)
+    direct takes 10.5 us for 1 descriptor of 64 KiB; packed takes 157 us, with a gather and a scatter besides
+    """
+    direct, packed = direct_cost(crossing, wire), packed_cost(crossing, wire, slot_nbytes, pull=pull)
+    way = "packed" if packed.score < direct.score else "direct"
+    return WireChoice(way, direct, packed, _why(way, crossing, direct, packed))
+
+
+def _why(way: str, crossing: Crossing, direct: WayCost, packed: WayCost) -> str:
+    if not crossing.nbytes:
+        return "no byte moves"
+    pieces = f"{count_of(crossing.descriptors, 'descriptor')} of {binary(crossing.descriptor_nbytes)}"
+    if way == "direct":
+        beside = (
+            f", and compute loses {duration(packed.lost)}" if packed.lost else ", with a gather and a scatter besides"
+        )
+        return f"direct takes {duration(direct.seconds)} for {pieces}; packed takes {duration(packed.seconds)}{beside}"
+    share = percent(min(round(direct.posting / direct.seconds, 2), 1.0))
+    return (f"packed takes {duration(packed.seconds)} in {count_of(packed.messages, 'message')}; direct takes "
+            f"{duration(direct.seconds)}, of which {share} post {pieces}")  # fmt: skip

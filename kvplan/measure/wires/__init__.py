@@ -1,0 +1,1 @@
+"""The costs of a wire between two processes, measured through NIXL."""

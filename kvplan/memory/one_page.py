@@ -1,0 +1,149 @@
+"""Lay out one page for several parts: values and their scales, each with its own dtype, size and order of axes.
+
+    "block layer | k v: head token dim | k_scale v_scale: head token"
+
+Before the first ``|`` are the axes that all parts share, outermost first; a ``:`` may stand there as in any notation.
+Behind it are the parts in the order of their bytes, each with its own axes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from math import lcm, prod
+from typing import Any, NamedTuple
+
+from kvplan.base.quoting import quoted
+from kvplan.errors import LayoutError, NotationError
+from kvplan.layout.kvlayout import KVLayout
+from kvplan.layout.notation import Notation, parse
+from kvplan.memory.pool_content import Asked, Content, content_of
+from kvplan.memory.pool_memory import Tensors, viewed
+
+PARTS = "|"
+_DIM = re.compile(r"\([^)]*\)|\S+")  # a dim of a notation
+
+
+class _Area(NamedTuple):
+    """The bytes of one or two parts in a page.
+
+    Attributes:
+        content: what it holds, with the notation of the whole pool.
+        start: first byte in the page.
+        shape: extents of the axes within the page, in elements.
+    """
+
+    content: Content
+    start: int
+    shape: tuple[int, ...]
+
+    @property
+    def end(self) -> int:
+        """The first byte behind the area."""
+        return self.start + prod(self.shape) * self.content.itemsize
+
+
+def page_of(text: str, like: KVLayout, asked: Asked) -> Tensors:
+    """Return the tensors of a pool whose pages hold several parts of ``like``.
+
+    Each part begins at a multiple of the bytes of its elements, and so does each page.
+
+    Args:
+        text: the notation, with ``|``.
+        like: the layout whose content the pool will hold.
+        asked: sizes of the pool.
+
+    Raises:
+        NotationError: the notation does not parse.
+        LayoutError: parts are missing or differ in the axes that they share, or a size is invalid.
+    """
+    first, *sections = text.split(PARTS)
+    shared = len(_DIM.findall(first.rpartition(":")[2]))
+    columns = [sum(len(one) + 1 for one in (first, *sections[:k])) + 1 for k in range(len(sections))]
+    named = [_section(text, section, column) for section, column in zip(sections, columns, strict=True)]
+    _check_parts(text, [part for parts, _ in named for part in parts], like)
+    areas: list[_Area] = []
+    for parts, dims in named:
+        whole = parse(f"{first} {dims}")
+        for held in [parts] if "kv" in whole.axes else [(part,) for part in parts]:
+            content = _content(whole, like, held, asked)
+            start = -(-(areas[-1].end if areas else 0) // content.itemsize) * content.itemsize
+            areas.append(_Area(content, start, content.shape[shared:]))
+    for area in areas[1:]:
+        _check_shared(text, shared, areas[0].content, area.content)
+    widest = lcm(*(area.content.itemsize for area in areas))
+    nbytes = -(-areas[-1].end // widest) * widest
+    outer = areas[0].content.shape[:shared]
+
+    def described(memory: Any, seams: Sequence[int] = ()) -> KVLayout:
+        return KVLayout.merge([_layout(area, outer, memory, seams) for area in areas])
+
+    geometry = f"{' '.join(text.split())} | {nbytes} bytes a page | {' | '.join(area.content.words for area in areas)}"
+    return Tensors((*outer, nbytes), areas[0].content.counts, "uint8", geometry, described)
+
+
+def _section(text: str, section: str, column: int) -> tuple[tuple[str, ...], str]:
+    """Return the names of the parts of a section, and its axes."""
+    names, colon, dims = section.partition(":")
+    if not colon or not names.split():
+        raise NotationError("behind a '|' stand the names of parts, then ':' and their axes", text=text, column=column)
+    if ":" in dims:
+        raise NotationError("a second ':'", text=text, column=column + len(names) + 1 + dims.index(":") + 1)
+    return tuple(names.split()), dims.strip()
+
+
+def _check_parts(text: str, named: Sequence[str], like: KVLayout) -> None:
+    if twice := [part for k, part in enumerate(named) if part in named[:k]]:
+        raise LayoutError(f"{quoted(text)} names part {quoted(twice[0])} twice")
+    if unknown := [part for part in named if part not in like.parts]:
+        raise LayoutError(f"{quoted(text)} names part {quoted(unknown[0])}; like holds {like.parts}")
+    if missing := [part for part in like.parts if part not in named]:
+        raise LayoutError(f"{quoted(text)} has no place for part {missing[0]!r} of like; name it, or slice like first")
+
+
+def _content(whole: Notation, like: KVLayout, parts: tuple[str, ...], asked: Asked) -> Content:
+    """Return what the area of one part holds, or of the two halves of a kv axis."""
+    held = like.slice(parts=parts)
+    heads, layers = asked.heads, asked.layers
+    if heads is not None and held.heads != like.heads:  # scales without heads, an index with a head of its own
+        heads = None
+    if layers is not None and held.layers != like.layers:
+        raise LayoutError(
+            f"parts {parts} lie in layers {held.layers}, and like holds {like.layers}; give no layers=, or slice like"
+        )
+    names = {str(atom) for dim in whole.dims for atom in dim} | whole.axes
+    sizes = {name: size for name, size in asked.sizes.items() if name in names}
+    tokens = None if held.opaque else asked.block_tokens
+    return content_of(whole, held, Asked(asked.num_blocks, tokens, layers, heads, sizes))
+
+
+def _check_shared(text: str, shared: int, first: Content, other: Content) -> None:
+    """Check that two parts agree in the axes that they share: those of the first dims, and those left of a colon."""
+    atoms = [*first.notation.nesting, *(str(atom) for dim in first.notation.dims[:shared] for atom in dim)]
+    for name in atoms:
+        if first.extents[name] != other.extents[name]:
+            raise LayoutError(
+                f"{quoted(text)} shares {name!r}, which is {first.extents[name]} for part {first.part!r} and "
+                f"{other.extents[name]} for part {other.part!r}; write the axis behind the '|', for each part"
+            )
+    for axis, one, two in (("layer", first.layers, other.layers), ("head", first.heads, other.heads)):
+        if any(name.partition(".")[0] == axis for name in atoms) and one != two:
+            raise LayoutError(
+                f"{quoted(text)} shares {axis!r}, and parts {first.part!r} and {other.part!r} hold other {axis}s: "
+                f"{one} and {two}; write the axis behind the '|', for each part"
+            )
+
+
+def _layout(area: _Area, outer: tuple[int, ...], memory: Any, seams: Sequence[int]) -> KVLayout:
+    """Return the layout of one area of all pages."""
+    content = area.content
+
+    def view(tensor: Any) -> Any:
+        if isinstance(tensor, list):
+            return [view(one) for one in tensor]
+        return viewed(tensor[..., area.start : area.end], content.dtype, (*outer, *area.shape))
+
+    return KVLayout.from_tensors(
+        str(content.notation), view(memory), sizes=content.told, layers=content.layers,
+        head_start=content.heads.start, part=content.part, seams=seams,
+    )  # fmt: skip

@@ -1,0 +1,256 @@
+"""The packed way of agents over ``nixl``, on a double of NIXL: both directions, notes, layers, refusals and ends."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import numpy as np
+import pytest
+
+import kvplan
+from kvplan import Agent, KVLayout, KVPlanError, LayoutError, PathError, TransferError
+from tests.nixl import double
+from tests.patience import PATIENCE, until
+
+LAYERS, BLOCKS, DIM = 3, 64, 64
+SLOTS = (8, 4096)
+
+
+class Far:
+    """Two agents that know each other through NIXL only."""
+
+    def __init__(self, progress="thread", other="thread", seed=0) -> None:
+        self.network = double.Network()
+        self.mine = np.zeros((LAYERS, BLOCKS, DIM), np.uint8)
+        self.theirs = np.random.default_rng(seed).integers(1, 256, (BLOCKS, LAYERS, DIM), dtype=np.uint8)
+        self.me = self.agent("me", KVLayout.from_tensors("layer block dim", self.mine), progress)
+        self.you = self.agent("you", KVLayout.from_tensors("block layer dim", self.theirs), other)
+        self.peer = self.me.meet(self.you.card())
+        self.load = kvplan.compile(self.peer.layouts["kv"], self.me.layouts["kv"])
+        self.store = kvplan.compile(self.me.layouts["kv"], self.peer.layouts["kv"])
+
+    def agent(self, name, layout, progress):
+        return Agent(
+            name, {"kv": layout}, transports=("nixl",), agent=double.Agent(self.network, name), progress=progress,
+            slots=SLOTS,
+        )  # fmt: skip
+
+    def close(self):
+        self.me.close()
+        self.you.close()
+        assert not any(one.live for one in self.network.agents.values()), "a handle was left"
+        assert not any(rows for one in self.network.agents.values() for rows in one.memory.values())
+
+
+@pytest.fixture
+def far():
+    made = Far()
+    yield made
+    made.close()
+
+
+def heard(agent, count=1):
+    found = []
+    until(lambda: found.extend(agent.notes()) or len(found) >= count)
+    return found
+
+
+def blocks(seed=1):
+    rng = np.random.default_rng(seed)
+    return rng.permutation(BLOCKS), rng.permutation(BLOCKS)
+
+
+def test_a_pull_and_a_push(far):
+    a, b = blocks()
+    transfer = far.peer.submit(far.load.plan(a, b), note=b"read", way="packed")
+    result = transfer.result()
+    assert (result.path, result.nbytes) == ("packed", LAYERS * BLOCKS * DIM)
+    np.testing.assert_array_equal(far.mine[:, b], far.theirs[a].swapaxes(0, 1))
+    far.mine[:] = np.random.default_rng(3).integers(0, 256, far.mine.shape, dtype=np.uint8)
+    far.peer.submit(far.store.plan(b, a), note=b"wrote", way="packed").synchronize(PATIENCE)
+    np.testing.assert_array_equal(far.mine[:, b], far.theirs[a].swapaxes(0, 1))
+    assert heard(far.you, 2) == [("me", b"read"), ("me", b"wrote")]
+    far.peer.send(b"alone")
+    assert heard(far.you) == [("me", b"alone")]
+
+
+def test_a_transfer_takes_few_messages(far):
+    a, b = blocks()
+    result = far.peer.submit(far.load.plan(a, b), way="packed").result()
+    units = SLOTS[1] // (LAYERS * DIM)  # of a chunk
+    assert result.descriptors == -(-BLOCKS // units)
+
+
+def test_auto_packs_many_small_pieces_and_posts_few(far):
+    a, b = blocks()
+    assert far.peer.submit(far.load.plan(a, b)).result().path == "packed"
+    assert far.peer.submit(far.load.plan(a[:2], b[:2])).result().path == "nixl"
+    assert far.peer.submit(far.load.plan(a, b), way="direct").result().path == "nixl"
+
+
+def test_layers_arrive_in_their_order(far):
+    a, b = blocks()
+    transfer = far.peer.submit(far.load.plan(a, b), by_layer=True, way="packed")
+    for layer in range(LAYERS):
+        transfer.wait_layer(layer)
+        np.testing.assert_array_equal(far.mine[layer, b], far.theirs[a, layer])
+    transfer.synchronize(PATIENCE)
+    assert [layer for group in transfer.layer_groups for layer in group] == [0, 1, 2]
+
+
+def test_after_cancel_and_deadline(far):
+    event, never = threading.Event(), threading.Event()
+    a, b = blocks()
+    transfer = far.peer.submit(far.load.plan(a, b), after=event, way="packed")
+    assert not transfer.done()
+    assert not far.mine.any()
+    event.set()
+    transfer.synchronize(PATIENCE)
+    np.testing.assert_array_equal(far.mine[:, b], far.theirs[a].swapaxes(0, 1))
+    waiting = far.peer.submit(far.load.plan(a, b), after=never, way="packed")
+    assert waiting.cancel()
+    with pytest.raises(TransferError, match="cancelled before it began"):
+        waiting.synchronize(PATIENCE)
+    late = far.peer.submit(far.load.plan(a, b), after=never, way="packed", deadline=0.01)
+    with pytest.raises(TransferError, match="nothing was moved"):
+        late.synchronize(PATIENCE)
+
+
+def test_step_by_step_nobody_but_the_caller_moves_anything():
+    far = Far(progress="step", other="step")
+    a, b = blocks()
+    transfer = far.peer.submit(far.load.plan(a, b), way="packed", note=b"read")
+    assert not transfer.done()
+    until(lambda: (far.you.poll(), far.me.poll(), transfer.done())[-1])
+    transfer.synchronize(PATIENCE)
+    np.testing.assert_array_equal(far.mine[:, b], far.theirs[a].swapaxes(0, 1))
+    assert heard(far.you) == [("me", b"read")]
+    closing = threading.Thread(target=far.me.close)
+    closing.start()
+    until(lambda: (far.you.poll(), not closing.is_alive())[-1])
+    far.close()
+
+
+def test_the_agent_of_a_caller_packs_only_if_progress_is_given():
+    network = double.Network()
+    pools = [KVLayout.from_tensors("block dim", np.zeros((256, 64), np.uint8)) for _ in range(2)]
+    you = Agent("you", {"kv": pools[0]}, transports=("nixl",), agent=double.Agent(network, "you"))
+    me = Agent("me", {"kv": pools[1]}, transports=("nixl",), agent=double.Agent(network, "me"), progress="thread")
+    assert "packed" not in json.loads(you.card())["offered"]["nixl"]["part"]
+    peer = me.meet(you.card())
+    plan = kvplan.compile(peer.layouts["kv"], me.layouts["kv"]).plan(range(0, 256, 2), range(128))
+    with pytest.raises(PathError, match="the card of 'you' offers no packed transfers"):
+        peer.submit(plan, way="packed")
+    assert peer.submit(plan).result().path == "nixl"
+    back = you.meet(me.card())
+    plan = kvplan.compile(back.layouts["kv"], you.layouts["kv"]).plan(range(0, 256, 2), range(128))
+    with pytest.raises(PathError, match="this agent packs nothing"):
+        back.submit(plan, way="packed")
+    me.close()
+    you.close()
+
+
+def test_cards_of_other_versions(far):
+    card = json.loads(far.you.card())
+    card["offered"]["nixl"]["part"]["packed"] = 2
+    peer = far.me.meet(json.dumps(card).encode())
+    plan = kvplan.compile(peer.layouts["kv"], far.me.layouts["kv"]).plan(*blocks())
+    with pytest.raises(PathError, match="'you' packs by version 2, and this kvplan by 1"):
+        peer.submit(plan, way="packed")
+    assert peer.submit(plan).result().path == "nixl"
+    del card["offered"]["nixl"]["part"]["packed"]
+    peer = far.me.meet(json.dumps(card).encode())
+    with pytest.raises(PathError, match="offers no packed transfers"):
+        peer.submit(kvplan.compile(peer.layouts["kv"], far.me.layouts["kv"]).plan(*blocks()), way="packed")
+    for packed in (True, -1, 1.5, "1", None, 1 << 16):
+        card["offered"]["nixl"]["part"]["packed"] = packed
+        with pytest.raises(LayoutError, match="the card's nixl is"):
+            far.me.meet(json.dumps(card).encode())
+
+
+def test_both_peers_may_begin():
+    far = Far()
+    back = far.you.meet(far.me.card())
+    a, b = blocks()
+    there = kvplan.compile(far.you.layouts["kv"], back.layouts["kv"])
+    plans = [far.load.plan(a[:20], b[:20]), there.plan(a[20:], b[20:])]
+    both = [far.peer.submit(plans[0], way="packed"), back.submit(plans[1], way="packed")]
+    for one in both:
+        one.synchronize(PATIENCE)
+    np.testing.assert_array_equal(far.mine[:, b], far.theirs[a].swapaxes(0, 1))
+    far.close()
+
+
+def test_a_peer_that_dies_ends_every_transfer(far):
+    a, b = blocks()
+    far.peer.submit(far.load.plan(a, b), way="packed").synchronize(PATIENCE)
+    far.network.frozen = True
+    transfer = far.peer.submit(far.load.plan(a, b), way="packed")
+    far.network.agents["you"].dead = True
+    with pytest.raises(TransferError, match="reading from 'you' failed"):
+        transfer.synchronize(PATIENCE)
+    far.network.frozen = False
+    assert far.me.stats().in_flight == 0
+    far.me.close()
+    far.network.agents["me"].dead = True  # "you" lives in truth, and is not to wait for an answer
+
+
+def test_a_forgotten_peer_and_the_next_meeting(far):
+    a, b = blocks()
+    far.peer.submit(far.load.plan(a, b), way="packed").synchronize(PATIENCE)
+    far.me.forget(far.peer)
+    with pytest.raises(TransferError, match="no transfer with 'you'"):
+        far.peer.submit(far.load.plan(a, b), way="packed")
+    peer = far.me.meet(far.you.card())
+    far.mine[:] = 0
+    load = kvplan.compile(peer.layouts["kv"], far.me.layouts["kv"])
+    peer.submit(load.plan(a, b), way="packed").synchronize(PATIENCE)
+    np.testing.assert_array_equal(far.mine[:, b], far.theirs[a].swapaxes(0, 1))
+
+
+def test_a_ring_that_cannot_be_registered(far):
+    far.network.failures = ["register"]
+    with pytest.raises(TransferError, match="NIXL cannot register the ring of 'me'"):
+        far.peer.submit(far.load.plan(*blocks()), way="packed")
+    far.peer.submit(far.load.plan(*blocks()), way="packed").synchronize(PATIENCE)
+
+
+def test_a_peer_that_refuses():
+    far = Far(other="step")
+    far.you._core.packed.lanes.refused = "it has no memory left"
+    transfer = far.peer.submit(far.load.plan(*blocks()), way="packed")
+    far.you.poll()
+    with pytest.raises(TransferError, match="it takes no packed transfer: 'it has no memory left'"):
+        transfer.synchronize(PATIENCE)
+    with pytest.raises(PathError, match="it takes no packed transfer"):
+        far.peer.submit(far.load.plan(*blocks()), way="packed")
+    assert far.peer.submit(far.load.plan(*blocks())).result().path == "nixl"
+    far.close()
+
+
+def test_arguments_that_are_wrong(far):
+    with pytest.raises(PathError, match="unknown way 'parcel'"):
+        far.peer.submit(far.load.plan([0], [1]), way="parcel")
+    with pytest.raises(KVPlanError, match="progress is 'magic'"):
+        Agent("x", {}, progress="magic")
+    for slots in ((1, 4096), (8, 100), (8, 4097), 8, (8, 4096, 1)):
+        with pytest.raises(KVPlanError, match="slots"):
+            Agent("x", {}, slots=slots)
+
+
+def test_looks_while_transfers_are_in_flight_are_counted(far):
+    far.peer.submit(far.load.plan(*blocks()), way="packed").synchronize(PATIENCE)
+    progress = far.me._core.packed._progress
+    assert progress.looks > 0
+    assert 0 < progress.longest <= progress.waited
+
+
+def test_explain_says_why(far):
+    a, b = blocks()
+    assert far.peer.explain(far.load.plan(a, b)).startswith("by nixl, packed: packed takes")
+    assert far.peer.explain(far.load.plan(a[:2], b[:2])).startswith("by nixl, direct: direct takes")
+    far.me._core.packed.lanes.refusals["you"] = "it has no memory"
+    assert far.peer.explain(far.load.plan(a, b)) == "by nixl, direct: it has no memory"
+    with pytest.raises(KVPlanError, match="plan is a int"):
+        far.peer.explain(3)

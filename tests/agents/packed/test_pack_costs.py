@@ -1,0 +1,93 @@
+"""How many calls a chunk and a poll take: each costs the CPU about 0.1 us, and nothing here is timed."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+
+import numpy as np
+
+import kvplan
+from tests.agents.packed import simulated_wire
+from tests.agents.packed.simulated_wire import Network, meet
+
+PACKED = "/kvplan/agents/packed/"
+CHUNKS = 200
+
+
+class AtOnce:
+    """A mover that has moved everything already."""
+
+    def __init__(self, *_) -> None:
+        pass
+
+    def submit(self, plan, after=None, *, priority="normal"):
+        return self
+
+    def done(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        pass
+
+
+def counting(counts: Counter, name: str, call):
+    """Count the calls of the protocol's own code."""
+
+    def look(frame, event, _):
+        if event in {"call", "c_call"} and PACKED in frame.f_code.co_filename:
+            counts[name] += 1
+
+    sys.setprofile(look)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+
+
+def test_calls_of_a_chunk(monkeypatch):
+    """At most 120 calls a chunk on either side, whichever begins, with the order and its checks."""
+    monkeypatch.setattr(simulated_wire, "Mover", AtOnce)
+    network = Network(0)
+    near, far = (network.place(name, None, slots=48, slot_nbytes=4096) for name in ("near", "far"))
+    mine, theirs = (np.zeros((CHUNKS * 64, 64), np.uint8) for _ in range(2))
+    here, there = (kvplan.KVLayout.from_tensors("block dim", array) for array in (mine, theirs))
+    meet(network, "near", "far", ([here], [there]))
+    rng = np.random.default_rng(0)
+    for reading in (True, False):
+        ids, others = rng.permutation(CHUNKS * 64), rng.permutation(CHUNKS * 64)
+        plan = (
+            kvplan.compile(there, here).plan(others, ids) if reading else kvplan.compile(here, there).plan(ids, others)
+        )
+        transfer = near.end.submit("far", plan, reading=reading)
+        counts: Counter = Counter()
+        while not transfer.over:
+            network.turn()
+            for place in (near, far):
+                counting(counts, place.name, place.end.poll)
+        assert transfer.chunks == CHUNKS
+        assert max(counts.values()) <= 120 * CHUNKS, counts
+        assert sum(wire.posted for wire in network.wires) == CHUNKS * (1 if reading else 2)
+
+
+def test_calls_of_a_poll(monkeypatch):
+    """An idle lane takes few calls; one that waits for slow writes takes as many for sixteen as for three."""
+    monkeypatch.setattr(simulated_wire, "Mover", AtOnce)
+    counts: Counter = Counter()
+    for sending in (3, 16):
+        network = Network(0)
+        near = network.place("near", None, slots=48, slot_nbytes=4096, sending=sending)
+        network.place("far", None, slots=48, slot_nbytes=4096, granted=20)
+        mine, theirs = (np.zeros((CHUNKS * 64, 64), np.uint8) for _ in range(2))
+        here, there = (kvplan.KVLayout.from_tensors("block dim", array) for array in (mine, theirs))
+        meet(network, "near", "far", ([here], [there]))
+        for _ in range(5):
+            network.step()
+        counting(counts, f"idle {sending}", near.end.poll)
+        near.end.submit("far", kvplan.compile(here, there).plan(range(CHUNKS * 64), range(CHUNKS * 64)), reading=False)
+        network.wires[0].frozen = True
+        for _ in range(5):
+            network.step()
+        counting(counts, f"slow {sending}", near.end.poll)
+    assert counts["idle 3"] == counts["idle 16"] <= 16
+    assert counts["slow 16"] <= counts["slow 3"] + 6 <= 70, counts

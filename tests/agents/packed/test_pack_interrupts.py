@@ -1,0 +1,70 @@
+"""KeyboardInterrupt at the points of a poll: transfers end, nothing wrong is called done, and no slot is lost."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.agents.packed.drawn_pairs import finished
+from tests.agents.packed.pairs import Pair
+from tests.agents.packed.simulated_wire import Faults
+from tests.interrupts import Interrupt
+from tests.profiles import PROFILE
+
+POINTS = {"fast": 10, "ci": 40, "deep": 1 << 30}[PROFILE]
+
+
+class InProtocol(Interrupt):
+    """Interrupts the protocol's own code alone: the mover and the wire of the tests are not ready for it."""
+
+    def _look(self, frame, event, arg):
+        if event in {"call", "return", "c_return"} and "/kvplan/agents/packed/" in frame.f_code.co_filename:
+            self._point(frame, f"{event} of {getattr(arg, '__qualname__', arg)}" if event == "c_return" else event)
+
+
+def prepared(executor, number):
+    faults = Faults(late=0.2, twice=0.3, fail=0.1, linger=0.2)
+    return Pair(executor, seed=number, faults=faults, near={"slot_nbytes": 256}, far={"slot_nbytes": 256})
+
+
+def move(pair):
+    """Three pushes and three pulls, one of them cancelled."""
+    for turn in range(6):
+        made = pair.submit(reading=bool(turn % 2), attempts=9, **({} if turn % 2 else {"note": b"n"}))
+        pair.moving.append(made)
+    pair.moving[3].cancel()
+    pair.network.run(lambda: all(transfer.over for transfer in pair.moving))
+
+
+def interrupted(executor, number, at):
+    """Interrupt one such move at a point; return the number of points, and what happened."""
+    pair = prepared(executor, number)
+    pair.moving = []
+    interrupt = InProtocol(at)
+    if interrupt.within(lambda: move(pair)):
+        pair.network.run(lambda: all(transfer.over for transfer in pair.moving))
+        for transfer in pair.moving:
+            (transfer.over and transfer.cancel()) or finished(transfer)
+    pair.network.settle()
+    for reading in (True, False):
+        pair.network.run(lambda: pair.near.end.has("far") and pair.near.lane("far").outbox.ready)
+        pair.ended(transfer := pair.submit(reading=reading, attempts=99))
+        transfer.synchronize()
+        assert pair.same()
+    pair.check()
+    return interrupt.points, interrupt.where
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_interrupts_anywhere(executor, number):
+    total, _ = interrupted(executor, number, 1 << 30)
+    points = range(1, total + 1)
+    rng = random.Random(number)
+    for at in points if total <= POINTS else sorted(rng.sample(points, POINTS)):
+        try:
+            _, where = interrupted(executor, number, at)
+        except BaseException as error:
+            error.add_note(f"point {at} of {total}, seed {number}")
+            raise
+        assert where

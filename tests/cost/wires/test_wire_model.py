@@ -1,0 +1,142 @@
+"""The model of a wire: direct and packed times by hand, the choice and its reason, and the size of a slot."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvplan import KVPlanError
+from kvplan.cost.wires.crossing import Crossing
+from kvplan.cost.wires.wire_model import best_slot, choose_way, direct_cost, packed_cost, with_slot
+from kvplan.cost.wires.wire_profile import MIB, SLOT_SIZES, CopyCosts, WireProfile, default_wire
+
+# Seconds that are easy to add: 1 for a post, 0.1 a descriptor, 0.01 a message of the wire, 0.001 a byte.
+WIRE = WireProfile("a wire", "VRAM", "calibrated", "a test", latency=5.0, post=1.0, descriptor=0.1, message=0.01,
+                   byte=0.001, overlaps=True, gather=CopyCosts(2.0, 0.0, 0.0), scatter=CopyCosts(3.0, 0.0, 0.0),
+                   chunk=0.5, slots=4, slot_nbytes=1000)  # fmt: skip
+
+
+def crossing(nbytes=4000, units=4, descriptors=40, gather=40, scatter=4, pairs=1):
+    return Crossing(nbytes, units, descriptors, gather, scatter, pairs)
+
+
+def test_direct_is_the_longer_of_posting_and_wire():
+    found = direct_cost(crossing(), WIRE)
+    assert found.posting == pytest.approx(1 + 40 * 0.1)
+    assert found.seconds == pytest.approx(5 + max(1 + 40 * 0.1, 40 * 0.01 + 4000 * 0.001))
+    assert (found.limit, found.messages, found.chunks) == ("posting", 40, 0)
+    assert direct_cost(crossing(descriptors=1, nbytes=10), WIRE).limit == "latency"
+
+
+def test_direct_adds_up_if_one_cpu_posts_and_moves():
+    found = direct_cost(crossing(), replace(WIRE, overlaps=False))
+    assert found.seconds == pytest.approx(5 + (1 + 40 * 0.1) + (40 * 0.01 + 4000 * 0.001))
+
+
+def test_a_list_is_posted_for_each_pair():
+    assert direct_cost(crossing(pairs=3), WIRE).posting == pytest.approx(3 + 4)
+
+
+def test_packed_passes_all_stages_once_and_then_takes_the_slowest():
+    wire = 0.01 + 1000 * 0.001  # of a chunk; a scatter takes 3 seconds, so it is the slowest stage
+    first = 2.0 + (1 + 0.1 + 0.5) + wire + 3.0 + 0.5
+    ring = (first + 2 * 5) / 4  # but a slot's round trip takes longer
+    found = packed_cost(crossing(), WIRE)
+    assert found.seconds == pytest.approx(2 * 5 + first + 3 * ring)
+    assert (found.chunks, found.messages, found.slot_nbytes, found.limit) == (4, 4, 1000, "credits")
+    many = packed_cost(crossing(), replace(WIRE, slots=100))
+    assert many.seconds == pytest.approx(2 * 5 + first + 3 * 3.0)
+    assert many.limit == "scatter"
+
+
+def test_a_push_takes_a_latency_less():
+    pull, push = (packed_cost(crossing(), WIRE, pull=pull).seconds for pull in (True, False))
+    assert pull - push == pytest.approx(5)
+
+
+def test_packed_in_host_memory_adds_the_gather_to_the_wire():
+    serial = replace(WIRE, overlaps=False, slots=100)
+    sender = 2.0 + (1 + 0.1 + 0.5) + (0.01 + 1.0)
+    first = sender + 3.0 + 0.5
+    assert packed_cost(crossing(), serial).seconds == pytest.approx(10 + first + 3 * sender)
+
+
+def test_a_slot_that_is_used_again_may_cost_less():
+    warm = replace(WIRE, slot_byte=0.0001)
+    assert packed_cost(crossing(), WIRE).seconds > packed_cost(crossing(), warm).seconds
+    assert direct_cost(crossing(), WIRE) == direct_cost(crossing(), warm)
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "units", "pairs", "chunks"),
+    [(4000, 4, 1, 4), (4000, 8, 1, 4), (4000, 3, 1, 6), (4000, 1, 1, 4), (1, 1, 1, 1), (0, 0, 1, 0), (4000, 4, 2, 4),
+     (4000, 4, 4, 4), (600, 6, 2, 2)],
+)  # fmt: skip
+def test_chunks_hold_whole_units_of_one_pair_or_pieces_of_large_ones(nbytes, units, pairs, chunks):
+    assert packed_cost(crossing(nbytes, units, pairs=pairs), WIRE).chunks == chunks
+
+
+def test_no_byte_takes_no_time():
+    nothing = Crossing(0, 0, 0, 0, 0)
+    assert packed_cost(nothing, WIRE).seconds == 0
+    assert choose_way(nothing, WIRE).why == "no byte moves"
+    assert (nothing.unit_nbytes, nothing.descriptor_nbytes) == (0, 0)
+
+
+def test_a_slot_of_no_byte():
+    with pytest.raises(KVPlanError, match="slot_nbytes is 0; a slot has at least one byte"):
+        packed_cost(crossing(), WIRE, 0)
+
+
+def test_many_small_pieces_are_packed_and_few_large_ones_are_not():
+    wire = default_wire()
+    rows = choose_way(Crossing(64 * MIB, 64, 1 << 17, 1 << 17, 64), wire)
+    assert rows.way == "packed"
+    assert rows.why.startswith("packed takes ")
+    assert rows.saved == pytest.approx(rows.direct.seconds - rows.packed.seconds)
+    large = choose_way(Crossing(64 * MIB, 64, 4, 64, 64), wire)
+    assert large.way == "direct"
+    assert large.why.startswith("direct takes 1.35 ms for 4 descriptors of 16 MiB; packed takes ")
+
+
+def test_what_compute_loses_counts_against_packing():
+    costs = default_wire().gather
+    dear = replace(default_wire(), gather=replace(costs, lost=0.5), scatter=replace(costs, lost=0.5))
+    cross = Crossing(256 * MIB, 256, 11_000, 11_000, 256)
+    assert choose_way(cross, default_wire()).way == "packed"
+    found = choose_way(cross, dear)
+    assert found.way == "direct"
+    assert "compute loses" in found.why
+    assert found.packed.seconds < found.direct.seconds
+
+
+@given(
+    descriptors=st.integers(1, 1 << 20),
+    size=st.integers(1, 1 << 16),
+    overlaps=st.booleans(),
+    more=st.integers(1, 1 << 16),
+)
+def test_more_descriptors_never_take_less(descriptors, size, overlaps, more):
+    wire = replace(default_wire(), overlaps=overlaps)
+    some = Crossing(descriptors * size, descriptors, descriptors, descriptors, descriptors)
+    assert direct_cost(some, wire).seconds <= direct_cost(some._replace(descriptors=descriptors + more), wire).seconds
+    for pull in (True, False):
+        found = choose_way(some, wire, pull=pull)
+        assert found.way == ("packed" if found.packed.seconds < found.direct.seconds else "direct")
+
+
+@given(mib=st.integers(1, 8192), unit=st.integers(12, 22), memory=st.sampled_from(["DRAM", "VRAM"]))
+def test_a_slot_is_within_3_percent_of_the_best_and_needs_few_messages(mib, unit, memory):
+    wire, nbytes = default_wire(memory), mib * MIB
+    cross = Crossing(nbytes, max(nbytes >> unit, 1), nbytes >> 13, nbytes >> 13, nbytes >> unit or 1)
+    size = best_slot(cross, wire)
+    costs = {one: packed_cost(cross, wire, one) for one in SLOT_SIZES}
+    assert costs[size].seconds <= min(cost.seconds for cost in costs.values()) * 1.03
+    few = nbytes // (8 * MIB) + 1
+    alike = [one for one in SLOT_SIZES if costs[one].seconds <= min(c.seconds for c in costs.values()) * 1.03]
+    if any(costs[one].messages <= few for one in alike):
+        assert costs[size].messages <= few
+    assert with_slot(wire, cross).slot_nbytes == size

@@ -1,0 +1,150 @@
+"""Profiles of wires: read and written, refused where wrong, and found where they are kept."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import replace
+
+import pytest
+
+from kvplan import KVPlanError
+from kvplan.cost.policy import Policy
+from kvplan.cost.profile import default
+from kvplan.cost.wires import wire_store
+from kvplan.cost.wires.wire_profile import CopyCosts, default_wire, from_json, kernel_costs
+from kvplan.cost.wires.wire_store import (
+    PUBLISHED,
+    find_wire,
+    published,
+    read_wire,
+    save_wire,
+    wire_by_name,
+    wire_name,
+    wire_path,
+)
+
+MINE = replace(default_wire("DRAM"), wire="UCX over tcp", how="calibrated", made="kvplan 0.1.0", note="")
+
+
+@pytest.fixture(autouse=True)
+def home(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("KVPLAN_WIRE", raising=False)
+    return tmp_path
+
+
+@pytest.mark.parametrize("memory", ["DRAM", "VRAM"])
+def test_a_profile_reads_as_it_was_written(memory):
+    for one in (default_wire(memory), replace(MINE, memory=memory, slot_byte=1e-11, slots=7)):
+        assert from_json(one.to_json()) == one
+
+
+def changed(**values):
+    return json.dumps({**json.loads(MINE.to_json()), **values})
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "no JSON: "),
+        ("[]", "no profile of a wire: its schema is not 'kvplan.wire-profile'"),
+        (changed(schema="kvplan.profile"), "no profile of a wire"),
+        (changed(version=2), "version 2, newer than 1 is what is read here"),
+        (changed(version=True), "version True"),
+        (changed(latency=-1), r"latency is -1; expected seconds from 0 to 1000"),
+        (changed(byte=float("nan")), "byte is nan; expected seconds"),
+        (changed(post="1"), "post is '1'; expected seconds"),
+        (changed(descriptor=True), "descriptor is True; expected seconds"),
+        (changed(memory="HBM"), "memory is 'HBM'; expected one of DRAM, VRAM"),
+        (changed(how="guessed"), "how is 'guessed'; expected one of calibrated, published, default"),
+        (changed(overlaps=1), "overlaps is 1; expected true or false"),
+        (changed(slots=0), "slots is 0; expected a whole number from 1 to 1,024"),
+        (changed(slot_nbytes=1.5), "slot_nbytes is 1.5; expected a whole number"),
+        (changed(gather=[]), r"gather is \[\]; expected an object of costs"),
+        (changed(scatter={"fixed": 0, "run": 0}), "scatter.byte is None; expected seconds"),
+        (changed(wire=5), "wire is 5; expected a text"),
+        (" " * ((1 << 20) + 1), "more than 1,048,576 bytes"),
+    ],
+)  # fmt: skip
+def test_a_wrong_profile_names_what_is_wrong(text, why):
+    with pytest.raises(KVPlanError, match=why):
+        from_json(text)
+
+
+def test_a_memory_that_nixl_does_not_have():
+    with pytest.raises(KVPlanError, match="memory is 'HBM'; NIXL's names here are DRAM and VRAM"):
+        default_wire("HBM")
+
+
+def test_costs_of_the_kernel_beside_compute():
+    alone, beside = kernel_costs(default()), kernel_costs(default(), Policy(overlap="prefill"))
+    assert alone.lost == 0 < beside.lost
+    assert beside.seconds(10, 1000) > alone.seconds(10, 1000) > alone.fixed
+    assert CopyCosts(1.0, 2.0, 3.0).seconds(10, 100) == 321.0
+
+
+def test_names_of_wires_and_files(home):
+    assert wire_name("UCX", {"UCX_TLS": "tcp,cuda"}) == "UCX over tcp,cuda"
+    assert wire_name("GDS", {"UCX_TLS": "tcp"}) == "GDS"
+    assert wire_path("UCX over tcp,cuda", "VRAM") == home / "kvplan" / "profiles" / "wire_ucx-over-tcp-cuda_vram.json"
+
+
+def test_its_own_profile_is_found():
+    guess = find_wire(MINE.wire, "DRAM")
+    assert (guess.how, guess.wire) == ("default", MINE.wire)
+    save_wire(MINE, wire_path(MINE.wire, "DRAM"))
+    assert find_wire(MINE.wire, "DRAM") == MINE
+    assert find_wire(MINE.wire, "VRAM").how == "default"
+
+
+def test_a_chosen_file_comes_first(monkeypatch, home):
+    save_wire(MINE, wire_path(MINE.wire, "DRAM"))
+    chosen = replace(MINE, latency=0.5)
+    save_wire(chosen, home / "chosen.json")
+    monkeypatch.setenv("KVPLAN_WIRE", str(home / "chosen.json"))
+    assert find_wire(MINE.wire, "DRAM") == chosen
+
+
+@pytest.mark.parametrize("content", [None, "{}", MINE.to_json()], ids=["missing", "broken", "of other memory"])
+def test_a_file_that_cannot_be_used_is_named_and_raises_nothing(monkeypatch, home, caplog, content):
+    path = home / "chosen.json"
+    if content is not None:
+        path.write_text(content)
+    monkeypatch.setenv("KVPLAN_WIRE", str(path))
+    with caplog.at_level(logging.WARNING, logger="kvplan"):
+        found = find_wire("UCX", "VRAM")
+    assert found.how == "default"
+    assert str(path) in found.note
+    assert "kvplan calibrate --wire" in found.note
+    assert str(path) in caplog.text
+
+
+def test_a_file_by_its_name(home):
+    save_wire(MINE, home / "mine.json")
+    assert wire_by_name(str(home / "mine.json")) == read_wire(home / "mine.json") == MINE
+    with pytest.raises(KVPlanError, match="no wire 'fast'; there are rdma, rdma-rows, cuda-ipc, push, default, host"):
+        wire_by_name("fast")
+    with pytest.raises(KVPlanError, match=r"nowhere\.json"):
+        wire_by_name("nowhere.json")
+    with pytest.raises(KVPlanError, match="cannot be written"):
+        save_wire(MINE, home / "mine.json" / "x.json")
+
+
+# ---- published ---------------------------------------------------------------------------------------------------
+
+
+def test_published_costs_give_back_what_was_published():
+    count, nbytes = wire_store._GLM
+    for name, share in (("cuda-ipc", 0.569), ("rdma", 0.15)):
+        posting = count * published(name).descriptor
+        assert posting / (posting + nbytes / 50e9) == pytest.approx(share)
+    assert 168_000 * 576 / (168_000 * published("rdma-rows").descriptor) == pytest.approx(1.23e9)
+    assert (18_880 - 118) * published("push").descriptor == pytest.approx(45.54e-3)
+    for name in PUBLISHED:
+        wire = published(name)
+        assert (wire.how, wire.memory) == ("published", "VRAM")
+        assert wire.gbps == pytest.approx(50)
+        assert "#" in wire.made
+    with pytest.raises(KVPlanError, match="no published wire 'slow'"):
+        published("slow")

@@ -1,0 +1,220 @@
+"""Calibrating a wire: fits to known costs, lists through NIXL's double, and through NIXL itself if installed."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from jsonschema import Draft202012Validator
+
+from kvplan import KVPlanError, PathError, TransferError
+from kvplan.cli import main
+from kvplan.cli.screen import schema_of
+from kvplan.cost.wires.wire_profile import SLOT_SIZES, default_wire, from_json
+from kvplan.measure.timing import silent
+from kvplan.measure.wires import wire_calibration, wire_posts
+from kvplan.measure.wires.wire_calibration import calibrate_wire, fitted_wire, with_slots
+from kvplan.measure.wires.wire_memory import Memory
+from kvplan.measure.wires.wire_posts import NAME, Posted, WireEnds, measured, slot_bytes
+from kvplan.measure.wires.wire_process import PING, PONG
+from kvplan.nixl import NixlAgent
+from tests.nixl import double
+
+SIZES, COUNTS = (512, 4096, 65536), (1, 16, 64)
+NBYTES = 1 << 20
+
+
+# ---- the fit -----------------------------------------------------------------------------------------------------
+
+
+def lists(post, seconds):
+    return [Posted(n, b, post(n, n * b), seconds(n, n * b)) for n in (1, 16, 256, 4096) for b in (512, 8192, 65536)]
+
+
+def test_it_finds_the_costs_of_a_wire_that_overlaps():
+    known = lists(lambda n, b: 5e-6 + n * 4e-7, lambda n, b: 8e-6 + n * 1e-6 + b * 2e-11)
+    found = fitted_wire(default_wire(), known)
+    assert found.overlaps
+    assert [found.post, found.descriptor, found.message, found.byte] == pytest.approx([5e-6, 4e-7, 1e-6, 2e-11])
+
+
+def test_it_finds_that_the_cpu_moves_the_bytes():
+    known = lists(lambda n, b: 5e-6 + n * 3e-6 + b * 1e-10, lambda n, b: 6e-6 + n * 3e-6 + b * 1.1e-10)
+    found = fitted_wire(default_wire("DRAM"), known)
+    assert not found.overlaps
+    assert [found.post, found.descriptor, found.message, found.byte] == pytest.approx([6e-6, 3e-6, 0, 1.1e-10])
+
+
+def test_noise_does_not_make_a_negative_cost():
+    rng = np.random.default_rng(0)
+    known = [
+        replace_times(one, rng.uniform(0.5, 2.0)) for one in lists(lambda n, b: 1e-5, lambda n, b: 1e-5 + b * 1e-10)
+    ]
+    found = fitted_wire(default_wire(), known)
+    assert min(found.post, found.descriptor, found.message, found.byte) >= 0
+    assert from_json(found.to_json()) == found
+
+
+def replace_times(one, factor):
+    return one._replace(post=one.post * factor, seconds=one.seconds * factor)
+
+
+def test_too_few_lists():
+    with pytest.raises(KVPlanError, match="2 lists; give at least three of different counts and sizes"):
+        fitted_wire(default_wire(), lists(lambda n, b: 1e-5, lambda n, b: 1e-5)[:2])
+
+
+def test_the_slot_that_moves_large_transfers_fastest_is_taken():
+    wire = replace(default_wire("DRAM"), chunk=0.0, post=1e-6)
+    small = with_slots(wire, {size: 1e-10 * (1 + number) for number, size in enumerate(SLOT_SIZES)})
+    assert small.slot_nbytes == SLOT_SIZES[0]
+    large = with_slots(wire, {size: 1e-10 / (1 + number) for number, size in enumerate(SLOT_SIZES)})
+    assert large.slot_nbytes > small.slot_nbytes
+    assert large.slot_byte < small.slot_byte
+
+
+# ---- lists -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small(monkeypatch):
+    monkeypatch.setattr(wire_posts, "NBYTES", NBYTES)
+    monkeypatch.setattr(wire_posts, "SIZES", SIZES)
+    monkeypatch.setattr(wire_posts, "COUNTS", COUNTS)
+    monkeypatch.setattr(wire_posts, "SLOT_SIZES", (1 << 16, 1 << 18))
+    monkeypatch.setattr(wire_posts, "SAMPLES", 2)
+    monkeypatch.setattr(wire_posts, "PINGS", 10)
+    monkeypatch.setattr(wire_posts, "WARM_PINGS", 2)
+
+
+@pytest.fixture
+def ends(small):
+    """Two ends in one process: NIXL is its double, and a clock counts its looks."""
+    network, ticks = double.Network(), itertools.count()
+    memory = [Memory("cpu", NBYTES) for _ in range(2)]
+    near, far = (NixlAgent(name, {"pool": one.layout}, agent=double.Agent(network, name))
+                 for name, one in zip(("near end", NAME), memory, strict=True))  # fmt: skip
+    near.meet(far.card())
+    far.meet(near.card())
+
+    def tell(note):
+        assert note == PING
+        far.nixl.send_notif("near end", PONG)
+
+    made = WireEnds(near, memory[0], memory[1].address, 0, tell, clock=lambda: next(ticks) * 1e-6)
+    made.network, made.memory = network, memory
+    yield made
+    assert not near.nixl.live, "a handle of NIXL is left"
+    near.close()
+    far.close()
+
+
+def test_a_list_moves_its_bytes(ends):
+    mine, theirs = ends.memory
+    for operation, source, target in (("WRITE", mine, theirs), ("READ", theirs, mine)):
+        ctypes.memset(source.address, 7, NBYTES)
+        ctypes.memset(target.address, 0, NBYTES)
+        post, seconds = ends.post(16, 512, operation)
+        assert 0 < post < seconds
+        assert ctypes.string_at(target.address, NBYTES).count(7) == 16 * 512
+
+
+def test_all_lists_are_timed(ends):
+    found = measured(ends, 600.0, silent)
+    assert {(one.descriptors, one.nbytes, one.operation) for one in found} == {
+        (n, b, operation) for n in COUNTS for b in SIZES for operation in ("WRITE", "READ") if n * b <= NBYTES
+    }
+    assert all(0 < one.post < one.seconds for one in found)
+
+
+def test_time_that_is_over_leaves_one_sample_of_each(ends):
+    assert len(measured(ends, 0.0, silent)) == len(measured(ends, 600.0, silent))
+
+
+def test_slots_and_notes(ends):
+    assert set(slot_bytes(ends)) == {1 << 16, 1 << 18}
+    assert ends.latency() > 0
+
+
+@pytest.mark.parametrize("call", ["make", "post", "look", "err"])
+def test_a_failure_of_nixl_is_a_transfer_s(ends, call):
+    ends.network.failures = [call]
+    with pytest.raises(TransferError, match=r"NIXL (cannot move a list of 16 descriptors|says 'ERR' of a list of 16)"):
+        ends.post(16, 512, "WRITE")
+
+
+def test_a_list_that_never_ends_is_given_up(ends, monkeypatch):
+    monkeypatch.setattr(wire_posts, "PATIENCE", 1e-4)
+    ends.network.frozen = True
+    with pytest.raises(TransferError, match="NIXL says 'PROC' of a list"):
+        ends.post(1, 512, "READ")
+
+
+def test_nobody_answers(ends, monkeypatch):
+    monkeypatch.setattr(wire_posts, "PATIENCE", 1e-4)
+    ends._tell = lambda note: None
+    with pytest.raises(TransferError, match="does not answer a note"):
+        ends.latency()
+
+
+def test_memory_of_two_kinds():
+    with pytest.raises(KVPlanError, match="device 'cpu', peer 'cuda:0'; give memory of one kind"):
+        calibrate_wire("cpu", "cuda:0")
+
+
+# ---- the command -------------------------------------------------------------------------------------------------
+
+FOUND = lists(lambda n, b: 5e-6 + n * 4e-7, lambda n, b: 8e-6 + n * 1e-6 + b * 2e-11)
+PROFILE = replace(fitted_wire(default_wire("DRAM"), FOUND), wire="UCX over tcp", how="calibrated", note="")
+
+
+@pytest.fixture
+def calibrated(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("UCX_TLS", "tcp")
+    monkeypatch.setattr(wire_calibration, "calibrate_wire", lambda device, tell: (PROFILE, FOUND))
+    return tmp_path / "kvplan" / "profiles" / "wire_ucx-over-tcp_dram.json"
+
+
+def test_the_profile_is_saved_where_agents_look(calibrated, capsys):
+    assert main(["calibrate", "--wire"]) == 0
+    out, err = capsys.readouterr()
+    assert "UCX over tcp, host memory" in out
+    assert "moves while more is posted" in out
+    assert f"saved {calibrated}" in err
+    assert from_json(calibrated.read_text()) == PROFILE
+
+
+def test_its_document(calibrated, capsys, tmp_path):
+    assert main(["calibrate", "--wire", "--json", "--output", str(tmp_path / "mine.json")]) == 0
+    found = json.loads(capsys.readouterr().out)
+    Draft202012Validator(schema_of("calibrate-wire")).validate(found)
+    assert len(found["measured"]) == len(FOUND)
+    assert not calibrated.exists()
+
+
+def test_without_nixl_it_says_so_in_one_line(monkeypatch, capsys, tmp_path):
+    def refuse(device, tell):
+        raise PathError("transfers between processes need NIXL: pip install 'kvplan[nixl]'")
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(wire_calibration, "calibrate_wire", refuse)
+    assert main(["calibrate", "--wire"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", "kvplan: transfers between processes need NIXL: pip install 'kvplan[nixl]'\n")
+
+
+@pytest.mark.slow
+def test_nixl_itself(small, monkeypatch):
+    pytest.importorskip("nixl", reason="NIXL is not installed: pip install 'kvplan[nixl]'")
+    monkeypatch.setenv("UCX_TLS", "tcp,self")
+    profile, found = calibrate_wire("cpu", seconds=1.0)
+    assert (profile.wire, profile.memory, profile.how) == ("UCX over tcp,self", "DRAM", "calibrated")
+    assert profile.byte > 0
+    assert profile.latency > 0
+    assert len(found) == len({one[:2] + one[4:] for one in found})
+    assert from_json(profile.to_json()) == profile

@@ -1,0 +1,235 @@
+"""One page for all parts: values and scales of different dtypes and sizes, in an order that the notation says."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import kvplan
+from kvplan import KVLayout, LayoutError, NotationError
+from tests.profiles import examples
+
+QUANTIZED = "block layer | k v: head token dim | k_scale v_scale: head token"
+LAYERS, BLOCKS, TOKENS = 2, 4, 8
+DTYPES = ("uint8", "int8", "float16", "float32", "float64")
+
+
+def quantized(dtype=np.int8, scale=np.float32, heads=range(2)) -> KVLayout:
+    """A cache as an engine holds it: K and V, and a scale for each row of a head."""
+    n = len(heads)
+    values = [np.zeros((2, BLOCKS, TOKENS, n, 16), dtype) for _ in range(LAYERS)]
+    scales = [np.zeros((2, BLOCKS, TOKENS, n), scale) for _ in range(LAYERS)]
+    return KVLayout.merge([
+        KVLayout.from_tensors("layer: kv block token head dim", values, head_start=heads.start),
+        KVLayout.from_tensors("layer: kv block token head", scales, head_start=heads.start, part="scale"),
+    ])  # fmt: skip
+
+
+def starts(pool: KVLayout, **where) -> list[int]:
+    """First bytes of the parts, from the first byte of the pool."""
+    first = min(pool.address(layer=layer, part=part) for layer in pool.layers for part in pool.parts)
+    return [pool.address(part=part, **{"layer": 0} | where) - first for part in pool.parts]
+
+
+def test_the_page_of_a_quantized_cache():
+    pool = kvplan.allocate(QUANTIZED, like=quantized(), num_blocks=3)
+    assert pool.parts == ("k", "v", "k_scale", "v_scale")
+    assert starts(pool) == [0, 256, 512, 576]  # 2 heads * 8 tokens * 16 bytes, and 2 heads * 8 tokens * 4 bytes
+    assert starts(pool, layer=1) == [640, 896, 1152, 1216]
+    assert starts(pool, block=1, token=3, head=1)[0] == 1280 + (8 + 3) * 16
+    assert starts(pool, block=1, token=3, head=1)[3] == 1280 + 576 + (8 + 3) * 4
+    assert pool.block_nbytes == 1280
+    assert [region.nbytes for region in pool.regions] == [3 * 1280]
+    k, v, k_scale, v_scale = pool.tensors
+    assert [one.dtype for one in (k, v, k_scale, v_scale)] == [np.int8, np.int8, np.float32, np.float32]
+    assert k.shape == (3, LAYERS, 2, TOKENS, 16)
+    assert v_scale.shape == (3, LAYERS, 2, TOKENS)
+
+
+def test_a_page_moves_as_one_run():
+    like = quantized()
+    pools = [kvplan.allocate(QUANTIZED, like=like) for _ in range(2)]
+    program = kvplan.compile(*pools)
+    assert (program.runs, program.run_nbytes) == (1, (1280, 1280))
+    assert kvplan.verify(like, pools[0]).ok
+
+
+def test_scales_beside_each_row():
+    pool = kvplan.allocate("block layer token head | k: dim | k_scale: | v: dim | v_scale:", like=quantized(np.float16))
+    assert starts(pool) == [0, 32, 36, 68]  # a scale behind each row
+    assert pool.parts == ("k", "k_scale", "v", "v_scale")
+
+
+def test_a_kv_axis_holds_two_parts():
+    pool = kvplan.allocate("block kv layer | k v: head token dim | k_scale v_scale: head token", like=quantized())
+    assert dict(zip(pool.parts, starts(pool), strict=True)) == {"k": 0, "v": 640, "k_scale": 256, "v_scale": 896}
+    pool = kvplan.allocate("block layer | k v: token (kv head dim) | k_scale v_scale: token head kv", like=quantized())
+    assert dict(zip(pool.parts, starts(pool), strict=True)) == {"k": 0, "v": 32, "k_scale": 512, "v_scale": 516}
+
+
+def test_one_allocation_a_layer():
+    pool = kvplan.allocate("layer: block | k v: head token dim | k_scale v_scale: head token", like=quantized())
+    assert len(pool.regions) == LAYERS
+    assert [len(part) for part in pool.tensors] == [LAYERS] * 4
+    assert kvplan.verify(quantized(), pool).ok
+    pool = kvplan.allocate("block: | k v: layer head token dim | k_scale v_scale: layer head token", like=quantized())
+    assert len(pool.regions) == BLOCKS
+    assert kvplan.verify(pool, quantized()).ok
+
+
+def test_parts_begin_at_whole_elements_and_so_do_pages():
+    odd = np.zeros((BLOCKS, TOKENS, 3), np.int8)
+    wide = np.zeros((BLOCKS, TOKENS, 1), np.float64)
+    like = KVLayout.merge([
+        KVLayout.from_tensors("block token dim", odd, part="a"),
+        KVLayout.from_tensors("block token dim", wide, part="b"),
+    ])  # fmt: skip
+    pool = kvplan.allocate("block token | a: dim | b: dim", like=like)
+    assert starts(pool, token=1) == [16, 24]
+    pool = kvplan.allocate("block token | b: dim | a: dim", like=like)
+    assert starts(pool, token=1) == [16, 24]
+    assert pool.regions[0].nbytes == BLOCKS * TOKENS * 16
+
+
+def test_parts_of_other_layers_have_their_own_layer_axis():
+    index = np.zeros((1, BLOCKS, TOKENS, 6), np.uint8)
+    like = KVLayout.merge([
+        quantized().slice(parts=("k", "v")),
+        KVLayout.from_tensors("layer block token dim", index, part="index", layers=[1]),
+    ])  # fmt: skip
+    with pytest.raises(LayoutError, match="shares 'layer', which is 2 for part 'k' and 1 for part 'index'"):
+        kvplan.allocate("block layer | k v: head token dim | index: token dim", like=like)
+    pool = kvplan.allocate("block | k v: layer head token dim | index: layer token dim", like=like)
+    assert pool.address(layer=1, part="index") - pool.address(layer=0, part="k") == 2 * LAYERS * 2 * TOKENS * 16
+    assert kvplan.verify(like, pool).ok
+
+
+def test_opaque_parts_share_a_page_of_blocks():
+    state = KVLayout.from_tensors("layer: block dim", [np.zeros((BLOCKS, 5), np.float32)] * 1, part="state", layers=[7])
+    like = KVLayout.merge([quantized().slice(parts=("k", "v")), state])
+    pool = kvplan.allocate("block | k v: layer head token dim | state: dim", like=like)
+    assert pool.slice(parts=("state",)).opaque
+    assert kvplan.verify(like, pool).ok
+
+
+def test_all_ranks_share_a_page(name):
+    pools = [
+        kvplan.allocate(QUANTIZED, like=quantized(heads=heads), heads=range(4), shared=name)
+        for heads in (range(2), range(2, 4))
+    ]
+    pools[0].tensors[3][1, 1, 3, 2] = 7
+    assert pools[1].tensors[3][1, 1, 3, 2] == 7
+    assert pools[1].address(layer=1, part="v_scale", block=1, token=2, head=3)
+    with pytest.raises(LayoutError, match="bytes a page"):
+        kvplan.allocate(QUANTIZED, like=quantized(np.float16), heads=range(2), shared=name)
+
+
+def test_larger_blocks_and_split_axes():
+    pool = kvplan.allocate(
+        "block token.0 layer | k v: head token.1 dim | k_scale v_scale: head token.1", like=quantized(),
+        num_blocks=2, block_tokens=16, sizes={"token.1": 4},
+    )  # fmt: skip
+    assert (pool.num_blocks, pool.block_tokens) == (2, 16)
+    assert kvplan.verify(quantized(), pool).ok
+
+
+@st.composite
+def pages(draw):
+    """Parts of drawn dtypes, heads and sizes, and a notation that holds all of them."""
+    heads = draw(st.integers(1, 3))
+    layouts, sections = [], []
+    outer = ["block", *draw(st.permutations(["layer", "token", "head"]))[: draw(st.integers(0, 3))]]
+    outer = list(draw(st.permutations(outer)))
+    for number in range(draw(st.integers(1, 4))):
+        dtype = draw(st.sampled_from(DTYPES))
+        dim = draw(st.integers(1, 5))
+        own = heads if "head" in outer else draw(st.integers(1, 3))
+        held = np.zeros((LAYERS, BLOCKS, TOKENS, own, dim), dtype)
+        layouts.append(KVLayout.from_tensors("layer block token head dim", held, part=f"part_{number}"))
+        inner = draw(st.permutations([axis for axis in ("layer", "token", "head", "dim") if axis not in outer]))
+        sections.append((f"part_{number}", " ".join(inner)))
+    order = draw(st.permutations(sections))
+    like = KVLayout.merge(layouts)
+    return like, " | ".join([" ".join(outer), *(f"{part}: {dims}" for part, dims in order)])
+
+
+@given(page=pages(), tokens=st.sampled_from([None, 4, 16]))
+@examples(80)
+def test_every_page_holds_all_parts_apart_with_their_dtypes(page, tokens):
+    like, notation = page
+    pool = kvplan.allocate(notation, like=like, block_tokens=tokens, num_blocks=2)
+    assert sorted(pool.parts) == sorted(like.parts)
+    for part in like.parts:
+        one, other = (side.slice(parts=(part,)) for side in (like, pool))
+        assert one.components[0].dtype == other.components[0].dtype
+        assert one.heads == other.heads
+    assert len(pool.regions) == 1
+    assert pool.regions[0].nbytes >= pool.nbytes  # parts do not overlap: the layout itself checks that
+    assert pool.regions[0].nbytes % np.lcm.reduce([np.dtype(c.dtype).itemsize for c in pool.components]) == 0
+    assert kvplan.verify(like, pool).ok
+    first = [min(c.address for c in pool.slice(parts=(part,)).components) for part in pool.parts]
+    assert first == sorted(first)  # in the order of the notation
+
+
+@pytest.mark.parametrize(
+    ("notation", "error", "message"),
+    [
+        ("block layer | head token dim", NotationError, "behind a '|' stand the names of parts"),
+        ("block layer | : head token dim", NotationError, "behind a '|' stand the names of parts"),
+        ("block layer | k: head: token dim", NotationError, "a second ':'"),
+        ("block layer | k v: heads token dim | k_scale v_scale: head token", NotationError, "heads"),
+        ("block layer | k v: head token dim", LayoutError, "has no place for part 'k_scale' of like"),
+        ("block layer | k v k: head token dim | k_scale v_scale: head token", LayoutError, "names part 'k' twice"),
+        (
+            "block layer | k v w: head token dim | k_scale v_scale: head token",
+            LayoutError,
+            "names part 'w'; like holds",
+        ),
+        ("block layer | k v: head token dim | k_scale v_scale: head", LayoutError, "has no 'token' axis"),
+        ("block | k v: head token dim | k_scale v_scale: head token", LayoutError, "has no 'layer' axis"),
+    ],
+)
+def test_what_no_page_is(notation, error, message):
+    with pytest.raises(error, match=message):
+        kvplan.allocate(notation, like=quantized())
+
+
+def test_the_column_of_a_mistake():
+    with pytest.raises(NotationError) as caught:
+        kvplan.allocate("block layer | k v", like=quantized())
+    assert caught.value.column == 14
+
+
+def test_a_shared_axis_has_one_extent():
+    like = KVLayout.merge([
+        quantized().slice(parts=("k", "v")),
+        KVLayout.from_tensors("layer block token head", np.zeros((2, BLOCKS, TOKENS, 1), np.float32), part="scale"),
+    ])  # fmt: skip
+    with pytest.raises(LayoutError, match="shares 'head', which is 2 for part 'k' and 1 for part 'scale'"):
+        kvplan.allocate("block layer head | k v: token dim | scale: token", like=like)
+    pool = kvplan.allocate("block layer | k v: head token dim | scale: token", like=like, heads=range(4))
+    assert pool.slice(parts=("k",)).heads == range(4)
+    assert pool.slice(parts=("scale",)).heads == range(1)
+
+
+def test_torch_tensors_keep_their_types():
+    torch = pytest.importorskip("torch")
+    values = [torch.zeros(2, BLOCKS, TOKENS, 2, 16, dtype=torch.bfloat16) for _ in range(LAYERS)]
+    scales = [torch.zeros(2, BLOCKS, TOKENS, 2) for _ in range(LAYERS)]
+    like = KVLayout.merge([
+        KVLayout.from_tensors("layer: kv block token head dim", values),
+        KVLayout.from_tensors("layer: kv block token head", scales, part="scale"),
+    ])  # fmt: skip
+    pool = kvplan.allocate(QUANTIZED, like=like)
+    assert [one.dtype for one in pool.tensors] == [torch.bfloat16] * 2 + [torch.float32] * 2
+    assert {(c.part, c.dtype) for c in pool.components} == {(c.part, c.dtype) for c in like.components}
+    assert kvplan.verify(like, pool).ok
+    pool.tensors[2][3, 1, 0, 5] = 2.5
+    assert pool.tensors[0].untyped_storage().data_ptr() == pool.tensors[2].untyped_storage().data_ptr()
+
+
+def test_a_part_of_a_merged_layout_keeps_its_type():
+    pool = kvplan.allocate("block layer kv head token", like=quantized().slice(parts=("k_scale", "v_scale")))
+    assert (pool.dtype, pool.parts) == ("float32", ("k_scale", "v_scale"))
