@@ -51,10 +51,8 @@ class Held(NamedTuple):
         against = f"kvplan's adapter was held against {self.name} {', '.join(self.versions)}"
         number = release(running)
         if self.only and not self._knows(number):
-            return (
-                "refused",
-                f"{self.name} {running}: {self.why}; {against}: install {self.package}=={self.written_for}",
-            )
+            install = f"install {self.package}=={self.written_for}"
+            return "refused", f"{self.name} {running} may differ: {self.why}; {against}: {install}"
         if number is None:
             return "unknown", f"{self.name} {running} has no number; {against}"
         if self.least is not None and number < (release(self.least) or ()):
