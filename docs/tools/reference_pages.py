@@ -11,7 +11,6 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import redirect_stdout
-from importlib.resources import files
 from io import StringIO
 from pathlib import Path
 from unittest.mock import patch
@@ -22,6 +21,7 @@ from kvplan.cli.main import COMMANDS
 from kvplan.cli.main import main as main_of_kvplan
 
 FOLDER = Path(__file__).parents[1] / "reference"
+SCHEMAS = Path(__file__).parents[2] / "kvplan" / "cli" / "schemas"
 NOTE = "<!-- made by: python docs/tools/reference_pages.py -->"
 
 
@@ -65,9 +65,8 @@ def _cell(text: str) -> str:
 
 def schemas() -> Iterator[tuple[str, dict[str, object]]]:
     """Yield the name and the content of each schema."""
-    for file in sorted(files("kvplan.cli.schemas").iterdir(), key=lambda one: one.name):
-        if file.name.endswith(".json"):
-            yield file.name, json.loads(file.read_text(encoding="utf-8"))
+    for file in sorted(SCHEMAS.rglob("*.json"), key=lambda one: one.name):
+        yield str(file.relative_to(SCHEMAS)), json.loads(file.read_text(encoding="utf-8"))
 
 
 def schemas_page() -> str:

@@ -262,10 +262,11 @@ def test_cards_of_another_user(others, agents, monkeypatch):
     other = others("pool")
     card = other.card()
     me = agents("me")
-    from kvplan.agents import agent as module
+    from kvplan.agents import agent, choosing
 
-    told = module.this_process()
-    monkeypatch.setattr(module, "this_process", lambda: told._replace(uid=told.uid + 1))
+    told = agent.this_process()
+    for module in (agent, choosing):
+        monkeypatch.setattr(module, "this_process", lambda: told._replace(uid=told.uid + 1))
     with pytest.raises(kvplan.PathError, match=r"is of user .*; to accept it, give users=\["):
         me.meet(card)
     allowed = agents("allowed", layouts={}, users=[told.uid])

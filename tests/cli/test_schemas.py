@@ -25,7 +25,8 @@ from tests.commands import GPU, HOST, HOST_64, SPECS, X_PACKED, answer, document
 from tests.measure.bench_rows import rows
 from tests.measure.doctor_facts import GPU_LESS, HEALTHY, SEVERAL_GPUS, SLOW, UNREACHABLE
 
-THERE = {found.name.removesuffix(".json") for found in (files("kvplan.cli") / "schemas").iterdir()}
+FOLDER = files("kvplan.cli") / "schemas"
+THERE = {found.stem for folder in (FOLDER, FOLDER / "calibration") for found in folder.glob("*.json")}
 TOKEN_MAJOR, PADDED, WITH_INDEX = (
     str(SPECS / f"{name}.toml") for name in ("host_token_major", "mla_fp8_padded", "mla_with_index")
 )

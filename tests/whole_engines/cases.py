@@ -118,7 +118,7 @@ CHUNKS = {"KVPLAN_LMCACHE": "auto", "LMCACHE_LOCAL_CPU": "True", "LMCACHE_CHUNK_
           "LMCACHE_MAX_LOCAL_CPU_SIZE": "1", "LMCACHE_TRACK_USAGE": "false", "PYTHONHASHSEED": "0"}  # fmt: skip
 CACHED = [  # LMCache has no connector for CPUs, so that all of its tokens are moved by kvplan
     Case("lmcache", LMCACHE, env=CHUNKS),
-    Case("lmcache, odd chunks", LMCACHE, env={**CHUNKS, "LMCACHE_CHUNK_SIZE": "48"}),
+    Case("lmcache, chunks of two blocks", LMCACHE, env={**CHUNKS, "LMCACHE_CHUNK_SIZE": str(2 * BLOCK)}),
     Case("lmcache, crowd", LMCACHE, work="crowd", env=CHUNKS),
 ]
 CASES = [*WHOLE, *SMALL_POOL, *TIERED, *PREEMPTED, *FAILING, *BLOCKS, *CACHED]

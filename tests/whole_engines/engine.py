@@ -59,7 +59,7 @@ class Engine:
                 "stores of the scheduler": len(simple._store_event_to_blocks) + len(simple._in_flight_store_gpu_blocks),
                 "copies of the worker": len(worker._load_events) + len(worker._store_events),
             }
-        if hasattr(self.scheduler.connector, "_lmcache_engine"):
+        if self.has_lmcache():
             return found  # LMCache keeps its own books
         offload = self.scheduler.connector.connector_scheduler
         lines = self.worker()._lines.values()
@@ -69,6 +69,10 @@ class Engine:
             "fenced blocks": len(offload._block_id_to_pending_jobs),
             "jobs of the worker": sum(len(line.jobs) for line in lines),
         }
+
+    def has_lmcache(self) -> bool:
+        """Whether LMCache holds the cache."""
+        return hasattr(self.scheduler.connector, "_lmcache_engine")
 
     def worker(self) -> Any:
         """kvplan's worker, or its connector of LMCache."""
@@ -95,9 +99,14 @@ def main() -> None:
     if engine.scheduler.connector is not None:
         found["worker"] = type(engine.worker()).__name__
         found["connector"] = type(engine.scheduler.connector).__name__
+    executor = engine.worker().executor if engine.has_lmcache() else None
     engine.core.shutdown()
+    if executor is not None:
+        executor.close()  # neither vLLM nor LMCache ends a connector of LMCache
     found["threads"] = [thread.name for thread in threading.enumerate() if "kvplan" in thread.name.lower()]
     answer.write_text(json.dumps(found))
+    if executor is not None:
+        os._exit(0)  # threads of LMCache keep the process, and ending them aborts it within ZeroMQ
 
 
 if __name__ == "__main__":

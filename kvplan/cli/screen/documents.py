@@ -65,7 +65,8 @@ def schema_of(name: str) -> dict[str, Any]:
 
     if name not in SCHEMAS:
         raise KVPlanError(f"{name!r} has no schema; documents are {', '.join(SCHEMAS)}")
-    found = files("kvplan.cli") / "schemas" / f"{name}.json"
+    folder = files("kvplan.cli") / "schemas"
+    found = (folder / "calibration" if name.startswith("calibrate") else folder) / f"{name}.json"
     content: dict[str, Any] = json.loads(found.read_text(encoding="utf-8"))
     return content
 

@@ -1,4 +1,4 @@
-"""What of a plan crosses a wire: its bytes and units, its descriptors, and the runs that packing copies."""
+"""The part of a plan that crosses a wire: its bytes and units, its descriptors, and the runs that packing copies."""
 
 from __future__ import annotations
 
