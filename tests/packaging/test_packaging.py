@@ -18,7 +18,12 @@ import pytest
 from kvplan import __version__
 
 ROOT = Path(__file__).parents[2]
-DATA = ("kvplan/catalogue/*.toml", "kvplan/cli/schemas/*.json", "kvplan/cli/schemas/calibration/*.json", "kvplan/cost/profiles/*.json")
+DATA = (
+    "kvplan/catalogue/*.toml",
+    "kvplan/cli/schemas/*.json",
+    "kvplan/cli/schemas/calibration/*.json",
+    "kvplan/cost/profiles/*.json",
+)
 pytestmark = [pytest.mark.slow, pytest.mark.package]
 
 PROBE = """
