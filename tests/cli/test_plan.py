@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from itertools import permutations
 
+import numpy as np
 import pytest
 
 import kvplan
+from kvplan import KVLayout
 from kvplan.cli import main
 from tests.commands import GPU, HOST, HOST_64, SPECS, TINY, TINY_SIZES, answer, document
 
@@ -218,3 +220,24 @@ def test_units_are_told_in_words(capsys, src, dst, units):
     ids = ("--src", "0" if units != "2 units of 1 whole block" else "0,1", "--dst", "0,1")
     assert main(["plan", src[0], dst[0], "--src-sizes", src[1], "--dst-sizes", dst[1], *ids]) == 0
     assert f"host     {units}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_notation_has_the_dtype_of_the_file_beside_it(capsys, tmp_path, turned):
+    cache = KVLayout.from_tensors("layer: block token head dim", [np.zeros((8, 16, 2, 64), np.float16)])
+    cache.save(tmp_path / "dump.json")
+    pair = [str(tmp_path / "dump.json"), "block layer token head dim"]
+    sizes = ["--src-sizes" if turned else "--dst-sizes", "layer=1,block=4,token=16,head=2,dim=64"]
+    command = ["plan", *(reversed(pair) if turned else pair), *sizes, "--src", "0,1", "--dst", "2,3"]
+    assert "2 units of 16 tokens" in answer(capsys, *command)
+    assert main([*command, "--dtype", "bf16"]) == 1
+    assert "float16 in the" in capsys.readouterr().err
+
+
+def test_a_notation_beside_parts_of_several_dtypes_has_the_default(capsys, tmp_path):
+    k = KVLayout.from_tensors("layer: block token head dim", [np.zeros((8, 16, 2, 64), np.uint8)], part="k")
+    scale = KVLayout.from_tensors("layer: block token head", [np.zeros((8, 16, 2), np.float32)], part="s")
+    KVLayout.merge([k, scale]).save(tmp_path / "dump.json")
+    command = ["plan", str(tmp_path / "dump.json"), "block token head dim", "--src", "0", "--dst", "0"]
+    assert main([*command, "--dst-sizes", "block=4,token=16,head=2,dim=64"]) != 0
+    assert "dtype 'uint8 + float32'" not in capsys.readouterr().err

@@ -52,7 +52,7 @@ def add_pair(
     parser.add_argument("--sizes", type=sizes, metavar=SIZES, help=f"of notations, {IN_ELEMENTS}")
     for side, name in zip(SIDES, names, strict=True):
         parser.add_argument(f"--{side}-sizes", type=sizes, metavar=SIZES, help=f"where {name} differs")
-    parser.add_argument("--dtype", help="of notations (default bf16)")
+    parser.add_argument("--dtype", help="of notations (default: the other file's, or bf16)")
     for side, name in zip(SIDES, names, strict=True):
         parser.add_argument(f"--{side}-device", metavar="DEVICE",
                             help=f"of {name}, a notation (default {parser.get_default('devices')[side]})")  # fmt: skip
@@ -111,12 +111,20 @@ def file_layout(path: str) -> KVLayout:
 def pair_of(args: argparse.Namespace) -> tuple[KVLayout, KVLayout]:
     """Read the source and destination layouts that :func:`add_pair`'s arguments name.
 
+    A notation beside a file has the file's dtype, unless ``--dtype`` gives another one.
+
     Raises:
         KVPlanError: one of them cannot be read, or is not a layout.
     """
     if _is_file(args.source) and _is_file(args.destination):
         _refuse(args.source, {"--sizes": args.sizes, "--dtype": args.dtype})
-    return _one_of_pair(args, args.source, "src"), _one_of_pair(args, args.destination, "dst")
+    found: dict[str, KVLayout] = {}
+    dtype = args.dtype
+    for side, source in sorted((("src", args.source), ("dst", args.destination)), key=lambda one: not _is_file(one[1])):
+        found[side] = _one_of_pair(args, source, side, dtype)
+        if _is_file(source) and dtype is None and "+" not in found[side].dtype:  # parts of one dtype
+            dtype = found[side].dtype
+    return found["src"], found["dst"]
 
 
 def source_of(args: argparse.Namespace) -> KVLayout:
@@ -132,7 +140,7 @@ def source_of(args: argparse.Namespace) -> KVLayout:
     return _from_notation(args.source, given, args.dtype, args.src_device or args.devices["src"])
 
 
-def _one_of_pair(args: argparse.Namespace, source: str, side: str) -> KVLayout:
+def _one_of_pair(args: argparse.Namespace, source: str, side: str, dtype: str | None) -> KVLayout:
     own_sizes, device = getattr(args, f"{side}_sizes"), getattr(args, f"{side}_device")
     if _is_file(source):
         _refuse(source, {f"--{side}-sizes": own_sizes, f"--{side}-device": device})
@@ -141,7 +149,7 @@ def _one_of_pair(args: argparse.Namespace, source: str, side: str) -> KVLayout:
     notation = parse(source)
     names = notation.axes | {str(atom) for dim in notation.dims for atom in dim}
     common = {name: extent for name, extent in (args.sizes or {}).items() if name in names}
-    return _from_notation(source, common | (own_sizes or {}), args.dtype, device or args.devices[side])
+    return _from_notation(source, common | (own_sizes or {}), dtype, device or args.devices[side])
 
 
 def _from_file(path: str) -> KVLayout:
