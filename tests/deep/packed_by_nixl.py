@@ -31,7 +31,6 @@ def main(arguments: list[str] | None = None) -> int:
     told = parser.parse_args(arguments)
     seed = random.SystemRandom().randrange(1 << 32) if told.seed is None else told.seed
     print(f"seed {seed}", flush=True)
-    logging.getLogger("kvplan").setLevel(logging.ERROR)
     spawn = multiprocessing.get_context("spawn")
     turn = 0
     for name, what, count in (("pairs", pairs, told.pairs), ("rounds", kills, told.rounds)):
@@ -50,4 +49,5 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    logging.getLogger("kvplan").setLevel(logging.ERROR)
     sys.exit(main())

@@ -112,7 +112,6 @@ def main(arguments: list[str] | None = None) -> int:
     told = parser.parse_args(arguments)
     seed = random.SystemRandom().randrange(1 << 32) if told.seed is None else told.seed
     print(f"seed {seed}", flush=True)
-    logging.getLogger("kvplan").setLevel(logging.CRITICAL)
     with kvplan.Executor(policy=kvplan.Policy(threads=1)) as executor:
         count = pairs(told.pairs, told.seconds, seed, executor)
         print(f"pairs: {count:,}, nothing wrong, no slot lost", flush=True)
@@ -122,4 +121,5 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    logging.getLogger("kvplan").setLevel(logging.CRITICAL)
     sys.exit(main())
