@@ -43,7 +43,6 @@ def main(arguments: list[str] | None = None) -> int:
     told = parser.parse_args(arguments)
     seed = random.SystemRandom().randrange(1 << 32) if told.seed is None else told.seed
     print(f"seed {seed}", flush=True)
-    logging.getLogger("kvplan").setLevel(logging.ERROR)  # failed transfers are what the rounds are for
     place = place_of(told.device)
     kills = rounds if told.workers <= 1 else side_by_side(told.workers)
     for name, what, count in (
@@ -59,4 +58,5 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    logging.getLogger("kvplan").setLevel(logging.ERROR)  # failed transfers are what the rounds are for
     sys.exit(main())
