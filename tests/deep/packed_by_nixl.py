@@ -9,17 +9,18 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import multiprocessing
 import random
 import sys
 import time
 
 from tests.agents.by_nixl.packed_pairs import WIRES, kills, pairs
+from tests.deep.quiet import quiet
 
 AT_ONCE = 50  # pairs of one process, whose memory would grow otherwise: NIXL keeps what an agent had
 
 
+@quiet()
 def main(arguments: list[str] | None = None) -> int:
     """Run both; 0 where nothing went wrong."""
     parser = argparse.ArgumentParser(
@@ -49,5 +50,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    logging.getLogger("kvplan").setLevel(logging.ERROR)
     sys.exit(main())

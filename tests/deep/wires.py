@@ -25,6 +25,7 @@ import kvplan
 from tests.agents.packed.drawn_pairs import faults, manners, move_pair, move_ranks
 from tests.agents.packed.pairs import BLOCKS, Pair
 from tests.agents.packed.simulated_wire import Faults
+from tests.deep.quiet import quiet
 from tests.ranks.topologies import reshards
 from tests.strategies import cases, neighbour_cases
 
@@ -102,6 +103,7 @@ def blocks_now() -> int:
     return sys.getallocatedblocks()
 
 
+@quiet(logging.CRITICAL)
 def main(arguments: list[str] | None = None) -> int:
     """Run both; 0 where nothing went wrong."""
     parser = argparse.ArgumentParser(prog="python -m tests.deep.wires", description=(__doc__ or "").split("\n")[0])
@@ -121,5 +123,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    logging.getLogger("kvplan").setLevel(logging.CRITICAL)
     sys.exit(main())

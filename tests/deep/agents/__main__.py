@@ -19,7 +19,6 @@ was of no account, and the meeting works.
 from __future__ import annotations
 
 import argparse
-import logging
 import random
 import sys
 import time
@@ -29,8 +28,10 @@ from tests.deep.agents.kills import rounds
 from tests.deep.agents.places import PLACES, place_of
 from tests.deep.agents.side_by_side import side_by_side
 from tests.deep.agents.transfers import transfers
+from tests.deep.quiet import quiet
 
 
+@quiet()
 def main(arguments: list[str] | None = None) -> int:
     """Run all three; 0 where nothing went wrong."""
     parser = argparse.ArgumentParser(prog="python -m tests.deep.agents", description=(__doc__ or "").partition("\n")[0])
@@ -58,5 +59,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    logging.getLogger("kvplan").setLevel(logging.ERROR)  # failed transfers are what the rounds are for
     sys.exit(main())
