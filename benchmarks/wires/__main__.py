@@ -21,7 +21,7 @@ from benchmarks.wires.limits import FULL, SMOKE, WIRES, Scale, Wire
 from benchmarks.wires.wire_rows import rows_of
 
 SECONDS = 200.0  # for one wire
-RESULTS = Path(__file__).parents[1] / "results"
+RESULTS = Path(__file__).parents[1] / "results" / "wires"
 
 
 def arguments_of(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -33,7 +33,9 @@ def arguments_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--smoke", action="store_true", help="tiny problems: shows that it runs, and nothing else")
     parser.add_argument("--rows", type=int, nargs="+", metavar="BYTES", help="bytes of the rows")
     parser.add_argument("--repeats", type=int, help="samples of each way")
-    parser.add_argument("--output", type=Path, help="JSON file; by default in benchmarks/results, none for --smoke")
+    parser.add_argument(
+        "--output", type=Path, help="JSON file; by default in benchmarks/results/wires, none for --smoke"
+    )
     chosen = parser.parse_args(arguments)
     if unknown := sorted(set(chosen.wires) - set(WIRES)):
         parser.error(f"no wire {', '.join(unknown)}; wires are {', '.join(WIRES)}")
@@ -113,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         made = rows_of(wire, found)
         rows += made
         print(table(made), end="\n\n", flush=True)
-    output = chosen.output or (None if chosen.smoke else RESULTS / f"wires-{_slug(gpus)}.json")
+    output = chosen.output or (None if chosen.smoke else RESULTS / f"{_slug(gpus)}.json")
     if output is not None and rows:
         made_document = document(rows, scale=scale, started=started)
         made_document["machine"]["gpus"] = list(gpus)
