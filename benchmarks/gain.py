@@ -109,8 +109,8 @@ def drawn() -> str:
         if k in heads:
             parts.append(f'<text class="head" x="{LEFT}" y="{top + 8}">{heads[k]}</text>')
             top += 34
-        most = max(row.best if row.unit == "ms" else row.link or row.ours for row in rows if row.unit == one.unit)
-        most = max(one.best, one.ours, one.link or 0.0) if one.unit != "ms" else most
+        alike = [row for row in rows if row.unit == one.unit == "ms"] or [one]  # times share a scale
+        most = max(max(row.ours, row.best, row.link or 0.0) for row in alike)
         parts.append(f'<text x="{LEFT}" y="{top}">{escape(one.words)}</text>')
         bars = (("ours", one.ours, f"{number(one.ours)} {one.unit}: kvplan"),
                 ("other", one.best, f"{number(one.best)} {one.unit}: {one.name}"))  # fmt: skip

@@ -41,6 +41,11 @@ class Network:
     joins: int = 0
     lock: threading.RLock = field(default_factory=threading.RLock)
 
+    def check_released(self) -> None:
+        """Check that no agent has a handle, or registered memory, any more."""
+        assert not any(one.live for one in self.agents.values()), "a handle was left"
+        assert not any(rows for one in self.agents.values() for rows in one.memory.values())
+
     def fails(self, call: str) -> bool:
         if self.failures and self.failures[0] == call:
             self.failures.pop(0)

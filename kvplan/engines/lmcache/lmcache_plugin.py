@@ -8,16 +8,14 @@ loads those of ``sglang.srt.plugins``.
 from __future__ import annotations
 
 import logging
-import os
 import sys
-from dataclasses import replace
 from functools import wraps
 from typing import Any
 
-from kvplan.cost.policy import BESIDE_COMPUTE, PATHS, Policy
+from kvplan.cost.policy import Policy
 from kvplan.engines.after_import import after_import, show_lines
-from kvplan.engines.lmcache import connector_for
-from kvplan.errors import KVPlanError
+from kvplan.engines.asked_policy import asked_policy
+from kvplan.engines.lmcache import WRITTEN_FOR, connector_for
 
 VARIABLE = "KVPLAN_LMCACHE"
 MODULE, MAKER = "lmcache.v1.gpu_connector", "CreateGPUConnector"
@@ -34,13 +32,11 @@ def plugin() -> None:
     Raises:
         KVPlanError: ``KVPLAN_LMCACHE`` has another value.
     """
-    asked = os.environ.get(VARIABLE, "")
-    if asked in {"", "0"}:
+    policy = asked_policy(VARIABLE)
+    if policy is None:
         return
-    if asked not in {"auto", *PATHS}:
-        raise KVPlanError(f"{VARIABLE} is {asked!r}; give 'auto' or a path: {', '.join(PATHS)}; or '0' to do nothing")
     show_lines(log)
-    install(replace(BESIDE_COMPUTE, path=asked))
+    install(policy)
 
 
 def install(policy: Policy | None = None) -> None:
@@ -63,7 +59,9 @@ def _replace() -> None:
     module = sys.modules[MODULE]
     own = getattr(module, MAKER, None)
     if own is None:
-        log.warning("%s has no %s; LMCache stays as it is. kvplan is written for LMCache 0.5.6", MODULE, MAKER)
+        log.warning(
+            "%s has no %s; LMCache stays as it is. kvplan is written for LMCache %s", MODULE, MAKER, WRITTEN_FOR
+        )
         return
     if hasattr(own, "__wrapped__"):
         return

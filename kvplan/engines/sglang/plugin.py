@@ -6,13 +6,10 @@ loads installed plugins in each of its processes. kvplan's entry point is :func:
 
 from __future__ import annotations
 
-import os
-from dataclasses import replace
 from typing import Any
 
-from kvplan.cost.policy import BESIDE_COMPUTE, PATHS
+from kvplan.engines.asked_policy import asked_policy
 from kvplan.engines.sglang.hicache import attach
-from kvplan.errors import KVPlanError
 
 VARIABLE = "KVPLAN_SGLANG"
 CONTROLLER = "sglang.srt.managers.cache_controller.HiCacheController.__init__"
@@ -27,15 +24,13 @@ def plugin() -> None:
     Raises:
         KVPlanError: ``KVPLAN_SGLANG`` has another value.
     """
-    asked = os.environ.get(VARIABLE, "")
-    if asked in {"", "0"}:
+    policy = asked_policy(VARIABLE)
+    if policy is None:
         return
-    if asked not in {"auto", *PATHS}:
-        raise KVPlanError(f"{VARIABLE} is {asked!r}; give 'auto' or a path: {', '.join(PATHS)}; or '0' to do nothing")
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     def built(result: Any, controller: Any, *given: Any, **more: Any) -> None:
         del result, given, more
-        attach(controller, policy=replace(BESIDE_COMPUTE, path=asked))
+        attach(controller, policy=policy)
 
     HookRegistry.register(CONTROLLER, built, HookType.AFTER)

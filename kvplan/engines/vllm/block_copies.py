@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from kvplan.cost.policy import BESIDE_COMPUTE, Policy
 from kvplan.engines.startup import prepare
+from kvplan.engines.vllm.pages import check_bytes
 from kvplan.errors import LayoutError
 from kvplan.execute.executor import Executor
 from kvplan.execute.transfer import Transfer
@@ -72,17 +73,13 @@ class BlockCopies:
         if not regions:
             raise LayoutError("there are no regions; give a tensor of (blocks, bytes) for each")
         for number, region in enumerate(regions):
-            if region.ndim != 2 or region.element_size() != 1 or region.stride()[1] != 1:
-                raise LayoutError(
-                    f"region {number} has shape {tuple(region.shape)}, strides {tuple(region.stride())} and elements "
-                    f"of {region.element_size()} bytes; give single bytes of shape (blocks, bytes)"
-                )
+            check_bytes(f"region {number}", region)
         ends = list(accumulate(region.shape[1] for region in regions))
         page = KVLayout.from_tensors("block dim", regions[0].new_zeros((1, ends[-1]), device="cpu"))
         self._pool = allocate("block dim", like=page, num_blocks=host_blocks)
         rows = self._pool.tensors
         self.host_rows = [rows[:, end - region.shape[1] : end] for region, end in zip(regions, ends, strict=True)]
-        device, host = _layout(regions, regions), _layout(self.host_rows, regions)
+        device, host = _layout(regions), _layout(self.host_rows)
         self._store, self._load = compile(device, host), compile(host, device)
         # Stores and loads have an executor each, as they have a stream each in vLLM.
         name, policy = str(regions[0].device), BESIDE_COMPUTE if policy is None else policy
@@ -128,12 +125,13 @@ class BlockCopies:
         self._loading.close()
 
 
-def _layout(rows: Sequence[Any], regions: Sequence[Any]) -> KVLayout:
-    """Describe rows; regions whose blocks have different sizes are different parts."""
-    sizes = dict.fromkeys(region.shape[1] for region in regions)
-    made = []
-    for size in sizes:
-        numbers = [number for number, region in enumerate(regions) if region.shape[1] == size]
-        tensors = [rows[number] for number in numbers]
-        made.append(KVLayout.from_tensors("layer: block dim", tensors, layers=numbers, part=f"bytes_{size}"))
+def _layout(regions: Sequence[Any]) -> KVLayout:
+    """Describe the rows of regions; regions whose blocks have different sizes are different parts."""
+    alike: dict[int, dict[int, Any]] = {}
+    for number, region in enumerate(regions):
+        alike.setdefault(region.shape[1], {})[number] = region
+    made = [
+        KVLayout.from_tensors("layer: block dim", list(some.values()), layers=list(some), part=f"bytes_{size}")
+        for size, some in alike.items()
+    ]
     return made[0] if len(made) == 1 else KVLayout.merge(made)

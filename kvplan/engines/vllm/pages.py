@@ -193,13 +193,18 @@ def layouts_of(
     return GroupLayouts(pages[0].turn, device, host)
 
 
+def check_bytes(name: str, rows: Any) -> None:
+    """Raise LayoutError unless a torch tensor has rows of contiguous single bytes; there may be gaps between rows."""
+    if rows.ndim != 2 or rows.element_size() != 1 or rows.stride()[1] != 1:
+        raise LayoutError(
+            f"{name} has shape {tuple(rows.shape)}, strides {tuple(rows.stride())} and elements of "
+            f"{rows.element_size()} bytes; give single bytes of shape (blocks, bytes)"
+        )
+
+
 def _check_rows(tensor: int, device: Any, host: Any, blocks_per_chunk: int) -> None:
     for side, rows in (("device", device), ("host", host)):
-        if rows.ndim != 2 or rows.element_size() != 1 or rows.stride()[1] != 1:
-            raise LayoutError(
-                f"tensor {tensor} on the {side} has shape {tuple(rows.shape)}, strides {tuple(rows.stride())} and "
-                f"elements of {rows.element_size()} bytes; give single bytes of shape (blocks, bytes)"
-            )
+        check_bytes(f"tensor {tensor} on the {side}", rows)
     if host.shape[1] % blocks_per_chunk:
         raise LayoutError(
             f"tensor {tensor} has rows of {host.shape[1]} bytes on the host; give rows of {blocks_per_chunk} blocks of "
