@@ -119,8 +119,7 @@ class Both:
         for agent in self.made:
             agent.close()
         if self.kind == "double":
-            assert not any(one.live for one in self.network.agents.values()), "a handle was left"
-            assert not any(rows for one in self.network.agents.values() for rows in one.memory.values())
+            self.network.check_released()
 
 
 @pytest.fixture(params=["double", "nixl"])
