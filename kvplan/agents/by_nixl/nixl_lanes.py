@@ -18,6 +18,7 @@ from kvplan.base.quoting import quoted
 from kvplan.errors import KVPlanError, PathError, TransferError
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.nixl.nixl_wire import NixlRing, NixlWire
+from kvplan.plan.packing.pack_checks import Offered
 from kvplan.plan.row_plans import Memory
 
 MAGIC = b"kvplan.wire/1"
@@ -62,6 +63,12 @@ class LaneWire(NixlWire):
         super().__init__(nixl.agent().end, peer, device, lost)
         self._closed = closed
         self.left_at: float | None = None  # since when there is no lane to the peer
+        self.mute = False  # whether notes are dropped, since NIXL knows the peer no more
+
+    def tell(self, note: bytes) -> None:
+        """Send a note; see :meth:`kvplan.nixl.nixl_wire.NixlWire.tell`."""
+        if not self.mute:
+            super().tell(note)
 
     def close(self) -> None:
         """Release the writes that wait to be posted again."""
@@ -85,7 +92,7 @@ class NixlLanes:
     """
 
     def __init__(
-        self, nixl: NixlEnd, offered: Callable[[], Mapping[str, KVLayout]], ring_for: Callable[[], Ring]
+        self, nixl: NixlEnd, offered: Callable[[], Mapping[str, KVLayout] | Offered], ring_for: Callable[[], Ring]
     ) -> None:
         self.lock = threading.RLock()
         self.ring: Ring | None = None
@@ -114,13 +121,26 @@ class NixlLanes:
         """Return whether transfers with a peer may be submitted to the end."""
         return self.ring is not None and peer in self._wires and self.ring.end.has(peer)
 
+    def greeted(self, peer: str) -> bool:
+        """Return whether the handshake with a peer has ended."""
+        wire = self._wires.get(peer)
+        return wire is not None and wire.greeted
+
+    def held(self, peer: str) -> bool:
+        """Return whether there is a wire to a peer, also one that is about to end."""
+        return peer in self._wires or any(wire.peer == peer for wire in self._leaving)
+
+    def lost(self, peer: str) -> bool:
+        """Return whether NIXL has reported a peer as gone, and no handshake has begun since."""
+        return peer in self._broken or any(peer == gone for gone, _ in list(self._gone))
+
     # ---- beginning and end -------------------------------------------------------------------------------------------
 
     def met(self, peer: str, metadata: bytes) -> None:
         """Take a new card of a peer: if the peer has restarted, its wires are lost."""
         with self.lock:
             self.refusals.pop(peer, None)
-            if self._held(peer):
+            if self.held(peer):
                 try:
                     self._nixl.agent().add(peer, metadata)
                 except KVPlanError:
@@ -153,6 +173,17 @@ class NixlLanes:
                 self._leaving.append(self._wires.pop(peer))
                 self.ring.end.forget(peer)
 
+    def abandon(self, peer: str) -> None:
+        """Say no more to a peer that was told goodbye and has not answered: NIXL will know it no more.
+
+        The peer may still write, so its slots have no other use until it answers.
+        """
+        with self.lock:
+            for wire in [wire for wire in self._leaving if wire.peer == peer]:
+                wire.mute = True
+                self._leaving.remove(wire)
+            self._nixl.agent().let_go(peer)
+
     def close(self) -> None:
         """Release everything that NIXL has; the end is closed."""
         with self.lock:
@@ -176,9 +207,6 @@ class NixlLanes:
         wire.left_at = None
         return wire
 
-    def _held(self, peer: str) -> bool:
-        return peer in self._wires or any(wire.peer == peer for wire in self._leaving)
-
     def _may_renew(self, peer: str) -> bool:
         """Let the direct way renew the connection if no packed transfer is in flight: the wire is lost by it."""
         if self.ring is not None and self.ring.end.in_flight(peer):
@@ -199,7 +227,7 @@ class NixlLanes:
             wire = self._closed.popleft()
             if wire in self._leaving:
                 self._leaving.remove(wire)
-                if not self._held(wire.peer):
+                if not self.held(wire.peer):
                     if wire.peer in self._broken:  # this process writes no more; the peer, if it lives, need not wait
                         with suppress(TransferError):
                             wire.tell(MAGIC + LOST)

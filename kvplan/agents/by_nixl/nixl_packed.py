@@ -21,6 +21,7 @@ from kvplan.errors import TransferError
 from kvplan.execute.executor import Executor
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.plan.nixl_lists import memory_of
+from kvplan.plan.packing.pack_checks import Offered
 from kvplan.plan.plan import Plan
 
 PACKED_VERSION = 1  # in the card of an agent that takes packed transfers
@@ -36,6 +37,7 @@ class NixlPacked:
         executor: function that returns the executor of a device.
         way: its ring, and who makes progress.
         inside: identifiers of the agent's own threads.
+        device: function that returns the device for a ring; by default, the GPU of the layouts of ``nixl``, or the CPU.
 
     Attributes:
         lanes: the wires to peers.
@@ -45,11 +47,13 @@ class NixlPacked:
         self,
         name: str,
         nixl: NixlEnd,
-        offered: Callable[[], Mapping[str, KVLayout]],
+        offered: Callable[[], Mapping[str, KVLayout] | Offered],
         executor: Callable[[str], Executor],
         way: PackedWay,
         inside: set[int],
+        device: Callable[[], str] | None = None,
     ) -> None:
+        self._device_of = device
         self._name, self._nixl, self._executor, self._way = name, nixl, executor, way
         self.lanes = NixlLanes(nixl, offered, self._allocated)
         self._progress = NixlProgress(self.poll, self._busy, inside) if way.threaded else None
@@ -140,15 +144,19 @@ class NixlPacked:
         ring = self.lanes.ring
         if ring is not None:
             ring.end.close(timeout)
-        self._closed = True
-        if self._progress is not None:
-            self._progress.stop()
-            self._progress.thread.join(timeout)
+        self.stop(timeout)
         with self.lanes.lock:
             if ring is not None:
                 self.lanes.close()
                 ring.registered.close()
             self.lanes.ring = None
+
+    def stop(self, timeout: float) -> None:
+        """End the thread; nothing packed moves any more, and the ring stays."""
+        self._closed = True
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress.thread.join(timeout)
 
     # ---- notes -------------------------------------------------------------------------------------------------------
 
@@ -183,6 +191,8 @@ class NixlPacked:
     @property
     def _device(self) -> str:
         """The device for a ring: the GPU of this process's layouts, or the CPU."""
+        if self._device_of is not None:
+            return self._device_of()
         return min({layout.device for layout in self._nixl.layouts.values()} - {"cpu"}, default="cpu")
 
     @property

@@ -118,13 +118,13 @@ class End:
 
     # ---- peers -------------------------------------------------------------------------------------------------------
 
-    def add(self, peer: str, wire: Wire, offered: Mapping[str, KVLayout] | Sequence[KVLayout]) -> None:
+    def add(self, peer: str, wire: Wire, offered: Mapping[str, KVLayout] | Sequence[KVLayout] | Offered) -> None:
         """Greet a peer; the lane to an earlier peer of that name ends as lost.
 
         Args:
             peer: name of the peer.
             wire: the wire to it. The end closes it after the peer is lost or forgotten, once nothing moves any more.
-            offered: layouts of this process that the peer may read and write.
+            offered: layouts of this process that the peer may read and write; an :class:`Offered` can change them.
 
         Raises:
             PathError: all slots are taken, or a note of the wire is too short.
@@ -133,7 +133,9 @@ class End:
         if wire.most_note < LEAST_NOTE:
             raise PathError(f"a note of the wire has {wire.most_note} bytes; it has at least {LEAST_NOTE}")
         self._check_open()
-        made = Offered(list(offered.values()) if isinstance(offered, Mapping) else offered)
+        made = offered
+        if not isinstance(made, Offered):
+            made = Offered(list(made.values()) if isinstance(made, Mapping) else made)
         aside(partial(self._add, peer, wire, made))  # an interrupt would lose slots
         self.wake()
 
@@ -173,6 +175,15 @@ class End:
     def in_flight(self, peer: str) -> int:
         """Return the number of this process's transfers with a peer that have not ended."""
         return sum(lane.starts.in_flight for lane in self._peers.every if lane.name == peer)
+
+    def served(self) -> frozenset[object]:
+        """Return the peers' transfers whose bytes are gathered from this process's memory, or scattered to it."""
+        return frozenset(one for lane in self._peers.every for one in lane.served)
+
+    def later(self, call: Callable[[], object]) -> None:
+        """Let the thread that polls call a function between two of its steps, perhaps twice."""
+        self._progress.calls.append(call)
+        self.wake()
 
     def notes(self) -> list[tuple[str, bytes]]:
         """Return the notes of pushes that have ended since the last call, as (peer, note)."""

@@ -103,6 +103,11 @@ class Lane:
         return self.sender.busy or self.receiver.busy or self.starts.busy or self.outbox.busy
 
     @property
+    def served(self) -> list[object]:
+        """The peer's transfers that touch this process's memory."""
+        return [*self.sender.served, *self.receiver.served]
+
+    @property
     def waits(self) -> bool:
         """Whether a step may change anything: it is busy, or waits for a greeting or a goodbye."""
         return self.busy or not self.outbox.ready or self.why is not None or bool(self._asked)

@@ -97,6 +97,12 @@ class Receiver:
         """Whether a transfer has not ended, or a chunk is being scattered."""
         return bool(self.inbounds or self._scattering)
 
+    @property
+    def served(self) -> list[object]:
+        """The peer's transfers that scatter to this process's memory, or will."""
+        inbounds = [*self.inbounds.values(), *(one.inbound for one in list(self._scattering))]
+        return [inbound for inbound in inbounds if inbound.own is None]
+
     def slots(self) -> tuple[tuple[int, bool], ...]:
         """Return the slots that the peer may write, each with whether it is still read."""
         read = {one.credit.slot for one in self._scattering}

@@ -116,7 +116,8 @@ class Requests:
         chunk_nbytes = order.chunk_nbytes
         if not ALIGNMENT <= chunk_nbytes <= self._slot_nbytes:
             raise TransferError(f"chunks have {chunk_nbytes:,} bytes; a slot has {self._slot_nbytes:,}")
-        halves = [half_of(recipe, self._offered, side) for recipe in order.recipes]
+        offered = self._offered.current()
+        halves = [half_of(recipe, offered, side) for recipe in order.recipes]
         chunks = sum(half.nbytes for half in halves) // chunk_nbytes
         if chunks > MOST_CHUNKS:
             raise TransferError(f"a transfer has {chunks:,} chunks; at most {MOST_CHUNKS:,} are taken")

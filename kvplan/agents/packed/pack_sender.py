@@ -67,6 +67,12 @@ class Sender:
         """Whether it has work, or waits for the peer."""
         return bool(self.jobs) or not self.quiet
 
+    @property
+    def served(self) -> list[object]:
+        """The peer's transfers that gather from this process's memory, or will."""
+        jobs = [*self.jobs.values(), *(chunk.job for chunk in list(self._gathering))]
+        return [job for job in jobs if job.own is None]
+
     def take(self, job: Job) -> None:
         """Send a transfer."""
         self.jobs[job.whose, job.number] = job

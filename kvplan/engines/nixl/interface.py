@@ -10,7 +10,8 @@ import numpy as np
 
 from kvplan.engines.nixl.descriptor_rows import Rows, rows_of
 from kvplan.engines.nixl.metadata import joined, split
-from kvplan.engines.nixl.own_class import agent_class
+from kvplan.engines.nixl.own_class import agent_class, locked_config
+from kvplan.engines.nixl.packed_options import packed_options
 from kvplan.engines.nixl.standalone import StandaloneAgent
 from kvplan.engines.nixl.taking import State, bytes_of
 from kvplan.engines.nixl.transfer_handles import PreparedList, TakenTransfer, Telemetry
@@ -30,7 +31,10 @@ class Agent:
 
     Args:
         agent_name, nixl_conf, instantiate_all: as for ``nixl_agent``.
-        agent: an existing agent of NIXL to put kvplan in front of; then the other arguments are not used.
+        agent: an existing agent of NIXL to put kvplan in front of; then the first three arguments are not used.
+        packed: when rows are packed into few large messages between machines: ``"auto"``, ``"always"`` or ``"never"``.
+            None: as the variable ``KVPLAN_NIXL_PACKED`` says, or ``"auto"``; for an existing agent ``"never"``.
+        slots: the ring for that, as of :class:`kvplan.Agent`.
 
     Without NIXL, it serves peers of this machine alone. A transfer that kvplan cannot move then raises PathError.
 
@@ -53,11 +57,14 @@ class Agent:
     _kvplan: State
 
     def __init__(
-        self, agent_name: str = "", nixl_conf: Any = None, instantiate_all: bool = False, *, agent: Any = None
-    ) -> None:
+        self, agent_name: str = "", nixl_conf: Any = None, instantiate_all: bool = False, *, agent: Any = None,
+        packed: str | None = None, slots: tuple[int, int] | None = None,
+    ) -> None:  # fmt: skip
+        options = packed_options(packed, slots, own=agent is None)
         if agent is None:
-            agent = _class()(agent_name, nixl_conf, instantiate_all)
-        object.__setattr__(self, "_kvplan", State(agent, nixl_conf))
+            config, options = locked_config(nixl_conf, options, instantiate_all=instantiate_all)
+            agent = _class()(agent_name, config, instantiate_all)
+        object.__setattr__(self, "_kvplan", State(agent, nixl_conf, options))
 
     def __getattr__(self, name: str) -> Any:
         if name == "_kvplan":  # not made, because __init__ has failed
@@ -100,6 +107,7 @@ class Agent:
     def remove_remote_agent(self, agent: Any) -> None:
         """Remove a peer from NIXL, and let go of its memory."""
         state = self._kvplan
+        state.leave(_text(agent))
         try:
             state.real.remove_remote_agent(agent)
         finally:
@@ -159,7 +167,7 @@ class Agent:
     ) -> Any:
         """Make a transfer of two whole descriptor lists: kvplan's if it can move them, otherwise NIXL's."""
         state, name, taken = self._kvplan, _text(remote_agent), None
-        if name in state.neighbours:
+        if state.serves(name):
             sides = [PreparedList(None, peer) for peer in ("", name)]
             for side, descriptors in zip(sides, (local_descs, remote_descs), strict=True):
                 side.rows = state.rows(lambda descriptors=descriptors: rows_of(descriptors))  # type: ignore[misc]

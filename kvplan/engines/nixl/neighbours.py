@@ -28,6 +28,7 @@ from kvplan.layout.components import Region
 from kvplan.plan.row_plans import Memory, layout_of
 
 SCHEMA = "kvplan.nixl-agent/1"
+PACKED = "packed"  # key of a card: version of the packed transfers that its process takes
 CLOSE_SECONDS = 10.0  # that memory which is deregistered waits for peers that still use it
 Ranges = Mapping[tuple[str, int], Sequence[tuple[int, int]]]  # by kind and device: (address, bytes), disjoint
 
@@ -74,8 +75,13 @@ class Neighbourhood:
             self._spans, self._ranges, self._version = Spans(_spans_of(ranges)), ranges, version
         return self._spans
 
-    def card(self, ranges: Ranges, version: int) -> bytes:
-        """Return the card for peers of this machine.
+    def card(self, ranges: Ranges, version: int, packed: int = 0) -> bytes:
+        """Return the card for peers.
+
+        Args:
+            ranges: the memory that is registered.
+            version: its version.
+            packed: version of the packed transfers that this process takes; 0 for none.
 
         Raises:
             KVPlanError: the memory cannot be described.
@@ -85,6 +91,8 @@ class Neighbourhood:
         agent = self._offering(ranges, version)
         if agent is not None:
             document["agent"] = agent.card().decode()
+        if packed:
+            document[PACKED] = packed
         return json.dumps(document).encode()
 
     def withdraw(self, ranges: Ranges) -> Callable[[], None]:
@@ -130,21 +138,18 @@ class Neighbourhood:
 
     # Peers.
 
-    def meet(self, name: str, card: bytes) -> Neighbour:
+    def meet(self, name: str, document: Mapping[str, Any]) -> Neighbour:
         """Open the memory of a peer.
 
         Args:
             name: the peer's name, as NIXL knows it.
-            card: what the peer's :meth:`card` returned.
+            document: its card, as :func:`card_of` returned it.
 
         Raises:
-            LayoutError: the card cannot be read.
+            LayoutError: the card is wrong.
             PathError: the peer is of another machine, or no transport can open its memory.
             TransferError: the peer has died, or closes.
         """
-        document = json_of(card)
-        if not isinstance(document, dict) or document.get("schema") != SCHEMA:
-            raise LayoutError(f"the card of {name!r} is {quoted(document)}; expected schema {SCHEMA!r}")
         peer = _here.get(str(document.get("identity")))
         if peer is not None and peer._generation == generation():
             return SameProcess(name, peer._spans, peer, self.executor, self.name)
@@ -167,6 +172,14 @@ class Neighbourhood:
         if device not in self._executors:
             self._executors[device] = Executor(device)
         return self._executors[device]
+
+
+def card_of(name: str, card: bytes) -> Mapping[str, Any]:
+    """Read what :meth:`Neighbourhood.card` of a peer returned; raise LayoutError if that cannot be."""
+    document = json_of(card)
+    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+        raise LayoutError(f"the card of {name!r} is {quoted(document)}; expected schema {SCHEMA!r}")
+    return document
 
 
 def _device(kind: str, number: int) -> str:

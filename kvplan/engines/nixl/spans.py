@@ -63,6 +63,11 @@ class Spans:
         self._ends = np.array([span.address + span.nbytes for span in self._kept], dtype=np.int64)
         self._by = np.array([span.here - span.address for span in self._kept], dtype=np.int64)
 
+    @property
+    def layouts(self) -> list[KVLayout]:
+        """The layouts that hold the ranges."""
+        return list({id(span.layout): span.layout for span in self._kept}.values())
+
     def first(self, kind: str) -> Span | None:
         """Return the first range of a kind; None if there is none."""
         return next((span for span in self._kept if span.kind == kind), None)

@@ -13,7 +13,9 @@ import numpy as np
 
 from kvplan.engines.nixl.chosen_rows import chosen_rows, indices
 from kvplan.engines.nixl.descriptor_rows import Rows, rows_of
-from kvplan.engines.nixl.neighbours import Neighbourhood
+from kvplan.engines.nixl.neighbours import Neighbourhood, card_of
+from kvplan.engines.nixl.packed_options import NEVER, PackedOptions
+from kvplan.engines.nixl.packed_peers import PackedPeer, PackedPeers
 from kvplan.engines.nixl.spans import Registered, Spans
 from kvplan.engines.nixl.standalone import StandaloneAgent
 from kvplan.engines.nixl.transfer_handles import Neighbour, PreparedList, TakenTransfer
@@ -25,6 +27,7 @@ from kvplan.plan.plan import Plan
 from kvplan.plan.row_plans import RowProgram
 
 OPERATIONS = ("READ", "WRITE")
+UNPACKED = PackedOptions(NEVER)
 log = logging.getLogger("kvplan.engines.nixl")
 
 
@@ -34,20 +37,24 @@ class State:
     Args:
         real: NIXL's agent.
         config: its config, or None.
+        options: when transfers are packed.
 
     Attributes:
         real: as given.
+        packed: peers whose transfers are packed; None if no transfer is.
         telemetry: whether figures of transfers are asked for.
         neighbours: by name, peers whose memory is open here.
     """
 
-    def __init__(self, real: Any, config: Any) -> None:
+    def __init__(self, real: Any, config: Any, options: PackedOptions = UNPACKED) -> None:
         self.real = real
         self.telemetry = config is None or bool(getattr(config, "capture_telemetry", True))
         self.neighbours: dict[str, Neighbour] = {}
         self._cards: dict[str, bytes | None] = {}
         self._registered = Registered()
-        self._around = Neighbourhood(str(getattr(real, "name", "")))
+        name = str(getattr(real, "name", ""))
+        self._around = Neighbourhood(name)
+        self.packed = packed_peers(name, real, options)
         self._lock = threading.RLock()
         self._programs: dict[tuple[int, int], RowProgram] = {}
         self._removals: Counter[str] = Counter()
@@ -79,14 +86,19 @@ class State:
         with self._lock:
             self._registered.remove(rows)
             self._programs.clear()
-            wait = self._around.withdraw(self._registered.union())
-        wait()
+            left = self._registered.union()
+            waits = [self._around.withdraw(left)]
+            if self.packed is not None:
+                waits.append(self.packed.withdraw(self._local().layouts))
+        for wait in waits:
+            wait()
 
     def card(self) -> bytes | None:
         """Return the card that offers the registered memory; None if there is nothing to offer."""
         with self._lock:
             try:
-                return self._around.card(self._registered.union(), self._registered.version)
+                packed = 0 if self.packed is None else self.packed.serve(self._local().layouts)
+                return self._around.card(self._registered.union(), self._registered.version, packed)
             except Exception as error:  # noqa: BLE001  # NIXL's metadata is enough
                 log.warning("kvplan offers no memory to peers, NIXL moves all transfers: %s", _told(error))
                 return None
@@ -94,14 +106,16 @@ class State:
     def met(self, name: str, card: bytes | None) -> None:
         """Open the memory of a peer that was added, if its card is of this machine."""
         with self._lock:
+            if self.packed is not None:
+                self.packed.met(name, card)
             known = self.neighbours.get(name)
             if known is not None and card == self._cards.get(name) and not known.gone():
                 return
-            self.leave(name)
-            if card is None:
+            self._shut(name)
+            if card is None or (self.packed is not None and self.packed.always):
                 return
             try:
-                neighbour = self._around.meet(name, card)
+                neighbour = self._around.meet(name, card_of(name, card))
             except Exception as error:  # noqa: BLE001  # NIXL serves the peer
                 log.info("transfers with %s go by NIXL: %s", name, _told(error))
                 return
@@ -109,7 +123,12 @@ class State:
         log.info("kvplan takes over transfers with %s: %s; all others go by NIXL", name, neighbour.words)
 
     def leave(self, name: str) -> None:
-        """Let go of a peer's memory."""
+        """Let go of a peer's memory, and part from it."""
+        self._shut(name)
+        if self.packed is not None:
+            self.packed.leave(name)
+
+    def _shut(self, name: str) -> None:
         with self._lock:
             neighbour = self.neighbours.pop(name, None)
             self._cards.pop(name, None)
@@ -123,7 +142,13 @@ class State:
     def removed(self, name: str) -> None:
         """Let go of a peer that was removed: transfers made before can no longer be posted, as with NIXL."""
         self._removals[name] += 1
-        self.leave(name)
+        self._shut(name)
+        if self.packed is not None:
+            self.packed.removed(name)
+
+    def serves(self, name: str) -> bool:
+        """Return whether kvplan moves some transfers with a peer."""
+        return name in self.neighbours or (self.packed is not None and name in self.packed.peers)
 
     def removals(self, peer: str) -> int:
         """Return how often a peer was removed."""
@@ -140,12 +165,17 @@ class State:
             try:
                 if not made.peer:
                     made.placed = self._local().place(made.rows)
-                elif (neighbour := self.neighbours.get(made.peer)) is not None:
-                    made.neighbour, made.placed = neighbour, neighbour.spans.place(made.rows)
+                for neighbour in self._candidates(made.peer):
+                    if made.placed is None:
+                        made.neighbour, made.placed = neighbour, neighbour.spans.place(made.rows)
             except Exception as error:  # noqa: BLE001  # NIXL moves such rows
                 log.warning("NIXL moves transfers of a list: %s", _told(error))
                 made.placed = None
             made.version = version
+
+    def _candidates(self, name: str) -> list[Neighbour]:
+        packed = {} if self.packed is None else self.packed.peers
+        return [peers[name] for peers in (self.neighbours, packed) if name in peers]
 
     def prepare(self, made: PreparedList) -> None:
         """Warm up for reads of a peer's rows, so that the first transfer does not wait for compilers."""
@@ -208,7 +238,8 @@ class State:
         if size and size == there.rows.one_size:
             rows = chosen_rows(operation, here.rows, there.rows, chosen, neighbour.executor(src.layout, dst.layout))
             if rows is not None:
-                return self._taken(remote, rows.plan(program, size, alignment), rows.pass_on(by_nixl), note)
+                plan = rows.plan(program, size, alignment)
+                return self._taken(remote, plan, rows.pass_on(by_nixl), note)
         at, to = indices(chosen[0], len(here.rows)), indices(chosen[1], len(there.rows))
         if at is None or to is None or at.size != to.size:
             return None
@@ -221,8 +252,12 @@ class State:
         plan = program.plan(*(sides if operation == "WRITE" else sides[::-1]), sizes, alignment)
         return self._taken(remote, plan, lambda note: by_nixl(note, at, to), note)
 
-    def _taken(self, remote: PreparedList, plan: Plan, pass_on: Callable[[bytes], Any], note: Any) -> TakenTransfer:
+    def _taken(
+        self, remote: PreparedList, plan: Plan, pass_on: Callable[[bytes], Any], note: Any
+    ) -> TakenTransfer | None:
         assert remote.neighbour is not None  # the caller has checked it
+        if isinstance(remote.neighbour, PackedPeer) and not remote.neighbour.wants(plan):
+            return None
         removals = self.removals(remote.peer)
         return TakenTransfer(self, remote.neighbour, remote.peer, plan, plan.units, bytes_of(note), pass_on, removals)
 
@@ -266,15 +301,18 @@ class State:
     def notes(self, backends: list[str]) -> dict[str, list[bytes]]:
         """Return new notifications, by the names of peers."""
         if not isinstance(self.real, StandaloneAgent):
-            found: dict[str, list[bytes]] = self.real.get_new_notifs(backends)
-            return found
+            if self.packed is None:
+                found: dict[str, list[bytes]] = self.real.get_new_notifs(backends)
+                return found
         found = {}
-        for name, note in self._around.notes():
+        for name, note in self._around.notes() if self.packed is None else self.packed.notes():
             found.setdefault(name, []).append(note)
         return found
 
     def knows(self, neighbour: Neighbour) -> bool:
         """Return whether a peer has been neither removed nor added again since."""
+        if self.packed is not None and self.packed.knows(neighbour):
+            return True
         return self.neighbours.get(neighbour.name) is neighbour
 
     def lost(self, neighbour: Neighbour, why: str) -> None:
@@ -282,12 +320,23 @@ class State:
         if not self.knows(neighbour):
             return
         log.warning("transfers with %s go by NIXL from now on: %s", neighbour.name, why)
-        self.leave(neighbour.name)
+        (self.packed.leave if self.packed is not None and self.packed.knows(neighbour) else self._shut)(neighbour.name)
 
 
 def bytes_of(note: Any) -> bytes:
     """Return a notification as bytes; raise TypeError if it is neither a text nor bytes, as NIXL does."""
     return note.encode() if isinstance(note, str) else bytes(memoryview(note))
+
+
+def packed_peers(name: str, real: Any, options: PackedOptions) -> PackedPeers | None:
+    """Return the end of an agent's packed transfers; None if it has none."""
+    if options.when == NEVER or isinstance(real, StandaloneAgent):
+        return None
+    try:
+        return PackedPeers(name, real, options)
+    except KVPlanError as error:
+        log.info("no transfer is packed: %s", error)
+        return None
 
 
 def _told(error: Exception) -> str:

@@ -236,9 +236,11 @@ class TakenTransfer:
             moving.synchronize()
         except Exception as error:
             gone = self.neighbour.gone()
-            if gone is None and not self._released:
+            begun = bool(getattr(moving, "begun", False))  # a peer may still change the destination
+            if gone is None and not self._released and not begun:
                 return self._pass_on(error, str(error))
-            self._failed = self.agent.error("RemoteDisconnect" if gone else "Cancelled", str(error))
+            kind = "RemoteDisconnect" if gone else "Cancelled" if self._released else "Backend"
+            self._failed = self.agent.error(kind, str(error))
             if gone:
                 self.agent.lost(self.neighbour, gone)
             raise self._failed from error

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import pickle
+import threading
 from collections import Counter
 from types import SimpleNamespace
 
@@ -56,6 +57,12 @@ class Machine:
 
     def __init__(self):
         self.agents = {}
+        self.lock = threading.RLock()
+        self.hook = None  # called with the name of a call, the agent, and the handle or the peer; it may raise
+
+    def call(self, name, agent, what):
+        if self.hook is not None:
+            self.hook(name, agent, what)
 
     def agent(self, name, **more):
         made = self.agents[name] = DoubleAgent(self, name, **more)
@@ -69,6 +76,7 @@ class DoubleAgent:
         self.memory, self.known, self.inbox = [], {}, {}
         self.removals = Counter()
         self.made = 0  # transfers made by NIXL
+        self.counts = []  # descriptors of each of them
         self.life = 0
 
     def get_plugin_list(self):
@@ -98,10 +106,17 @@ class DoubleAgent:
     def get_agent_metadata(self):
         return f"nixlSerDes|{self.name}|{self.life}|".encode()
 
+    def get_partial_agent_metadata(self, descs, inc_conn_info=False, backends=()):
+        assert inc_conn_info
+        assert len(descs)
+        return self.get_agent_metadata()
+
     def add_remote_agent(self, metadata):
         tag, name, life, _ = metadata.split(b"|", 3)
         if tag != b"nixlSerDes":
             raise nixlMismatchError("NIXL_ERR_MISMATCH")
+        if self.known.get(name.decode(), int(life)) != int(life):
+            raise nixlMismatchError("NIXL_ERR_NOT_ALLOWED")
         self.known[name.decode()] = int(life)
         return name
 
@@ -144,6 +159,7 @@ class DoubleAgent:
             (mine, nbytes), (theirs, _) = local.rows[a], remote.rows[b]
             moves.append((mine, theirs, nbytes) if operation == "READ" else (theirs, mine, nbytes))
         self.made += 1
+        self.counts.append(len(moves))
         return Handle(moves=moves, owner=remote.owner, note=notif_msg, state="NEW", age=remote.age)
 
     def _check(self, handle):
@@ -157,6 +173,7 @@ class DoubleAgent:
 
     def transfer(self, handle, notif_msg=b""):
         self._check(handle)
+        self.machine.call("transfer", self, handle)
         handle.note, handle.state = notif_msg or handle.note, "PROC"
         return "PROC"
 
@@ -164,6 +181,7 @@ class DoubleAgent:
         if handle.state == "NEW":
             raise nixlNotPostedError("NIXL_ERR_NOT_POSTED")
         if handle.state == "PROC":
+            self.machine.call("look", self, handle)
             for move in handle.moves:
                 ctypes.memmove(*move)
             handle.state = "DONE"
@@ -183,10 +201,13 @@ class DoubleAgent:
     def send_notif(self, name, notif_msg, backend=None):
         if _text(name) not in self.known:
             raise nixlNotFoundError("NIXL_ERR_NOT_FOUND")
-        self.machine.agents[_text(name)].inbox.setdefault(self.name, []).append(bytes(notif_msg))
+        self.machine.call("notify", self, _text(name))
+        with self.machine.lock:
+            self.machine.agents[_text(name)].inbox.setdefault(self.name, []).append(bytes(notif_msg))
 
     def get_new_notifs(self, backends=()):
-        found, self.inbox = self.inbox, {}
+        with self.machine.lock:
+            found, self.inbox = self.inbox, {}
         return found
 
 

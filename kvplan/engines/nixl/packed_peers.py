@@ -1,0 +1,269 @@
+"""Peers to which kvplan packs the rows of a transfer into few large messages of NIXL."""
+
+from __future__ import annotations
+
+import logging
+import time
+import weakref
+from collections.abc import Callable, Iterable
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from kvplan.agents.by_nixl.nixl_end import NixlEnd
+from kvplan.agents.by_nixl.nixl_packed import PACKED_VERSION, NixlPacked
+from kvplan.agents.by_nixl.packed_way import PackedWay
+from kvplan.base.quoting import quoted
+from kvplan.engines.nixl.live_offer import LiveOffer
+from kvplan.engines.nixl.neighbours import CLOSE_SECONDS, PACKED, card_of
+from kvplan.engines.nixl.packed_options import ALWAYS, PackedOptions
+from kvplan.engines.nixl.packed_transfers import FarMemory, FarTransfer
+from kvplan.engines.nixl.shared_nixl import SharedNixl
+from kvplan.errors import LayoutError, PathError, TransferError
+from kvplan.execute.executor import Executor
+from kvplan.execute.transfer import Transfer
+from kvplan.layout.kvlayout import KVLayout
+from kvplan.plan.plan import Plan
+
+PART_SECONDS = 1.0  # that a removal waits for the peer's answer to a goodbye, and an end for those of all peers
+LOOK_SECONDS = 1e-4  # between two looks of such a wait
+_kept: list[object] = []  # rings into which peers that do not answer may still write
+
+log = logging.getLogger("kvplan.engines.nixl")
+
+
+class PackedPeers:
+    """This process's end of the packed transfers of an engine's agent, and the peers that take them.
+
+    A thread of kvplan makes progress. It begins with the first card, or with the first peer.
+
+    Args:
+        name: name of the agent.
+        real: NIXL's agent. Two threads may call it at a time.
+        options: when transfers are packed, and the ring.
+
+    Attributes:
+        peers: by name, peers that take packed transfers.
+        always: whether every transfer is packed that can be.
+
+    Raises:
+        KVPlanError: the name is none that kvplan takes.
+    """
+
+    def __init__(self, name: str, real: Any, options: PackedOptions) -> None:
+        self.peers: dict[str, PackedPeer] = {}
+        self.always = options.when == ALWAYS
+        self._name = name
+        self._shared = SharedNixl(real)
+        self._offer = offer = LiveOffer()
+        self._devices = devices = {"ring": "cpu"}
+        backends = tuple(getattr(real, "backends", ())) or ("UCX",)
+        end = NixlEnd(name, {}, self._shared, backends, progress_thread=False)
+        end.agent()
+        way = PackedWay(options.slots, threaded=True)
+        self.way = NixlPacked(name, end, lambda: offer, cache(Executor), way, set(), lambda: devices["ring"])
+        self.finalize = weakref.finalize(self, _close, self.way)
+
+    # ---- memory ------------------------------------------------------------------------------------------------------
+
+    def serve(self, layouts: Iterable[KVLayout]) -> int:
+        """Let peers name these layouts from now on; return the version for the card, or 0 if none are taken."""
+        held = list(layouts)
+        self._offer.renew(held)
+        for layout in held:
+            self.ring_on(layout.device)
+        return self.way.serve_peers() if held else 0
+
+    def ring_on(self, device: str) -> None:
+        """Prefer a device for the ring; a GPU is preferred to the CPU. A ring that is allocated stays."""
+        if device != "cpu" and self._devices["ring"] == "cpu":
+            self._devices["ring"] = device
+
+    def withdraw(self, layouts: Iterable[KVLayout]) -> Callable[[], None]:
+        """Let peers name these layouts only, if they may name any.
+
+        Returns:
+            A function that waits until the transfers of peers that had begun before have ended.
+        """
+        if self._offer.current().layouts:
+            self._offer.renew(layouts)
+        ring = self.way.lanes.ring
+        if ring is None:
+            return _nothing
+        end, before = ring.end, list[frozenset[object]]()
+        end.later(lambda: before.append(end.served()))
+
+        def wait() -> None:
+            if not self._await(lambda: bool(before) and not before[0] & end.served(), CLOSE_SECONDS):
+                log.warning("memory is deregistered while packed transfers of peers may still use it")
+
+        return wait
+
+    # ---- peers -------------------------------------------------------------------------------------------------------
+
+    def met(self, name: str, card: bytes | None) -> None:
+        """Take a peer that the engine has added, if its card says that it takes packed transfers.
+
+        Args:
+            name: its name.
+            card: its card; None if it has none.
+        """
+        self._shared.known.add(name)
+        known = self.peers.get(name)
+        try:
+            takes = card is not None and name != self._name and self._takes(name, card_of(name, card).get(PACKED))
+        except LayoutError as error:
+            log.info("no transfer with %s is packed: %s", name, error)
+            takes = False
+        self.way.lanes.refusals.pop(name, None)
+        if known is not None and (not takes or known.gone() is not None or known.refused is not None):
+            self.leave(name)
+        if takes and name not in self.peers:
+            self.peers[name] = PackedPeer(name, self)
+            self.way.start()
+            log.info("transfers with %s that NIXL moves: %s", name, PackedPeer.words)
+
+    def _takes(self, name: str, told: object) -> bool:
+        if told is None:
+            return False
+        if isinstance(told, bool) or not isinstance(told, int) or not 0 < told < 1 << 16:
+            raise LayoutError(f"the card of {name!r} has {PACKED} {quoted(told)}; expected a version, from 1 on")
+        if told != PACKED_VERSION:
+            log.info("%s packs by version %d, and this kvplan by %d", name, told, PACKED_VERSION)
+        return told == PACKED_VERSION
+
+    def knows(self, peer: object) -> bool:
+        """Return whether a peer has been neither removed nor added again since."""
+        return isinstance(peer, PackedPeer) and self.peers.get(peer.name) is peer
+
+    def leave(self, name: str) -> None:
+        """Say goodbye to a peer, and wait a little for its answer; its transfers that have not ended fail."""
+        peer = self.peers.pop(name, None)
+        if peer is not None:
+            peer.why = peer.why or f"the peer {name!r} was removed"
+        lanes = self.way.lanes
+        if lanes.held(name):
+            lanes.forget(name)
+            if not self._await(lambda: not lanes.held(name), PART_SECONDS):
+                log.warning("%s does not say that its writes have ended; its slots stay unused", name)
+                lanes.abandon(name)
+
+    def removed(self, name: str) -> None:
+        """Take it that the engine has removed a peer."""
+        self._shared.known.discard(name)
+
+    def _await(self, over: Callable[[], bool], seconds: float) -> bool:
+        until = time.monotonic() + seconds
+        while not over():
+            if time.monotonic() > until:
+                return False
+            self.way.wake()
+            time.sleep(LOOK_SECONDS)
+        return True
+
+    def notes(self) -> list[tuple[str, bytes]]:
+        """Return the engine's notifications that have come since the last call, as (peer, notification)."""
+        return self.way.notes()
+
+
+class PackedPeer:
+    """A peer that takes packed transfers; see :class:`kvplan.engines.nixl.transfer_handles.Neighbour`.
+
+    Args:
+        name: name of the peer.
+        mine: this process's end.
+
+    Attributes:
+        name, spans, words: see :class:`kvplan.engines.nixl.transfer_handles.Neighbour`.
+        why: why it is gone; None while it is not.
+        refused: why NIXL moves all transfers with it, although it lives; None while some are packed.
+    """
+
+    words = "many small rows are packed into few large messages"
+
+    def __init__(self, name: str, mine: PackedPeers) -> None:
+        self.name = name
+        self.spans: Any = FarMemory()
+        self.why: str | None = None
+        self.refused: str | None = None
+        self._mine = mine
+
+    def wants(self, plan: Plan) -> bool:
+        """Return whether a plan is to be packed; otherwise NIXL moves it with a descriptor for each piece."""
+        mine, reading = self._mine, _reading(plan)
+        mine.ring_on(plan.layouts[0][1 if reading else 0].device)
+        why = self.why or self.refused or mine.way.why_not(self.name, plan, reading=reading)
+        if why is None and not mine.always:
+            choice = mine.way.choose(plan, reading=reading)
+            why = None if choice.way == "packed" else choice.why
+        if why is None and not _disjoint(plan):
+            why = "it writes some bytes twice"
+        if why is not None:
+            log.debug("%r with %s is not packed: %s", plan, self.name, why)
+        return why is None
+
+    def submit(self, plan: Plan) -> Transfer:
+        """See :meth:`Neighbour.submit`."""
+        if (why := self.why or self.refused) is not None:
+            raise TransferError(why)
+        way = self._mine.way
+        made = way.end_for(self.name).submit(self.name, plan, reading=_reading(plan))
+        way.wake()
+        return FarTransfer(made, lambda: way.lanes.greeted(self.name), self._silent)
+
+    def _silent(self) -> None:
+        self.refused = "it has not answered"
+
+    def prepare(self, plan: Plan) -> None:
+        """Do nothing: the ring is allocated with the first transfer that is packed."""
+
+    def executor(self, src: KVLayout, dst: KVLayout) -> Executor | None:
+        """Return None: no executor reaches the memory of both sides."""
+        del src, dst
+        return None
+
+    def send(self, note: bytes) -> None:
+        """Raise PathError: NIXL sends notifications."""
+        raise PathError(f"a notification of {len(note)} bytes for {self.name!r} goes by NIXL")
+
+    def gone(self) -> str | None:
+        """See :meth:`Neighbour.gone`."""
+        if self.why is None and self._mine.way.lanes.lost(self.name):
+            self.why = "NIXL reports that it is gone"
+        return self.why
+
+    def close(self) -> None:
+        """See :meth:`Neighbour.close`."""
+        self._mine.leave(self.name)
+
+
+def _nothing() -> None:
+    pass
+
+
+def _reading(plan: Plan) -> bool:
+    """Return whether a plan reads from the peer."""
+    return plan.layouts[0][1].addresses == "memory"
+
+
+def _disjoint(plan: Plan) -> bool:
+    """Return whether no two rows of a plan have a destination byte in common."""
+    starts = [part.units[1] for part in plan.parts]
+    if len(plan.parts) == 1:
+        [size] = {run.nbytes for run in plan.parts[0].group.runs}
+        return bool((np.diff(np.sort(starts[0])) >= size).all())
+    sizes = [np.full(part.units.shape[1], part.group.runs[0].nbytes, dtype=np.int64) for part in plan.parts]
+    start, size = np.concatenate(starts), np.concatenate(sizes)
+    order = np.argsort(start)
+    return bool((start[order][1:] >= (start + size)[order][:-1]).all())
+
+
+def _close(way: NixlPacked) -> None:
+    """Part from all peers, and end the thread."""
+    try:
+        way.close(PART_SECONDS)
+    except TransferError as error:
+        log.warning("packed transfers end while a peer may still write: %s", error)
+        way.stop(PART_SECONDS)
+        _kept.append(way.lanes.ring)
