@@ -232,6 +232,28 @@ class Agent:
         """Return new notifications, by the names of peers."""
         return self._kvplan.notes(list(backends))
 
+    def update_notifs(self, backends: Sequence[str] = ()) -> dict[str, list[bytes]]:
+        """Add new notifications to those that NIXL's agent keeps in ``notifs``, and return all of them."""
+        state = self._kvplan
+        if state.packed is None:
+            found: dict[str, list[bytes]] = state.real.update_notifs(list(backends))
+            return found
+        kept: dict[str, list[bytes]] = state.real.notifs
+        for name, notes in state.notes(list(backends)).items():
+            kept.setdefault(name, []).extend(notes)
+        return kept
+
+    def check_remote_xfer_done(
+        self, remote_agent_name: str, lookup_tag: bytes, backends: Sequence[str] = (), tag_is_prefix: bool = True
+    ) -> bool:
+        """Return whether a peer has sent a notification with a tag, and take the first such notification."""
+        kept = self.update_notifs(backends).get(remote_agent_name, [])
+        for k, note in enumerate(kept):
+            if note.startswith(lookup_tag) if tag_is_prefix else lookup_tag in note:
+                del kept[k]
+                return True
+        return False
+
     def release_xfer_handle(self, handle: Any) -> None:
         """Release a transfer; one in flight is cancelled, or its bytes are waited for."""
         handle.release()

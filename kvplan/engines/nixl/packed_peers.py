@@ -251,8 +251,8 @@ def _disjoint(plan: Plan) -> bool:
     """Return whether no two rows of a plan have a destination byte in common."""
     starts = [part.units[1] for part in plan.parts]
     if len(plan.parts) == 1:
-        [size] = {run.nbytes for run in plan.parts[0].group.runs}
-        return bool((np.diff(np.sort(starts[0])) >= size).all())
+        nbytes = plan.parts[0].group.runs[0].nbytes
+        return bool((np.diff(np.sort(starts[0])) >= nbytes).all())
     sizes = [np.full(part.units.shape[1], part.group.runs[0].nbytes, dtype=np.int64) for part in plan.parts]
     start, size = np.concatenate(starts), np.concatenate(sizes)
     order = np.argsort(start)

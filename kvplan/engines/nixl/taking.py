@@ -300,10 +300,9 @@ class State:
 
     def notes(self, backends: list[str]) -> dict[str, list[bytes]]:
         """Return new notifications, by the names of peers."""
-        if not isinstance(self.real, StandaloneAgent):
-            if self.packed is None:
-                found: dict[str, list[bytes]] = self.real.get_new_notifs(backends)
-                return found
+        if self.packed is None and not isinstance(self.real, StandaloneAgent):
+            found: dict[str, list[bytes]] = self.real.get_new_notifs(backends)
+            return found
         found = {}
         for name, note in self._around.notes() if self.packed is None else self.packed.notes():
             found.setdefault(name, []).append(note)

@@ -251,8 +251,8 @@ class TakenTransfer:
             except Exception as error:
                 self._failed = error
                 raise
-        begun, posted = self._begun, self._posted
-        start, post, whole = (int(seconds * 1e6) for seconds in (begun, posted - begun, ended - begun))
+        posted = self._posted
+        start, post, whole = (int(seconds * 1e6) for seconds in (self._begun, posted - self._begun, ended - self._begun))
         self.telemetry = Telemetry(start, post, whole, self.plan.nbytes, self.count)
         return "DONE"
 

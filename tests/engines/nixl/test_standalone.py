@@ -79,11 +79,11 @@ def test_private_memory_is_offered_to_no_other_process(caplog):
     assert "agent" not in json.loads(card)
     assert "1 of 1 ranges of cpu are not offered to peers: " in caplog.text
     assert "share_memory_()" in caplog.text
-    elsewhere = json.dumps(json.loads(card) | {"identity": "of another process"}).encode()
+    elsewhere = json.loads(card) | {"identity": "of another process"}
     with pytest.raises(kvplan.LayoutError, match="offers nothing"):
         Neighbourhood("other").meet("private", elsewhere)
     other = alone("other")
-    assert other.add_remote_agent(joined(own, elsewhere)) == "private"
+    assert other.add_remote_agent(joined(own, json.dumps(elsewhere).encode())) == "private"
     assert "transfers with private go by NIXL" in caplog.text
 
 
