@@ -58,6 +58,7 @@ class Machine:
     def __init__(self):
         self.agents = {}
         self.lock = threading.RLock()
+        self.frozen = False  # whether transfers stay in progress
         self.hook = None  # called with the name of a call, the agent, and the handle or the peer; it may raise
 
     def call(self, name, agent, what):
@@ -180,7 +181,7 @@ class DoubleAgent:
     def check_xfer_state(self, handle):
         if handle.state == "NEW":
             raise nixlNotPostedError("NIXL_ERR_NOT_POSTED")
-        if handle.state == "PROC":
+        if handle.state == "PROC" and not self.machine.frozen:
             self.machine.call("look", self, handle)
             for move in handle.moves:
                 ctypes.memmove(*move)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 
 import kvplan
 from kvplan.engines.nixl import Agent
+from kvplan.engines.nixl.metadata import joined, split
 from tests.engines.nixl import nixl_double as nixl
 from tests.patience import until
 
@@ -15,18 +18,22 @@ BLOCK = 64
 class Pair:
     """Two agents of one process with a pool each, the second known to the first."""
 
-    def __init__(self, blocks=32, *, kvplan=(True, True)):
+    def __init__(self, blocks=32, *, kvplan=(True, True), **options):
         self.machine = nixl.Machine()
         self.real = [self.machine.agent(name) for name in ("decode", "prefill")]
-        self.agents = [Agent(agent=one) if on else one for one, on in zip(self.real, kvplan, strict=True)]
+        self.agents = [Agent(agent=one, **options) if on else one for one, on in zip(self.real, kvplan, strict=True)]
         rng = np.random.default_rng(blocks)
         self.pools = [rng.integers(0, 256, (blocks, BLOCK), np.uint8) for _ in range(2)]
         for agent, pool in zip(self.agents, self.pools, strict=True):
             self.registered = agent.register_memory([(pool.ctypes.data, pool.nbytes, 0, "")], "DRAM")
         self.meet()
 
+    @property
+    def metadata(self):
+        return self.agents[1].get_agent_metadata()
+
     def meet(self):
-        self.name = self.agents[0].add_remote_agent(self.agents[1].get_agent_metadata())
+        self.name = self.agents[0].add_remote_agent(self.metadata)
         self.lists = [
             self.agents[0].prep_xfer_dlist(
                 name, np.array([[pool.ctypes.data, BLOCK, 0, BLOCK, len(pool)]], dtype=np.uint64), "DRAM"
@@ -43,6 +50,33 @@ class Pair:
     @property
     def notes(self):
         return self.agents[1].get_new_notifs()
+
+
+class PackedPair(Pair):
+    """A pair whose transfers are packed, wherever that is possible."""
+
+    def __init__(self, blocks=300, *, packed="always", slots=(8, 4096), apart=False, **options):
+        self.apart = apart  # whether the peer is on another machine
+        super().__init__(blocks, packed=packed, slots=slots, **options)
+
+    @property
+    def metadata(self):
+        own, card = split(super().metadata)
+        more = {"identity": "of another machine"} if self.apart else {}
+        return own if card is None else joined(own, json.dumps(json.loads(card) | more).encode())
+
+    def rows(self, count=200, seed=1):
+        rng = np.random.default_rng(seed)
+        return [rng.permutation(len(pool))[:count] for pool in self.pools]
+
+    def way(self, which=0):
+        return self.agents[which]._kvplan.packed.way
+
+    def close(self):
+        self.machine.frozen, self.machine.hook = False, None
+        for agent in self.agents:
+            if (packed := getattr(agent, "_kvplan", None) and agent._kvplan.packed) is not None:
+                packed.finalize()
 
 
 class Lost:
