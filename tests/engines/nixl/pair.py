@@ -79,6 +79,21 @@ class PackedPair(Pair):
                 packed.finalize()
 
 
+def move(pair, operation, here, there, note=b""):
+    """Move blocks, and return the handle."""
+    handle = pair.make(operation, here, there, note)
+    pair.agents[0].transfer(handle)
+    pair.finish(handle)
+    return handle
+
+
+def heard(agent, count=1):
+    """Wait for notifications, and return them without their senders."""
+    found = []
+    until(lambda: [found.extend(notes) for notes in agent.get_new_notifs().values()] and len(found) >= count)
+    return found
+
+
 class Lost:
     """A transfer whose peer has died."""
 

@@ -14,7 +14,7 @@ from kvplan.engines.nixl import Agent, own_class
 from kvplan.engines.nixl.metadata import joined, split
 from kvplan.engines.nixl.packed_options import NEVER, PackedOptions
 from tests.engines.nixl import nixl_double as nixl
-from tests.engines.nixl.pair import BLOCK, PackedPair
+from tests.engines.nixl.pair import BLOCK, PackedPair, heard, move
 from tests.patience import until
 
 
@@ -37,19 +37,6 @@ def opened():
     yield make
     for one in made:
         one.close()
-
-
-def move(pair, operation, here, there, note=b""):
-    handle = pair.make(operation, here, there, note)
-    pair.agents[0].transfer(handle)
-    pair.finish(handle)
-    return handle
-
-
-def heard(agent, count=1):
-    found = []
-    until(lambda: found.extend(note for notes in agent.get_new_notifs().values() for note in notes) or len(found) >= count)
-    return found
 
 
 @pytest.mark.parametrize("operation", ["READ", "WRITE"])

@@ -1,0 +1,271 @@
+"""Packed rows when something fails: wires, deaths, releases, deregistered memory, and peers that lie or say nothing."""
+
+from __future__ import annotations
+
+import gc
+import json
+import threading
+import weakref
+
+import numpy as np
+import pytest
+
+import kvplan
+from kvplan.engines.nixl import packed_peers, packed_transfers
+from kvplan.engines.nixl.metadata import joined, split
+from kvplan.engines.nixl.packed_transfers import FarMemory
+from kvplan.engines.nixl.descriptor_rows import Rows
+from kvplan.plan.row_plans import RowProgram
+from tests.engines.nixl import nixl_double as nixl
+from tests.engines.nixl.pair import BLOCK, PackedPair, heard, move
+from tests.patience import PATIENCE, until
+
+
+@pytest.fixture
+def pair():
+    made = PackedPair()
+    yield made
+    made.close()
+
+
+def failing(call, agent, error, skip=0):
+    """Return a hook with which a call of an agent fails once, after some that do not."""
+    left = [skip]
+
+    def hook(name, who, what):
+        if name == call and who is agent and isinstance(what, nixl.Handle):
+            left[0] -= 1
+            if left[0] == -1:
+                raise error
+
+    return hook
+
+
+def ended(pair, handle):
+    """Wait for the end of a transfer; return its state, or its error."""
+    told = []
+
+    def over():
+        try:
+            told.append(pair.agents[0].check_xfer_state(handle))
+        except Exception as error:
+            told.append(error)
+        return told[-1] != "PROC"
+
+    until(over)
+    return told[-1]
+
+
+@pytest.mark.parametrize("call", ["transfer", "look"])
+@pytest.mark.parametrize("operation", ["READ", "WRITE"])
+def test_a_wire_that_fails_in_the_middle_is_an_error_and_the_next_post_works(pair, operation, call):
+    here, there = pair.rows()
+    handle = pair.make(operation, here, there, b"note")
+    writer = pair.real[1 if operation == "READ" else 0]
+    move(pair, operation, here, there)
+    pair.machine.hook = failing(call, writer, nixl.nixlBackendError("NIXL_ERR_BACKEND"), skip=2)
+    pair.agents[0].transfer(handle)
+    error = ended(pair, handle)
+    assert isinstance(error, nixl.nixlBackendError)
+    assert "NIXL_ERR_BACKEND: " in str(error)
+    assert ended(pair, handle) is error
+    pair.pools[1 if operation == "READ" else 0][:] = 9
+    pair.agents[0].transfer(handle)
+    assert ended(pair, handle) == "DONE"
+    np.testing.assert_array_equal(pair.pools[0][here], pair.pools[1][there])
+    assert (pair.pools[0][here] == 9).all()
+    assert heard(pair.agents[1]) == [b"note"]
+    assert pair.real[0].made == 0 or operation == "WRITE"
+
+
+def test_a_wire_that_fails_before_anything_is_changed_leaves_the_transfer_to_nixl(pair):
+    here, there = pair.rows()
+    pair.machine.hook = failing("look", pair.real[1], nixl.nixlBackendError("NIXL_ERR_BACKEND"))
+    handle = move(pair, "READ", here, there, b"note")
+    np.testing.assert_array_equal(pair.pools[0][here], pair.pools[1][there])
+    assert pair.agents[0].query_xfer_backend(handle) == "UCX"
+    assert pair.real[0].counts == [200]
+    assert heard(pair.agents[1]) == [b"note"]
+
+
+@pytest.mark.parametrize("operation", ["READ", "WRITE"])
+def test_a_peer_that_dies_ends_its_transfers_as_nixl_does(pair, operation):
+    here, there = pair.rows()
+    move(pair, operation, here, there)
+    handle = pair.make(operation, here, there, b"never")
+    pair.machine.frozen = True
+    pair.agents[0].transfer(handle)
+    assert pair.agents[0].check_xfer_state(handle) == "PROC"
+
+    def dead(name, who, what):
+        raise nixl.nixlRemoteDisconnectError("NIXL_ERR_REMOTE_DISCONNECT")
+
+    pair.machine.hook = dead
+    error = ended(pair, handle)
+    assert isinstance(error, nixl.nixlRemoteDisconnectError)
+    with pytest.raises(nixl.nixlRemoteDisconnectError):  # NIXL tells it from now on
+        pair.agents[0].transfer(pair.make(operation, here, there))
+    assert pair.agents[0]._kvplan.packed.peers == {}
+    pair.agents[0].release_xfer_handle(handle)
+
+
+def test_a_release_waits_for_the_bytes_and_tells_nothing(pair):
+    here, there = pair.rows()
+    move(pair, "READ", here, there)
+    handle = pair.make("READ", here, there, b"never")
+    pair.pools[1][:] = 5
+    pair.machine.frozen = True
+    pair.agents[0].transfer(handle)
+    releasing = threading.Thread(target=pair.agents[0].release_xfer_handle, args=(handle,))
+    releasing.start()
+    pair.machine.frozen = False
+    releasing.join(PATIENCE)
+    before = pair.pools[0].copy()
+    pair.pools[1][:] = 6
+    move(pair, "READ", [0, 2], [1, 3], b"next")
+    np.testing.assert_array_equal(np.delete(pair.pools[0], [0, 2], 0), np.delete(before, [0, 2], 0))
+    assert heard(pair.agents[1]) == [b"next"]
+    with pytest.raises(nixl.nixlInvalidParamError):
+        pair.agents[0].transfer(handle)
+
+
+def test_memory_outside_what_is_offered_is_refused(pair):
+    move(pair, "READ", *pair.rows())
+    secret = np.full((64, BLOCK), 7, np.uint8)
+    far = FarMemory().place(Rows.of(np.array([[secret.ctypes.data, BLOCK, 0, BLOCK, 64]]), "DRAM"))
+    mine = pair.lists[0].placed
+    before = [pool.copy() for pool in (*pair.pools, secret)]
+    for reading in (True, False):
+        sides = (far, mine) if reading else (mine, far)
+        every = [side.rows.addresses(np.arange(64)) for side in sides]
+        plan = RowProgram(*(side.layout for side in sides)).plan(*every, BLOCK, 8)
+        transfer = pair.way().end_for("prefill").submit("prefill", plan, reading=reading)
+        with pytest.raises(kvplan.TransferError, match="not in the (writable )?memory that it was offered"):
+            transfer.synchronize(PATIENCE)
+    for pool, held in zip((*pair.pools, secret), before, strict=True):
+        np.testing.assert_array_equal(pool, held)
+
+
+def test_an_agent_that_gave_no_metadata_offers_nothing():
+    pair = PackedPair()
+    asker = pair.agents[1]
+    own, card = split(pair.metadata)
+    name = asker.add_remote_agent(joined(pair.real[0].get_agent_metadata(), card))
+    lists = [
+        asker.prep_xfer_dlist(whose, np.array([[pool.ctypes.data, BLOCK, 0, BLOCK, len(pool)]], np.uint64), "DRAM")
+        for whose, pool in (("", pair.pools[1]), (name, pair.pools[0]))
+    ]
+    handle = asker.make_prepped_xfer("READ", lists[0], np.arange(200), lists[1], np.arange(200))
+    asker.transfer(handle)
+    until(lambda: asker.check_xfer_state(handle) == "DONE")
+    assert asker.query_xfer_backend(handle) == "UCX"  # refused before a byte moved, so NIXL has moved it
+    np.testing.assert_array_equal(pair.pools[0][:200], pair.pools[1][:200])
+    pair.close()
+
+
+def test_deregistered_memory_is_touched_no_more(pair):
+    here, there = pair.rows()
+    move(pair, "READ", here, there)
+    handle = pair.make("READ", here, there)
+    pair.machine.frozen = True
+    pair.agents[0].transfer(handle)
+    until(lambda: pair.way(1).lanes.ring.end.served())
+    over = []
+    leaving = threading.Thread(target=lambda: over.append(pair.agents[1].deregister_memory(pair.registered)))
+    leaving.start()
+    leaving.join(0.05)
+    assert not over  # it waits for the transfer that has begun
+    pair.machine.frozen = False
+    pair.finish(handle)
+    leaving.join(PATIENCE)
+    assert over
+    pair.agents[0].transfer(handle)
+    pair.finish(handle)
+    assert pair.agents[0].query_xfer_backend(handle) == "UCX"  # the peer refuses, so it is NIXL's to refuse
+
+
+def test_a_peer_that_does_not_answer_is_left_to_nixl(monkeypatch):
+    monkeypatch.setattr(packed_transfers, "GREET_SECONDS", 0.05)
+    pair = PackedPair(kvplan=(True, False))
+    lie = json.dumps({"schema": "kvplan.nixl-agent/1", "identity": "elsewhere", "packed": 1}).encode()
+    pair.agents[0].add_remote_agent(joined(pair.real[1].get_agent_metadata(), lie))
+    pair.lists[1] = pair.agents[0].prep_xfer_dlist(
+        "prefill", np.array([[pair.pools[1].ctypes.data, BLOCK, 0, BLOCK, 300]], np.uint64), "DRAM"
+    )
+    here, there = pair.rows()
+    handle = move(pair, "READ", here, there, b"note")
+    np.testing.assert_array_equal(pair.pools[0][here], pair.pools[1][there])
+    assert pair.agents[0].query_xfer_backend(handle) == "UCX"
+    assert isinstance(pair.make("READ", here, there), nixl.Handle)
+    assert pair.real[1].get_new_notifs()["decode"][-1] == b"note"
+    monkeypatch.setattr(packed_peers, "PART_SECONDS", 0.05)
+    pair.agents[0].remove_remote_agent("prefill")
+    pair.close()
+
+
+def test_a_removed_peer_that_says_no_goodbye_keeps_its_slots(pair, monkeypatch, caplog):
+    monkeypatch.setattr(packed_peers, "PART_SECONDS", 0.05)
+    move(pair, "READ", *pair.rows())
+    lanes = pair.way().lanes
+    free = lanes.ring.end.ring.free
+    pair.way(1).stop(PATIENCE)
+    pair.agents[0].remove_remote_agent(pair.name)
+    assert "prefill does not say that its writes have ended" in caplog.text
+    assert not pair.real[0].check_remote_metadata("prefill")
+    assert lanes.ring.end.ring.free == free
+    until(lambda: not lanes.busy)
+
+
+def test_a_removed_peer_is_gone_and_may_come_back(pair):
+    here, there = pair.rows()
+    handle = move(pair, "READ", here, there)
+    pair.agents[0].remove_remote_agent(pair.name)
+    assert not pair.agents[0].check_remote_metadata("prefill")
+    with pytest.raises(nixl.nixlNotFoundError):
+        pair.agents[0].transfer(handle)
+    pair.meet()
+    pair.pools[1][:] = 3
+    move(pair, "READ", here, there, b"again")
+    assert (pair.pools[0][here] == 3).all()
+    assert heard(pair.agents[1]) == [b"again"]
+    ring = pair.way().lanes.ring.end
+    assert ring.ring.free + len(ring._own.senders) + 3 >= len(ring.ring.slots)
+
+
+def test_a_transfer_in_flight_with_a_removed_peer_fails(pair):
+    here, there = pair.rows()
+    move(pair, "READ", here, there)
+    handle = pair.make("READ", here, there, b"never")
+    pair.machine.frozen = True
+    pair.agents[0].transfer(handle)
+    removing = threading.Thread(target=pair.agents[0].remove_remote_agent, args=(pair.name,))
+    removing.start()
+    until(lambda: not pair.agents[0]._kvplan.packed.peers)
+    pair.machine.frozen = False
+    removing.join(PATIENCE)
+    assert isinstance(ended(pair, handle), nixl.nixlRemoteDisconnectError)
+    assert pair.notes == {}
+
+
+def test_an_engine_s_peers_are_removed_by_the_engine_alone(pair):
+    shared = pair.agents[0]._kvplan.packed._shared
+    shared.remove_remote_agent("prefill")
+    assert pair.real[0].check_remote_metadata("prefill")
+    pair.real[0].add_remote_agent(b"nixlSerDes|another|0|")
+    shared.remove_remote_agent("another")
+    assert not pair.real[0].check_remote_metadata("another")
+
+
+def test_nothing_is_left_of_agents():
+    pair = PackedPair()
+    move(pair, "READ", *pair.rows())
+    progress = [pair.way(k)._progress.thread for k in (0, 1)]
+    gone = [weakref.ref(one) for one in pair.real]
+    del pair
+    gc.collect()
+    for one in progress:
+        assert one.join(PATIENCE)
+    del one
+    progress.clear()
+    gc.collect()
+    assert [ref() for ref in gone] == [None, None]
