@@ -252,7 +252,9 @@ class TakenTransfer:
                 self._failed = error
                 raise
         posted = self._posted
-        start, post, whole = (int(seconds * 1e6) for seconds in (self._begun, posted - self._begun, ended - self._begun))
+        start, post, whole = (
+            int(seconds * 1e6) for seconds in (self._begun, posted - self._begun, ended - self._begun)
+        )
         self.telemetry = Telemetry(start, post, whole, self.plan.nbytes, self.count)
         return "DONE"
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
+import sys
 import time
 from typing import Any
 
@@ -181,7 +182,7 @@ def main() -> None:
                 took = min(near.post(handle) for _ in range(5))
                 words.append(f"{operation} {options.rows * options.bytes / took / 1e9:.2f} GB/s")
             by = near.pool.agent.query_xfer_backend(handle)
-            print(f"packed {packed}: every byte right, by {by}; {', '.join(words)}")
+            sys.stdout.write(f"packed {packed}: every byte right, by {by}; {', '.join(words)}\n")
         finally:
             near.close()
 

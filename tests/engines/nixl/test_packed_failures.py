@@ -12,9 +12,9 @@ import pytest
 
 import kvplan
 from kvplan.engines.nixl import packed_peers, packed_transfers
+from kvplan.engines.nixl.descriptor_rows import Rows
 from kvplan.engines.nixl.metadata import joined, split
 from kvplan.engines.nixl.packed_transfers import FarMemory
-from kvplan.engines.nixl.descriptor_rows import Rows
 from kvplan.plan.row_plans import RowProgram
 from tests.engines.nixl import nixl_double as nixl
 from tests.engines.nixl.pair import BLOCK, PackedPair, heard, move
@@ -48,7 +48,7 @@ def ended(pair, handle):
     def over():
         try:
             told.append(pair.agents[0].check_xfer_state(handle))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  # NIXL's
             told.append(error)
         return told[-1] != "PROC"
 
@@ -140,7 +140,7 @@ def test_memory_outside_what_is_offered_is_refused(pair):
         every = [side.rows.addresses(np.arange(64)) for side in sides]
         plan = RowProgram(*(side.layout for side in sides)).plan(*every, BLOCK, 8)
         transfer = pair.way().end_for("prefill").submit("prefill", plan, reading=reading)
-        with pytest.raises(kvplan.TransferError, match="not in the (writable )?memory that it was offered"):
+        with pytest.raises(kvplan.TransferError, match=r"not in the (writable )?memory that it was offered"):
             transfer.synchronize(PATIENCE)
     for pool, held in zip((*pair.pools, secret), before, strict=True):
         np.testing.assert_array_equal(pool, held)
@@ -149,7 +149,7 @@ def test_memory_outside_what_is_offered_is_refused(pair):
 def test_an_agent_that_gave_no_metadata_offers_nothing():
     pair = PackedPair()
     asker = pair.agents[1]
-    own, card = split(pair.metadata)
+    card = split(pair.metadata)[1]
     name = asker.add_remote_agent(joined(pair.real[0].get_agent_metadata(), card))
     lists = [
         asker.prep_xfer_dlist(whose, np.array([[pool.ctypes.data, BLOCK, 0, BLOCK, len(pool)]], np.uint64), "DRAM")
@@ -169,7 +169,7 @@ def test_deregistered_memory_is_touched_no_more(pair):
     handle = pair.make("READ", here, there)
     pair.machine.frozen = True
     pair.agents[0].transfer(handle)
-    until(lambda: pair.way(1).lanes.ring.end.served())
+    until(pair.way(1).lanes.ring.end.served)
     over = []
     leaving = threading.Thread(target=lambda: over.append(pair.agents[1].deregister_memory(pair.registered)))
     leaving.start()
