@@ -1,0 +1,58 @@
+"""Packed rows of GPU memory, on a simulated GPU: gathered into a ring there, and scattered from one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kvplan.agents.by_nixl import nixl_packed
+from kvplan.engines.nixl import Agent
+from kvplan.plan.row_plans import Memory
+from tests.engines.nixl import nixl_double as nixl
+from tests.engines.nixl.pair import heard
+from tests.patience import until
+from tests.simulated import Device
+from tests.simulated.executors import executor_on
+
+ROWS, SIZE, STRIDE = 400, 576, 640
+
+
+@pytest.mark.parametrize("operation", ["READ", "WRITE"])
+def test_rows_of_two_gpus_are_packed(operation, monkeypatch):
+    device, machine = Device(1), nixl.Machine()
+    rng = np.random.default_rng(1)
+
+    def ring_pages(nbytes, name):
+        assert name == "cuda:0"
+        memory = np.zeros(nbytes, np.uint8)
+        device.own(memory, 0)
+        return Memory(memory.ctypes.data, nbytes, name, memory)
+
+    monkeypatch.setattr(nixl_packed, "ring_pages", ring_pages)
+    pools = [rng.integers(0, 256, (ROWS, STRIDE), np.uint8) for _ in range(2)]
+    agents = [Agent(agent=machine.agent(name), packed="always", slots=(6, 1 << 14)) for name in ("decode", "prefill")]
+    with executor_on(device, "auto") as executor:
+        for agent, pool in zip(agents, pools, strict=True):
+            device.own(pool, 0)
+            agent.register_memory([(pool.ctypes.data, pool.nbytes, 0, "")], "VRAM")
+            agent._kvplan.packed.way._executor = lambda name: executor
+        name = agents[0].add_remote_agent(agents[1].get_agent_metadata())
+        lists = [
+            agents[0].prep_xfer_dlist(who, np.array([[p.ctypes.data, SIZE, 0, STRIDE, ROWS]], np.uint64), "VRAM")
+            for who, p in zip(("", name), pools, strict=True)
+        ]
+        here, there = rng.permutation(ROWS)[:300], rng.permutation(ROWS)[:300]
+        wanted = [pool.copy() for pool in pools]
+        if operation == "READ":
+            wanted[0][here, :SIZE] = pools[1][there, :SIZE]
+        else:
+            wanted[1][there, :SIZE] = pools[0][here, :SIZE]
+        handle = agents[0].make_prepped_xfer(operation, lists[0], here, lists[1], there, b"note")
+        agents[0].transfer(handle)
+        until(lambda: agents[0].check_xfer_state(handle) == "DONE")
+        assert agents[0].query_xfer_backend(handle) == "KVPLAN"
+        for pool, want in zip(pools, wanted, strict=True):
+            np.testing.assert_array_equal(pool, want)
+        assert heard(agents[1]) == [b"note"]
+        for agent in agents:
+            agent._kvplan.packed.finalize()
