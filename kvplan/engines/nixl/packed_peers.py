@@ -14,6 +14,7 @@ import numpy as np
 from kvplan.agents.by_nixl.nixl_end import NixlEnd
 from kvplan.agents.by_nixl.nixl_packed import PACKED_VERSION, NixlPacked
 from kvplan.agents.by_nixl.packed_way import PackedWay
+from kvplan.base.process import generation
 from kvplan.base.quoting import quoted
 from kvplan.engines.nixl.live_offer import LiveOffer
 from kvplan.engines.nixl.neighbours import CLOSE_SECONDS, PACKED, card_of
@@ -63,7 +64,7 @@ class PackedPeers:
         end.agent()
         way = PackedWay(options.slots, threaded=True)
         self.way = NixlPacked(name, end, lambda: offer, cache(Executor), way, set(), lambda: devices["ring"])
-        self.finalize = weakref.finalize(self, _close, self.way)
+        self.finalize = weakref.finalize(self, _close, self.way, generation())
 
     # ---- memory ------------------------------------------------------------------------------------------------------
 
@@ -259,8 +260,10 @@ def _disjoint(plan: Plan) -> bool:
     return bool((start[order][1:] >= (start + size)[order][:-1]).all())
 
 
-def _close(way: NixlPacked) -> None:
-    """Part from all peers, and end the thread."""
+def _close(way: NixlPacked, made_in: int) -> None:
+    """Part from all peers, and end the thread; a forked child leaves that to its parent."""
+    if made_in != generation():
+        return
     try:
         way.close(PART_SECONDS)
     except TransferError as error:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import kvplan
-from kvplan.engines.nixl import packed_peers, packed_transfers
+from kvplan.engines.nixl import Agent, packed_peers, packed_transfers
 from kvplan.engines.nixl.descriptor_rows import Rows
 from kvplan.engines.nixl.metadata import joined, split
 from kvplan.engines.nixl.packed_transfers import FarMemory
@@ -230,6 +230,33 @@ def test_a_removed_peer_is_gone_and_may_come_back(pair):
     assert heard(pair.agents[1]) == [b"again"]
     ring = pair.way().lanes.ring.end
     assert ring.ring.free + len(ring._own.senders) + 3 >= len(ring.ring.slots)
+
+
+def restart(pair, k):
+    """Replace an agent by one of the same name and another life, with the same pool."""
+    name = pair.real[k].name
+    pair.way(k).stop(PATIENCE)
+    made = pair.real[k] = pair.machine.agent(name)
+    made.life = 1
+    pair.agents[k] = Agent(agent=made, packed="always", slots=(8, 4096))
+    pair.agents[k].register_memory([(pair.pools[k].ctypes.data, pair.pools[k].nbytes, 0, "")], "DRAM")
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_restarted_end_packs_again(pair, which, monkeypatch):
+    monkeypatch.setattr(packed_peers, "PART_SECONDS", 0.05)
+    here, there = pair.rows()
+    move(pair, "READ", here, there)
+    restart(pair, which)
+    if which:
+        pair.agents[0].remove_remote_agent("prefill")
+    pair.meet()
+    for turn in range(2):
+        pair.pools[1][:] = 3 + turn
+        handle = move(pair, "READ", here, there, b"again")
+        assert (pair.pools[0][here] == 3 + turn).all()
+        assert pair.agents[0].query_xfer_backend(handle) == "KVPLAN"
+    assert heard(pair.agents[1], 2) == [b"again", b"again"]
 
 
 def test_a_transfer_in_flight_with_a_removed_peer_fails(pair):
