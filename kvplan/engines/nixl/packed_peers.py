@@ -49,7 +49,7 @@ class PackedPeers:
         always: whether every transfer is packed that can be.
 
     Raises:
-        KVPlanError: the name is none that kvplan takes.
+        KVPlanError: the name is too long for a card, or cannot be printed.
     """
 
     def __init__(self, name: str, real: Any, options: PackedOptions) -> None:
