@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from tests.engines.nixl.packed_rows import Near, checked
+from tests.engines.nixl.packed_rows import PLAIN, Near, checked
 from tests.patience import PATIENCE
 
 pytest.importorskip("nixl", reason="NIXL is not installed: pip install 'kvplan[nixl]'")
@@ -36,7 +36,7 @@ def test_every_byte_and_every_notification():
         made.close()
 
 
-@pytest.mark.parametrize(("mine", "theirs"), [("never", "always"), ("always", "never")])
+@pytest.mark.parametrize(("mine", "theirs"), [(PLAIN, "always"), ("always", PLAIN)])
 def test_one_end_without_packing_is_nixl_s(mine, theirs):
     made = near(mine=mine, theirs=theirs)
     try:
