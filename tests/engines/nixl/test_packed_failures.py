@@ -296,3 +296,21 @@ def test_nothing_is_left_of_agents():
     progress.clear()
     gc.collect()
     assert [ref() for ref in gone] == [None, None]
+
+
+def test_notes_that_lie_harm_nobody(pair):
+    here, there = pair.rows()
+    move(pair, "READ", here, there)
+    mallory = pair.machine.agent("mallory")
+    for real in pair.real:
+        mallory.add_remote_agent(real.get_agent_metadata())
+    rng = np.random.default_rng(5)
+    for turn in range(200):
+        start = (b"kvplan.wire/1" + b"?!-.x"[turn % 5 : turn % 5 + 1], b"kvplan.pack/1")[turn % 2]
+        told = start + rng.integers(0, 256, rng.integers(0, 60), np.uint8).tobytes()
+        mallory.send_notif(pair.real[turn % 2].name, told)
+    pair.pools[1][:] = 3
+    handle = move(pair, "READ", here, there, b"note")
+    assert (pair.pools[0][here] == 3).all()
+    assert pair.agents[0].query_xfer_backend(handle) == "KVPLAN"
+    assert heard(pair.agents[1]) == [b"note"]

@@ -76,3 +76,14 @@ def test_a_killed_peer_ends_its_transfers_with_an_error(operation):
             np.testing.assert_array_equal(made.pool.content(), made.here)
     finally:
         made.close()
+
+
+def test_auto_packs_many_small_rows_alone():
+    made = near(mine="auto", theirs="auto")
+    try:
+        checked(made, 2, 2000)
+        agent = made.pool.agent
+        backends = [agent.query_xfer_backend(made.make("READ", *made.choose(count))) for count in (2000, 4)]
+        assert backends == ["KVPLAN", "UCX"]
+    finally:
+        made.close()
