@@ -180,6 +180,10 @@ class End:
         """Return the peers' transfers whose bytes are gathered from this process's memory, or scattered to it."""
         return frozenset(one for lane in self._peers.every for one in lane.served)
 
+    def touches(self, transfer: PackedTransfer) -> bool:
+        """Return whether a transfer may still read or write this process's memory, although it has ended."""
+        return any(lane.touches(transfer) for lane in self._peers.every)
+
     def later(self, call: Callable[[], object]) -> None:
         """Let the thread that polls call a function between two of its steps, perhaps twice."""
         self._progress.calls.append(call)

@@ -107,6 +107,10 @@ class Lane:
         """The peer's transfers that touch this process's memory."""
         return [*self.sender.served, *self.receiver.served]
 
+    def touches(self, transfer: PackedTransfer) -> bool:
+        """Return whether a transfer of this process may still touch its memory."""
+        return self.starts.holds(transfer) or self.sender.touches(transfer) or self.receiver.touches(transfer)
+
     @property
     def waits(self) -> bool:
         """Whether a step may change anything: it is busy, or waits for a greeting or a goodbye."""

@@ -103,6 +103,10 @@ class Receiver:
         inbounds = [*self.inbounds.values(), *(one.inbound for one in list(self._scattering))]
         return [inbound for inbound in inbounds if inbound.own is None]
 
+    def touches(self, transfer: PackedTransfer) -> bool:
+        """Return whether a chunk of a transfer of this process is being scattered."""
+        return any(one.inbound.own is transfer for one in list(self._scattering))
+
     def slots(self) -> tuple[tuple[int, bool], ...]:
         """Return the slots that the peer may write, each with whether it is still read."""
         read = {one.credit.slot for one in self._scattering}

@@ -21,6 +21,7 @@ from kvplan.agents.packed.pack_messages import (
 )
 from kvplan.agents.packed.pack_outbox import Outbox
 from kvplan.agents.packed.pack_rows import Mover, failure
+from kvplan.agents.packed.pack_transfer import PackedTransfer
 from kvplan.agents.packed.readiness import Ready
 from kvplan.agents.packed.slot_ring import RingSlot
 from kvplan.agents.packed.wire import DONE, MOVING, Wire
@@ -72,6 +73,10 @@ class Sender:
         """The peer's transfers that gather from this process's memory, or will."""
         jobs = [*self.jobs.values(), *(chunk.job for chunk in list(self._gathering))]
         return [job for job in jobs if job.own is None]
+
+    def touches(self, transfer: PackedTransfer) -> bool:
+        """Return whether a chunk of a transfer of this process is being gathered."""
+        return any(chunk.job.own is transfer for chunk in list(self._gathering))
 
     def take(self, job: Job) -> None:
         """Send a transfer."""

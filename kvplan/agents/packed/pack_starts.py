@@ -51,6 +51,10 @@ class Starts:
         """Whether a transfer has not ended."""
         return bool(self.waiting or self._begun or self.ended)
 
+    def holds(self, transfer: PackedTransfer) -> bool:
+        """Return whether a step may still begin or end something of a transfer."""
+        return transfer in self.waiting or transfer in self._begun or transfer in self.ended
+
     def take(self, transfer: PackedTransfer) -> None:
         """Take a transfer. Any thread may call it."""
         transfer.left = self.ended.append

@@ -14,6 +14,7 @@ import numpy as np
 from kvplan.agents.by_nixl.nixl_end import NixlEnd
 from kvplan.agents.by_nixl.nixl_packed import PACKED_VERSION, NixlPacked
 from kvplan.agents.by_nixl.packed_way import PackedWay
+from kvplan.agents.packed.pack_transfer import PackedTransfer
 from kvplan.base.process import generation
 from kvplan.base.quoting import quoted
 from kvplan.engines.nixl.live_offer import LiveOffer
@@ -100,6 +101,11 @@ class PackedPeers:
                 log.warning("memory is deregistered while packed transfers of peers may still use it")
 
         return wait
+
+    def let_go(self, transfer: PackedTransfer) -> bool:
+        """Wait until a transfer that was given up touches no memory here; return False if it still does, in the end."""
+        ring = self.way.lanes.ring
+        return ring is None or self._await(lambda: not ring.end.touches(transfer), CLOSE_SECONDS)
 
     # ---- peers -------------------------------------------------------------------------------------------------------
 
@@ -211,7 +217,7 @@ class PackedPeer:
         way = self._mine.way
         made = way.end_for(self.name).submit(self.name, plan, reading=_reading(plan))
         way.wake()
-        return FarTransfer(made, lambda: way.lanes.greeted(self.name), self._silent)
+        return FarTransfer(made, lambda: way.lanes.greeted(self.name), self._silent, self._mine.let_go)
 
     def _silent(self) -> None:
         self.refused = "it has not answered"

@@ -48,14 +48,18 @@ class FarTransfer(StreamlessTransfer):
         inner: the packed transfer.
         greeted: returns whether the peer has answered.
         silent: called if it has not, in time.
+        let_go: waits until a transfer that was given up touches no memory here; returns whether that has come.
 
     Attributes:
         plan: the plan that it moves.
     """
 
-    def __init__(self, inner: PackedTransfer, greeted: Callable[[], bool], silent: Callable[[], object]) -> None:
+    def __init__(
+        self, inner: PackedTransfer, greeted: Callable[[], bool], silent: Callable[[], object],
+        let_go: Callable[[PackedTransfer], bool],
+    ) -> None:  # fmt: skip
         self.plan, self.sleepers = inner.plan, inner.sleepers
-        self._inner, self._greeted, self._silent = inner, greeted, silent
+        self._inner, self._greeted, self._silent, self._let_go = inner, greeted, silent, let_go
         self._until = time.monotonic() + GREET_SECONDS
 
     @property
@@ -79,5 +83,12 @@ class FarTransfer(StreamlessTransfer):
         self._inner.synchronize(timeout)
 
     def cancel(self) -> bool:
-        """Cancel it if it has not begun."""
-        return self._inner.cancel()
+        """Give it up. This waits for the copies that run here, and not for the peer.
+
+        Returns:
+            Whether nothing of it reads or writes the memory of this process any more.
+        """
+        if self._inner.cancel():
+            return True
+        self._inner.fail("it was released", "the destination may hold a part of the bytes")
+        return self._let_go(self._inner)

@@ -87,3 +87,26 @@ def test_auto_packs_many_small_rows_alone():
         assert backends == ["KVPLAN", "UCX"]
     finally:
         made.close()
+
+
+@pytest.mark.usefixtures("wire")
+def test_released_transfers_change_nothing_here_any_more():
+    made = near()
+    try:
+        checked(made, 2, 500)
+        agent = made.pool.agent
+        for turn in range(20):
+            handle = made.make("READ", *made.choose(3000))
+            agent.transfer(handle)
+            time.sleep(turn * 2e-4)
+            agent.release_xfer_handle(handle)
+            held = made.pool.content()
+            time.sleep(2e-3)
+            np.testing.assert_array_equal(made.pool.content(), held)
+        made.here[:] = held
+        here, there = made.choose(2000)
+        made.post(made.make("WRITE", here, there, b"last"))
+        made.moved("WRITE", here, there)
+        np.testing.assert_array_equal(made.ask("await", b"last"), made.there)
+    finally:
+        made.close()
