@@ -1,7 +1,7 @@
 """kvplan's plugin for SGLang: it attaches kvplan to every HiCache controller, if ``KVPLAN_SGLANG`` is set.
 
 Source: SGLang 0.5.23, ``srt/plugins`` (entry points of ``sglang.srt.plugins``, ``HookRegistry``). SGLang
-loads installed plugins in each of its processes. kvplan's entry point is :func:`plugin`.
+loads installed plugins in each of its processes. kvplan's entry point calls :func:`plugin` if the variable is set.
 """
 
 from __future__ import annotations
