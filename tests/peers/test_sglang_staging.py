@@ -1,0 +1,122 @@
+"""SGLang 0.5.23: its own staging functions and kernels beside kvplan's steps, byte for byte, on the CPU.
+
+The files come from the installed package, or from the folder that ``KVPLAN_SGLANG_FILES`` names: an unzipped wheel.
+Triton's interpreter runs the kernels.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.gpu.staging.sglang_files import Ring, load
+from kvplan.engines.sglang.staging_hooks import SERVED, _check
+from kvplan.engines.sglang.staging_steps import StagingSteps
+
+pytestmark = [pytest.mark.peers, pytest.mark.filterwarnings("ignore")]
+
+LAYERS, PAGES = 2, 6
+# Ranks of prefill, of decode, and KV heads of the model.
+PAIRS = [(1, 2, 4), (2, 1, 4), (4, 2, 8), (2, 4, 8), (8, 2, 4), (2, 8, 4), (4, 1, 4)]
+DTYPES = (torch.uint8, torch.bfloat16, torch.float32)
+
+
+@pytest.fixture(scope="module")
+def files():
+    root = os.environ.get("KVPLAN_SGLANG_FILES") or Path(find_spec("sglang").origin).parents[1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")
+        yield load(Path(root))
+
+
+@pytest.fixture(scope="module")
+def steps():
+    made = StagingSteps()
+    yield made
+    made.close()
+
+
+def pool(heads, page, dtype, seed, dim=16):
+    """K and V by layer. Numbers, since torch on the CPU changes the bits of some NaN of bf16 when it gathers."""
+    made = torch.Generator().manual_seed(seed)
+    shape = PAGES * page, heads, dim
+    return [[(100 * torch.rand(shape, generator=made)).to(dtype) for _ in range(LAYERS)] for _ in "kv"]
+
+
+def raw(buffers):
+    return [tensor.view(torch.uint8) for half in buffers for tensor in half]
+
+
+@pytest.mark.parametrize("triton", [False, True], ids=["torch", "triton"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("page", [1, 4])
+@pytest.mark.parametrize(("prefill", "decode", "heads"), PAIRS)
+def test_either_end_may_be_kvplans(files, steps, monkeypatch, prefill, decode, heads, page, dtype, triton):
+    """Every rank of prefill gathers and one of decode scatters: by SGLang, and by kvplan, with equal bytes."""
+    monkeypatch.setattr(files.buffer, "_USE_TRITON_STAGING", triton)
+    pages, others = np.array([5, 0, 3], dtype=np.int32), torch.tensor([1, 4, 2])
+    mine, held = max(1, heads // prefill), max(1, heads // decode)
+    for rank in range(decode):
+        count, sizes, total = files.buffer.compute_staging_layout(
+            prefill, decode, rank, heads, 3 * page, 16 * torch.empty(0, dtype=dtype).element_size(), LAYERS
+        )
+        region = torch.zeros(total, dtype=torch.uint8)
+        for writer in range(count):
+            name = writer if prefill > decode else rank * prefill // decode
+            k, v = pool(mine, page, dtype, seed=name // max(1, prefill // heads))
+            start, sent, _, _ = files.buffer.compute_head_slice_params(prefill, decode, name, rank, heads)
+            rings = [Ring(torch.zeros(sizes[writer] + 64, dtype=torch.uint8)) for _ in range(2)]
+            given = pages, start, sent, page
+            made = [
+                gather(k, v, given[0], ring, *given[1:])
+                for gather, ring in zip((files.buffer.gather_all_layers_to_staging, steps.gather), rings, strict=True)
+            ]
+            assert made == [sizes[writer]] * 2
+            assert torch.equal(rings[0].buffer, rings[1].buffer)
+            region[sum(sizes[:writer]) :][: sizes[writer]] = rings[1].buffer[: sizes[writer]]
+        ends = [pool(held, page, dtype, seed=9) for _ in range(2)]
+        for scatter, (k, v) in zip((files.buffer.scatter_staging_to_kv, steps.scatter), ends, strict=True):
+            scatter(region, k, v, others, page, prefill, decode, rank, heads)
+        assert all(torch.equal(a, b) for a, b in zip(*map(raw, ends), strict=True))
+
+
+@pytest.mark.parametrize("more", [0, 64])
+def test_rows_of_latents_for_context_parallel_ranks(files, steps, more):
+    widths = [576, 576, 132]
+    planes = [torch.randint(0, 256, (9, width + more), dtype=torch.uint8) for width in widths]
+    packs = [torch.zeros(5 * sum(widths), dtype=torch.uint8) for _ in range(2)]
+    given = [plane.data_ptr() for plane in planes], torch.tensor([8, 0, 2, 5, 3])
+    strides = [width + more for width in widths] if more else None
+    for copy, pack in zip((files.rows.copy_mla_rows_into_pack, steps.rows), packs, strict=True):
+        copy(*given, pack, widths, strides)
+    assert torch.equal(*packs)
+
+
+def test_packing_of_context_parallel_rows_calls_it(files, steps, monkeypatch):
+    """SGLang's ``try_pack_dcp_src`` with kvplan's rows in place of its kernel."""
+    planes = [torch.randint(0, 256, (9, 576), dtype=torch.uint8) for _ in range(3)]
+    made = []
+    for own in (files.rows.copy_mla_rows_into_pack, steps.rows):
+        monkeypatch.setattr(files.pack, "copy_mla_rows_into_pack", own)
+        ring = Ring(torch.zeros(4096 * 3, dtype=torch.uint8))
+        addresses, rows = files.pack.try_pack_dcp_src(
+            pack_buffer=ring, kv_data_ptrs=[plane.data_ptr() for plane in planes], token_item_lens=[576] * 3,
+            src_token_indices=np.array([7, 1, 4]), pack_offset_bytes=64,
+        )  # fmt: skip
+        assert [address - ring.get_ptr() for address in addresses] == [64, 64 + 3 * 576, 64 + 6 * 576]
+        assert rows.tolist() == [0, 1, 2]
+        made.append(ring.buffer)
+    assert torch.equal(*made)
+
+
+def test_sglang_keeps_the_arguments(files, monkeypatch):
+    import sys
+
+    for served, module in zip(SERVED, (files.buffer, files.buffer, files.rows), strict=True):
+        monkeypatch.setitem(sys.modules, served.module, module)
+        _check(served)
