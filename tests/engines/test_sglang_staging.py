@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kvplan.cost.policy import Policy
 from kvplan.engines import versions
 from kvplan.engines.sglang import plugin, staging_hooks
-from kvplan.engines.sglang.head_writers import writers_of
+from kvplan.engines.sglang.head_writers import Heads, shared_heads, written_heads
 from kvplan.engines.sglang.staging_steps import StagingSteps
 from kvplan.errors import BlockIndexError, KVPlanError, LayoutError, OverlapError
 
@@ -136,6 +136,16 @@ def test_rows_of_latents_are_gathered_plane_by_plane(steps, widths, more, rows, 
     assert torch.equal(pack[: wanted.numel()], wanted)
 
 
+def test_rows_of_planes_that_interleave(steps):
+    """All planes of a token side by side in one allocation, as in a pool by pages."""
+    held = torch.randint(0, 256, (9, 4, 64), dtype=torch.uint8)
+    pack = ring_of(4 * 5 * 64)
+    for rows in ([2, 0, 1, 4, 3], [8, 0, 1, 3, 4]):
+        index = torch.tensor(rows)
+        steps.rows([held[0, plane].data_ptr() for plane in range(4)], index, pack, [64] * 4, [256] * 4)
+        assert torch.equal(pack.view(4, 5, 64), held[index].transpose(0, 1))
+
+
 def test_a_narrower_v_leaves_the_rest_of_its_planes(steps):
     pool = Pool("nhd", dim=24, v_dim=16)
     ids = np.array([3, 1])
@@ -159,6 +169,43 @@ def test_pages_of_other_sizes_meet_in_the_ring(steps):
     steps.scatter(ring, large.k, large.v, torch.tensor([1, 0]), 8, 1, 1, 0, 4)
     for a, b in zip(small.content(), large.content(), strict=True):
         assert torch.equal(a[ids].reshape(2, 8, 4, 16), b[[1, 0]])
+
+
+@pytest.mark.parametrize(("prefill", "decode"), [(4, 6), (6, 4), (3, 2), (2, 3), (12, 8), (24, 4), (4, 24)])
+def test_ranks_of_any_numbers_meet_in_the_ring(steps, prefill, decode):
+    """Twelve heads over numbers of ranks that need not divide each other, and pages of two sizes."""
+    total = 24 if 8 in (prefill, decode) else 12
+    model = Pool("nhd", pages=8, page=2, heads=total)
+    ids, others = np.array([7, 0, 3, 2, 4, 1, 6, 5]), torch.tensor([1, 0])
+    for rank in range(decode):
+        count = max(1, total // decode)
+        mine = Pool("nhd", pages=2, page=8, heads=count, seed=1)
+        region, parts = [], []
+        for other in range(prefill):
+            shared = shared_heads(prefill, other, decode, rank, total)
+            if shared is None:
+                continue
+            (first, heads), there = shared
+            begin = other * total // prefill
+            held = slice(begin, begin + max(1, total // prefill))
+            ring = ring_of(4 * 16 * heads * 16)
+            k, v = ([tensor[:, held] for tensor in half] for half in (model.k, model.v))
+            steps.gather(k, v, ids, SimpleNamespace(buffer=ring), first, heads, 2)
+            region.append(ring)
+            parts.append(there)
+        steps.scatter_heads(torch.cat(region), mine.k, mine.v, others, 8, parts)
+        begin = rank * total // decode
+        for a, b in zip(model.content(), mine.content(), strict=True):
+            assert torch.equal(a[ids].reshape(2, 8, total, 16)[:, :, begin : begin + count], b[[1, 0]])
+
+
+def test_parts_that_share_heads_are_refused(steps):
+    pool = Pool("nhd")
+    with pytest.raises(OverlapError, match="head 1 is in two parts"):
+        steps.scatter_heads(ring_of(9999), pool.k, pool.v, torch.tensor([1]), 4, [Heads(0, 2), Heads(1, 2)])
+    steps.scatter_heads(ring_of(9999), pool.k, pool.v, torch.tensor([1]), 4, [])
+    with pytest.raises(KVPlanError, match="12 heads over 5 ranks"):
+        shared_heads(5, 0, 4, 0, 12)
 
 
 def test_latents_without_v_go_through_the_ring(steps):
@@ -229,12 +276,12 @@ def test_what_rows_refuse(steps):
 @pytest.mark.parametrize("ranks", [(3, 2), (2, 3), (6, 4)])
 def test_ranks_that_sglang_does_not_connect_are_refused(ranks):
     with pytest.raises(KVPlanError, match="only if one number divides the other"):
-        writers_of(*ranks, 12)
+        written_heads(*ranks, 12)
 
 
 def test_writers_that_lack_a_head_are_refused():
     with pytest.raises(KVPlanError, match="no rank of prefill writes head 2"):
-        writers_of(4, 2, 6)
+        written_heads(4, 2, 6)
 
 
 def fake_sglang(monkeypatch, **changed):

@@ -9,43 +9,24 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from kvplan.base.integers import integer
 from kvplan.cost.policy import BESIDE_COMPUTE, Policy
-from kvplan.engines.sglang.head_writers import writers_of
-from kvplan.engines.sglang.ring_plans import Planes, Step, checked_pages, plan_of, planes_of, planes_of_rows
+from kvplan.engines.sglang.head_writers import Heads, places_of, written_heads
+from kvplan.engines.sglang.ring_plans import Step, checked_pages, plan_of, planes_of
+from kvplan.engines.sglang.staged_pools import PoolPlanes, RowPlanes, device_of, heads_of
 from kvplan.engines.slots import slot_array
 from kvplan.engines.streams import current_stream
 from kvplan.errors import KVPlanError, LayoutError, OverlapError
 from kvplan.execute.executor import Executor
 from kvplan.execute.transfer import Transfer
-from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.strides import Int64Array
 from kvplan.plan.row_plans import Memory, layout_of
 
 KEPT = 32  # compiled pools; a decode rank has one for each slice of heads that a writer sends
-
-
-class _Pool(NamedTuple):
-    """Some heads of a pool, compiled.
-
-    Attributes:
-        layout: holds all tensors.
-        planes: the planes that are alike.
-        page_nbytes: bytes of a page in the ring, in all planes.
-    """
-
-    layout: KVLayout
-    planes: list[Planes]
-    page_nbytes: int
-
-    @property
-    def pages(self) -> int:
-        """Pages that all planes have."""
-        return min(planes.pages for planes in self.planes)
 
 
 class StagingSteps:
@@ -144,29 +125,55 @@ class StagingSteps:
             k_buffers, v_buffers: tensors by layer, see :func:`planes_of`; no V for latents.
             page_idx_tensor: page ids; a tensor of any device.
             page_size: tokens of a page.
-            prefill_attn_tp_size, decode_attn_tp_size, dst_tp_rank, total_kv_heads: see :func:`writers_of`.
+            prefill_attn_tp_size, decode_attn_tp_size, total_kv_heads: see :func:`written_heads`.
+            dst_tp_rank: rank of decode, for messages.
 
         Raises:
-            LayoutError, KVPlanError, BlockIndexError: as in :meth:`gather` and :func:`writers_of`.
-            OverlapError: a page is given twice.
+            KVPlanError: as :meth:`scatter_heads` and :func:`written_heads`; or the pool has other heads than its rank.
         """
-        writers, count = writers_of(prefill_attn_tp_size, decode_attn_tp_size, total_kv_heads)
-        held = max(1, total_kv_heads // decode_attn_tp_size)
-        pools = [
-            self._pool(k_buffers, v_buffers, staging_buffer_view, page_size, head, heads) for _, head, heads in writers
-        ]
-        if pools[0].layout.sizes["head"] != held:
+        parts = written_heads(prefill_attn_tp_size, decode_attn_tp_size, total_kv_heads)
+        held, there = max(1, total_kv_heads // decode_attn_tp_size), heads_of(k_buffers)
+        if there != held:
             raise KVPlanError(
-                f"decode rank {dst_tp_rank} has {held} heads, its pool {pools[0].layout.sizes['head']}; give "
-                "total_kv_heads of the model"
+                f"decode rank {dst_tp_rank} has {held} heads, its pool {there}; give total_kv_heads of the model"
             )
-        pages = checked_pages(slot_array(page_idx_tensor, "page_indices"), pools[0].pages)
+        self.scatter_heads(staging_buffer_view, k_buffers, v_buffers, page_idx_tensor, page_size, parts)
+
+    def scatter_heads(
+        self,
+        staging_buffer_view: Any,
+        k_buffers: Sequence[Any],
+        v_buffers: Sequence[Any],
+        page_idx_tensor: Any,
+        page_size: int,
+        parts: Sequence[Heads],
+    ) -> None:
+        """Scatter a region of the ring that holds any parts of the heads, one after another.
+
+        The numbers of ranks need not divide each other, and the pages of the side that gathered may have other sizes.
+
+        Args:
+            staging_buffer_view, k_buffers, v_buffers, page_idx_tensor, page_size: as in :meth:`scatter`.
+            parts: the heads of each part, in the order of the ring, such as :func:`shared_heads` returns. Of equal
+                parts, one is scattered.
+
+        Raises:
+            LayoutError, KVPlanError, BlockIndexError: as in :meth:`gather`.
+            OverlapError: a page is given twice, or two parts share some of their heads.
+        """
+        ring, whole = staging_buffer_view, sum(part.many for part in parts)
+        places = [
+            (self._pool(k_buffers, v_buffers, ring, page_size, *heads), before) for heads, before in places_of(parts)
+        ]
+        if not places:
+            return
+        pages = checked_pages(slot_array(page_idx_tensor, "page_indices"), places[0][0].pages)
         if np.unique(pages).size < pages.size:
             raise OverlapError("a page is given twice; each page of a scatter is another one")
-        each = pools[0].page_nbytes * pages.size
-        places = [(pool, writer.place * each) for pool, writer in zip(pools, writers, strict=True)]
-        transfer = self._submit("dst", places, pages, staging_buffer_view, count * each)
-        transfer.wait(current_stream(_device(staging_buffer_view)))
+        head = pages.size * places[0][0].page_nbytes // parts[0].many  # bytes of a head in the region
+        placed = [(pool, before * head) for pool, before in places]
+        transfer = self._submit("dst", placed, pages, ring, whole * head)
+        transfer.wait(current_stream(device_of(ring)))
 
     def rows(
         self,
@@ -201,16 +208,16 @@ class StagingSteps:
         rows = slot_array(row_indices, "row_indices")
         if not rows.size or not addresses:
             return
-        pool = self._kept((addresses, widths, steps), lambda: _Rows(addresses, widths, steps, _device(pack)))
+        pool = self._kept((addresses, widths, steps), lambda: RowPlanes(addresses, widths, steps, device_of(pack)))
         transfer = self._submit("src", [(pool.reaching(int(rows.max())), 0)], rows, pack, rows.size * sum(widths))
-        transfer.wait(current_stream(_device(pack)))
+        transfer.wait(current_stream(device_of(pack)))
 
-    def _pool(self, k: Sequence[Any], v: Sequence[Any], ring: Any, page_size: int, head: int, heads: int) -> _Pool:
+    def _pool(self, k: Sequence[Any], v: Sequence[Any], ring: Any, page_size: int, head: int, heads: int) -> PoolPlanes:
         """Return the compiled pool of some heads."""
         tensors = [*k, *v]
-        if not tensors or _device(tensors[0]) != _device(ring):
-            where = _device(tensors[0]) if tensors else "none"
-            raise LayoutError(f"K is on {where}, the ring on {_device(ring)}; give tensors and a ring of one device")
+        if not tensors or device_of(tensors[0]) != device_of(ring):
+            where = device_of(tensors[0]) if tensors else "none"
+            raise LayoutError(f"K is on {where}, the ring on {device_of(ring)}; give tensors and a ring of one device")
         numbers = tuple(
             integer(name, one, least=least)
             for name, one, least in (("page_size", page_size, 1), ("first head", head, 0), ("num_heads", heads, 1))
@@ -218,11 +225,11 @@ class StagingSteps:
         held = [(tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors]
         key = (*numbers, len(k), *held)
 
-        def made() -> _Pool:
+        def made() -> PoolPlanes:
             layout, planes, row = planes_of(k, v, *numbers)
-            return _Pool(layout, planes, row * len(tensors))
+            return PoolPlanes(layout, planes, row * len(tensors))
 
-        found: _Pool = self._kept(key, made)
+        found: PoolPlanes = self._kept(key, made)
         return found
 
     def _kept(self, key: tuple[Any, ...], made: Callable[[], Any]) -> Any:
@@ -234,43 +241,15 @@ class StagingSteps:
             return found
 
     def _submit(
-        self, step: Step, places: list[tuple[_Pool, int]], pages: Int64Array, ring: Any, nbytes: int
+        self, step: Step, places: list[tuple[PoolPlanes, int]], pages: Int64Array, ring: Any, nbytes: int
     ) -> Transfer:
         """Submit the copies between pools and their places in the ring, after torch's current stream."""
         held = ring.numel() * ring.element_size()
         if nbytes > held:
             raise KVPlanError(f"{pages.size} pages take {nbytes:,} bytes of the ring; it has {held:,}")
-        address, device = ring.data_ptr(), _device(ring)
+        address, device = ring.data_ptr(), device_of(ring)
         with self._lock:  # run groups are made and kept
             parts = [planes.part(step, pages, address + at) for pool, at in places for planes in pool.planes]
         whole = layout_of([Memory(address, held, device, ring)])
         plan = plan_of(step, parts, places[0][0].layout, whole)
         return self.executor(device).submit(plan, after=current_stream(device))
-
-
-class _Rows:
-    """Planes that are given by addresses, and a layout of the rows that were seen so far."""
-
-    def __init__(
-        self, addresses: tuple[int, ...], widths: tuple[int, ...], strides: tuple[int, ...], device: str
-    ) -> None:
-        self._ranges = tuple(zip(addresses, widths, strides, strict=True))
-        self._device, self._last = device, -1
-        self._layout: KVLayout | None = None
-        self._planes = planes_of_rows(addresses, widths, strides)
-        self._nbytes = sum(widths)
-
-    def reaching(self, row: int) -> _Pool:
-        """Return the planes with a layout that holds rows up to this one; addresses do not tell how many there are."""
-        if self._layout is None or row > self._last:
-            self._last = row
-            self._layout = layout_of([
-                Memory(address, row * stride + width, self._device) for address, width, stride in self._ranges
-            ])  # fmt: skip
-        return _Pool(self._layout, self._planes, self._nbytes)
-
-
-def _device(tensor: Any) -> str:
-    """Return the name of a tensor's device, such as ``"cuda:0"``."""
-    device = tensor.device
-    return str(device) if device.index is not None or device.type == "cpu" else f"{device.type}:0"
