@@ -328,6 +328,11 @@ def test_hooks_serve_the_three_functions(monkeypatch):
     assert gather(own["gather"], [], [], np.array([1]), there, 0, 4, 4) == "own"
     assert gather(own["gather"], [], [], np.array([1]), staging_buffer=there, src_head_start=0, num_heads=4,
                   page_size=4) == "own"  # fmt: skip
+    with pytest.raises(KVPlanError, match="vectorized_5d; SGLang counts the bytes of a message by the last dim"):
+        gather(own["gather"], Pool("vectorized_5d").k, pool.v, np.array([1]), ring, 0, 4, 4)
+    rows = found["sglang.kernels.ops.kvcache.pd_dcp_gather.copy_mla_rows_into_pack"]
+    rows(own["rows"], [pool.k[0].data_ptr()], torch.tensor([2]), ring.buffer, [64])
+    assert torch.equal(ring.buffer[:64], pool.k[0][2].reshape(-1))
     steps.close()
 
 

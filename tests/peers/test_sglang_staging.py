@@ -114,6 +114,31 @@ def test_packing_of_context_parallel_rows_calls_it(files, steps, monkeypatch):
     assert torch.equal(*made)
 
 
+@pytest.mark.parametrize("form", ["hnd", "narrow V", "rows of a page"])
+def test_pools_that_sglang_reads_otherwise(files, steps, monkeypatch, form):
+    """Its kernel assumes contiguous rows of tokens, and K's width for V; kvplan reads the strides."""
+    monkeypatch.setattr(files.buffer, "_USE_TRITON_STAGING", True)
+    k, v = pool(4, 4, torch.uint8, seed=0)
+    if form == "hnd":
+        k, v = ([tensor.view(PAGES, 4, 4, 16) for tensor in half] for half in (k, v))
+        wanted = [tensor[3].transpose(0, 1) for tensor in (*k, *v)]
+    elif form == "narrow V":
+        v = [torch.cat([tensor.view(-1), tensor.view(-1)])[: PAGES * 4 * 4 * 12].view(-1, 4, 12) for tensor in v]
+        wanted = [tensor[12:16] for tensor in (*k, *v)]
+    else:
+        k, v = ([torch.stack([tensor, 255 - tensor], 1)[:, 0] for tensor in half] for half in (k, v))
+        wanted = [tensor[12:16] for tensor in (*k, *v)]
+    theirs, mine = (Ring(torch.zeros(4096, dtype=torch.uint8)) for _ in range(2))
+    for gather, ring in ((files.buffer.gather_all_layers_to_staging, theirs), (steps.gather, mine)):
+        assert gather(k, v, np.array([3]), ring, 0, 4, 4) == 4 * 256
+    held = [
+        [torch.equal(ring.buffer[256 * n :][: one.numel()], one.reshape(-1)) for n, one in enumerate(wanted)]
+        for ring in (mine, theirs)
+    ]
+    assert all(held[0])
+    assert not all(held[1])
+
+
 def test_sglang_keeps_the_arguments(files, monkeypatch):
     import sys
 

@@ -18,6 +18,7 @@ from kvplan.errors import KVPlanError
 
 VARIABLE = "KVPLAN_SGLANG_STAGING"
 DEVICES = ("cuda", "cpu")
+COUNTED_WRONGLY = 5  # dims of a pool whose last dim is not a head's
 
 
 class Served(NamedTuple):
@@ -26,13 +27,13 @@ class Served(NamedTuple):
     Attributes:
         module, name: of the function.
         step: the method of :class:`StagingSteps`, with the same arguments.
-        ring: position of the argument that is the ring, or holds it.
+        ring: the argument that is the ring, or holds it.
     """
 
     module: str
     name: str
     step: str
-    ring: int
+    ring: str
 
     @property
     def target(self) -> str:
@@ -42,9 +43,9 @@ class Served(NamedTuple):
 
 _STAGING = "sglang.srt.disaggregation.common.staging_buffer"
 SERVED = (
-    Served(_STAGING, "gather_all_layers_to_staging", "gather", 3),
-    Served(_STAGING, "scatter_staging_to_kv", "scatter", 0),
-    Served("sglang.kernels.ops.kvcache.pd_dcp_gather", "copy_mla_rows_into_pack", "rows", 2),
+    Served(_STAGING, "gather_all_layers_to_staging", "gather", "staging_buffer"),
+    Served(_STAGING, "scatter_staging_to_kv", "scatter", "staging_buffer_view"),
+    Served("sglang.kernels.ops.kvcache.pd_dcp_gather", "copy_mla_rows_into_pack", "rows", "pack"),
 )
 
 
@@ -83,12 +84,19 @@ def _check(served: Served) -> None:
 
 
 def _around(served: Served, step: Callable[..., Any]) -> Callable[..., Any]:
-    names = list(inspect.signature(step).parameters)
+    signature = inspect.signature(step)
 
     def around(own: Callable[..., Any], *given: Any, **named: Any) -> Any:
-        ring = given[served.ring] if len(given) > served.ring else named[names[served.ring]]
+        asked = signature.bind(*given, **named).arguments
+        ring = asked[served.ring]
         if getattr(ring, "buffer", ring).device.type not in DEVICES:
             return own(*given, **named)
+        held = asked.get("k_buffers")
+        if held and len(held[0].shape) == COUNTED_WRONGLY:
+            raise KVPlanError(
+                "a pool in the layout vectorized_5d; SGLang counts the bytes of a message by the last dim, which is a "
+                "part of a head there: run with nhd or hnd"
+            )
         return step(*given, **named)
 
     return around
