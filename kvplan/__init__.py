@@ -19,7 +19,6 @@ from kvplan.errors import (
     PathError,
     TransferError,
 )
-from kvplan.layout.kvlayout import KVLayout
 
 if TYPE_CHECKING:
     from kvplan.agents.agent import Agent
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from kvplan.execute.executor import Executor
     from kvplan.execute.layerwise import LayerwiseTransfer
     from kvplan.execute.transfer import Transfer, TransferResult
+    from kvplan.layout.kvlayout import KVLayout
     from kvplan.layout.places import Place, locate
     from kvplan.memory.allocate import allocate
     from kvplan.plan.copy_program import CopyProgram, compile  # noqa: A004
@@ -87,6 +87,7 @@ _LATER = {
     "Descriptors": "kvplan.plan.loops_numpy",
     "Executor": "kvplan.execute.executor",
     "Groups": "kvplan.ranks.groups",
+    "KVLayout": "kvplan.layout.kvlayout",
     "LayerwiseTransfer": "kvplan.execute.layerwise",
     "PairProgram": "kvplan.ranks.rank_pair",
     "Peer": "kvplan.agents.peer",

@@ -2,78 +2,26 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import starmap
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
+from kvplan.agents.latched_transfer import BEGUN
+from kvplan.agents.peer_ending import Order, PeerEnding
 from kvplan.agents.settling import Lane
-from kvplan.agents.way import Deliver, delivered
-from kvplan.base.latch import Latch, Wake
-from kvplan.base.process import check_process, generation
+from kvplan.agents.way import delivered
+from kvplan.base.latch import Wake
+from kvplan.base.process import check_process
 from kvplan.base.threads import Standby, error_of
 from kvplan.errors import TransferError
-from kvplan.execute.stats import Tally
-from kvplan.execute.transfer import StreamlessTransfer, Transfer, TransferResult, cancellation, check_layer, wait_on_cpu
+from kvplan.execute.transfer import StreamlessTransfer, Transfer, check_layer, wait_on_cpu
 from kvplan.plan.plan import Plan
 
-_BEGUN = object()
-_HOLDS = {
-    True: "the destination's blocks hold bytes that may be wrong: do not use them",
-    False: "the bytes were written to the memory of a peer that is gone",
-}  # by whether it reads from the peer
-
-log = logging.getLogger("kvplan.agents")
-
-
-def _ended() -> Transfer:
-    raise TransferError("the transfer has ended")
-
-
-class Peering(Protocol):
-    """The methods of a peer's connection that a transfer calls; :class:`kvplan.agents.link.Link` has them."""
-
-    why: str | None
-
-    def enter(self, transfer: Any) -> None:
-        """Count the transfer as in flight; raise TransferError if the connection is not open."""
-
-    def leave_flight(self, transfer: Any) -> None:
-        """Count the transfer as ended."""
-
-    def lost(self, opened: Any) -> str | None:
-        """Return why bytes that have just moved are nobody's word, or None."""
-
-    def send_note(self, note: bytes) -> None:
-        """Send the note."""
-
-
-class Order(NamedTuple):
-    """The arguments of a submit.
-
-    Attributes:
-        plan: the plan.
-        peer: name of the peer.
-        reading: whether it reads from the peer; otherwise it writes.
-        note: note for the peer; ``b""`` if the transport delivers it, or if there is none.
-        attempts: number of attempts in total.
-        deadline: seconds until it is given up, or None.
-        until: when that is, as ``time.monotonic`` counts, or None.
-        after: what the lane waits for before the first attempt, or None.
-    """
-
-    plan: Plan
-    peer: str
-    reading: bool
-    note: bytes = b""
-    attempts: int = 1
-    deadline: float | None = None
-    until: float | None = None
-    after: Any = None
+__all__ = ["Order", "PeerTransfer"]
 
 
 class _Frame:
@@ -82,7 +30,7 @@ class _Frame:
     __slots__ = ("__weakref__",)
 
 
-class PeerTransfer(StreamlessTransfer):
+class PeerTransfer(PeerEnding):
     """A transfer between two processes of one machine, or of two by NIXL. :meth:`kvplan.Peer.submit` returns it.
 
     It has ended when its bytes have moved, the peer's process was found alive after the last byte, and the note was
@@ -99,25 +47,11 @@ class PeerTransfer(StreamlessTransfer):
     """
 
     # Defaults that most transfers keep, so that a submit need not set them.
-    attempt = 0
     quiet = False
     _frame: weakref.ref[_Frame] | None = None
-    _deferred = _refused = _launched = _cancelled = _expired = False
+    _launched = False
     _waking: Wake | None = None
     _lane: Lane | None = None
-
-    def __init__(self, order: Order, link: Peering, opened: Any, tally: Tally, start: Callable[[], Transfer]) -> None:
-        self.plan = order.plan
-        self._inners: list[Transfer] = []  # of each attempt
-        self.until = order.until
-        self._order, self._link, self._opened, self._tally, self._start = order, link, opened, tally, start
-        self._generation = generation()
-        self._over = over = Latch()
-        self.sleepers = over.sleepers
-        self._ends: list[tuple[TransferResult | None, TransferError | None]] = []  # the first one counts
-        self._once = iter((True,))  # consumed when it is counted
-        self._taken: list[Deliver] = []  # the transport's function, if the transport delivers the note
-        self._fates: list[object] = []  # _BEGUN, or an object of each caller that cancels it; the first one decides
 
     # ---- the face of a transfer --------------------------------------------------------------------------------------
 
@@ -139,17 +73,7 @@ class PeerTransfer(StreamlessTransfer):
                 self._lane.hurry()
             if not self._over.wait(timeout):
                 raise self._late(timeout)
-        error = self._ends[0][1]
-        if error is not None:
-            raise error.with_traceback(None)
-
-    def result(self) -> TransferResult:
-        """Wait for its end and return its result; see :meth:`kvplan.Transfer.result`."""
-        self.synchronize()
-        result = self._ends[0][0]
-        if result is None:
-            raise TransferError("the transfer ended without a result")
-        return result
+        self._raise()
 
     def wait(self, stream: Any = None) -> None:
         """Make a stream wait for the bytes, or block without a GPU; see :meth:`kvplan.Transfer.wait`."""
@@ -197,12 +121,6 @@ class PeerTransfer(StreamlessTransfer):
 
     # ---- for the peer and the lane -----------------------------------------------------------------------------------
 
-    @property
-    def inner(self) -> Transfer | None:
-        """The transfer that moves the bytes; None while it has not been submitted."""
-        inners = self._inners
-        return inners[-1] if inners else None
-
     def launch(self, lane: Lane, opened: Any, *, urgent: bool = False) -> None:
         """Submit it, or leave that to the lane if it waits on the CPU for its ``after=``.
 
@@ -247,7 +165,7 @@ class PeerTransfer(StreamlessTransfer):
     def submit(self) -> None:
         """Submit the inner transfer, in the caller's thread."""
         self.attempt += 1
-        self._fates.append(_BEGUN)  # from here on, the inner transfer says whether it can be cancelled
+        self._fates.append(BEGUN)  # from here on, the inner transfer says whether it can be cancelled
         self._inners.extend(starmap(self._start, [()]))  # one C call keeps what the submit returns
 
     def begin(self, standby: Standby, wake: Wake) -> None:
@@ -261,8 +179,8 @@ class PeerTransfer(StreamlessTransfer):
             self.expire()
             return
         if error is None and not self._over.happened:
-            self._fates.append(_BEGUN)
-            if self._fates[0] is _BEGUN:
+            self._fates.append(BEGUN)
+            if self._fates[0] is BEGUN:
                 error = error_of(self.submit)
         if error is not None:
             self._finish(None, self._problem(str(error), "nothing was moved"))
@@ -299,110 +217,6 @@ class PeerTransfer(StreamlessTransfer):
         else:
             self._finish(None, self._problem(late, f"it still runs, and may still change {self._destination()}"))
 
-    def settle(self) -> bool:
-        """End it, now that the inner transfer has ended; return False if it was submitted again."""
-        result, error = None, None
-        if self.inner is None and (self._refused or not self._deferred) and not self._over.happened:
-            self._link.leave_flight(self)
-            self._ends.append((None, TransferError("the submit was refused or interrupted; nothing was moved")))
-            self._over.set()
-            return True
-        if not self._over.happened:
-            inner = self.inner
-            problem = None if inner is None else error_of(inner.synchronize)
-            if inner is None or (problem is not None and self._cancelled):
-                error = self._cancellation()
-            elif problem is None:
-                error = self._settle_moved()
-                result = inner.result() if error is None else None
-            else:
-                if self.attempt < self._order.attempts and self._link.why is None:
-                    log.warning("%s with %s failed (%s); it is tried again", self.plan, self._order.peer, problem)
-                    problem = error_of(self.submit)
-                    if problem is None:
-                        return False
-                error = self._problem(str(problem), f"{self._destination()} may hold a part of the bytes")
-        self._link.leave_flight(self)
-        self._finish(result, error)
-        self._tally.settle()
-        return True
-
-    def _end_here(self) -> bool:
-        """End it in the caller's thread, if its bytes have moved and nothing is wrong; return whether it has ended.
-
-        The lane's thread does the same, perhaps at the same time. A signal handler may interrupt this call at any
-        point, and then the lane's thread completes the end.
-        """
-        inner = self._inners[-1]
-        if self._cancelled or not inner.done():
-            return self._over.happened
-        try:
-            result = inner.result()
-        except TransferError:
-            return self._over.happened
-        if self._link.lost(self._opened) is not None:
-            return self._over.happened
-        self._link.leave_flight(self)
-        self._finish(result, None)
-        return True
-
-    def _settle_moved(self) -> TransferError | None:
-        """Ask whether the peer lives, then send the note; return the error, or None."""
-        order = self._order
-        lost = self._link.lost(self._opened)
-        if lost is not None:
-            return self._problem(lost, _HOLDS[order.reading])
-        if isinstance(order.after, PeerTransfer):  # a GPU waited for its bytes only, and not for whether its peer lived
-            failed = error_of(order.after.synchronize)
-            if failed is not None:
-                return self._problem(f"its after= failed ({failed})", f"{self._destination()} may hold wrong bytes")
-        if self._taken or order.note:
-            try:
-                if self._taken:
-                    self._tell(None)
-                else:
-                    self._link.send_note(order.note)
-            except TransferError as error:
-                return self._problem(f"the note was not sent: {error}", "all bytes have moved")
-        return None
-
-    def _finish(self, result: TransferResult | None, error: TransferError | None) -> None:
-        self._ends.append((result, error))
-        result, error = self._ends[0]  # the first one counts, even if its thread was interrupted here
-        if error is not None and self._taken:
-            with suppress(TransferError):  # the peer is gone
-                self._tell(error)
-        if result is not None:
-            self._tally.add(result, "read" if self._order.reading else "write", self._once)
-        elif any(self._once):
-            if self._cancelled and not self._expired:
-                self._tally.ends.append("cancelled")
-            else:
-                self._tally.fail(self.plan, "agent", error)
-        if not self._over.happened:
-            self._over.set()
-        if self._order.after is not None:
-            self._order = self._order._replace(after=None)  # otherwise a chain of transfers would stay alive
-        self._start = _ended
-
-    def _tell(self, error: TransferError | None) -> None:
-        """Call the transport's function, once."""
-        deliver, self._taken[0] = self._taken[0], delivered
-        deliver(error)
-
-    def _cancellation(self) -> TransferError:
-        if self._link.why is not None:
-            return self._problem(self._link.why, "it had not begun, and nothing was moved")
-        return TransferError(cancellation(self.plan))
-
-    def _problem(self, what: str, held: str) -> TransferError:
-        verb = "reading from" if self._order.reading else "writing to"
-        tries = f" in {self.attempt} attempts" if self.attempt > 1 else ""
-        return TransferError(f"{verb} {self._order.peer!r} failed{tries}: {what}; {held}")
-
-    def _destination(self) -> str:
-        return "the destination" if self._order.reading else "the peer's memory"
-
     @property
     def on_gpu(self) -> bool:
         """Whether streams can wait for it."""
@@ -415,7 +229,3 @@ class PeerTransfer(StreamlessTransfer):
         if self.inner is None:
             raise TransferError("the transfer has not been submitted yet")
         return self.inner
-
-    def __repr__(self) -> str:
-        state = "in flight" if not self._over.happened else "failed" if self._ends[0][1] else "done"
-        return f"PeerTransfer({self.plan!r}, {state})"

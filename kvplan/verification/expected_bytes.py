@@ -18,7 +18,6 @@ from kvplan.verification.canary import Stray, Stretches
 from kvplan.verification.raw_bytes import addresses_of
 
 Side = Literal[0, 1]  # source, destination
-KEPT_NBYTES = 8 << 20  # moved bytes, at most, whose addresses are kept: 16 bytes of addresses a byte
 
 
 class Match(NamedTuple):
@@ -50,7 +49,6 @@ class Moved:
         self.layouts, self.ids = (src, dst), ids
         self.matches: list[Match] = []
         self.nbytes = 0
-        self._known: dict[tuple[int, Side], Int64Array] = {}  # each round needs the same addresses
         for pair in match(src.geometry, dst.geometry):
             held = (pair.src.form, ids[0]), (pair.dst.form, ids[1])
             tokens = min(len(some) * extent(form.token) for form, some in held)
@@ -58,15 +56,9 @@ class Moved:
             self.nbytes += self.matches[-1].nbytes
 
     def addresses(self, one: Match, side: Side) -> Int64Array:
-        """Return the address of every byte of one pair: (tokens, heads, bytes). Do not write to this array."""
-        key = id(one.pair), side
-        found = self._known.get(key)
-        if found is None:
-            _, dim = _placed(one.pair, side)
-            found = self._rows(one, side, np.arange(dim, dim + one.shape[2]))
-            if self.nbytes <= KEPT_NBYTES:
-                self._known[key] = found
-        return found
+        """Return the address of every byte of one pair: (tokens, heads, bytes)."""
+        _, dim = _placed(one.pair, side)
+        return self._rows(one, side, np.arange(dim, dim + one.shape[2]))
 
     def _rows(self, one: Match, side: Side, content: Int64Array) -> Int64Array:
         component, _ = _placed(one.pair, side)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from bisect import bisect_right
+from collections.abc import Iterator
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from kvplan.layout.kvlayout import KVLayout
 
 Bytes = NDArray[np.uint8]
+PIECE = 16 << 10  # addresses in CPU memory that are split at once: few enough for caches, and mostly in one region
 BY_CPU = (np.ndarray, MappedBytes)  # memory that the CPU indexes; other memory is a tensor
 
 
@@ -59,25 +62,25 @@ class Contents:
         # For each region: of all regions that begin no later, the region with the highest end.
         self._widest = list(accumulate(range(len(self._regions)), self._further))
         self._memory = [_host(region) if region.device == "cpu" else _torch(region) for region in self._regions]
+        on_cpu = all(isinstance(memory, np.ndarray) for memory in self._memory)
+        self._piece = PIECE if on_cpu else sys.maxsize  # a GPU takes a call for each piece
 
     def _further(self, one: int, other: int) -> int:
         return other if self._regions[other].end > self._regions[one].end else one
 
     def read(self, addresses: Int64Array) -> Bytes:
         """Return the bytes at an array of addresses, in its shape."""
-        out = np.empty(addresses.shape, dtype=np.uint8)
-        for chosen, memory, offsets in self._split(addresses):
+        out = np.empty(addresses.size, dtype=np.uint8)
+        for which, memory, offsets in self._split(addresses.ravel()):
             held = memory[offsets]
-            read = held if isinstance(held, np.ndarray) else held.cpu().numpy()
-            if chosen is None:
-                return read.reshape(addresses.shape)
-            out[chosen] = read
-        return out
+            out[which] = held if isinstance(held, np.ndarray) else held.cpu().numpy()
+        return out.reshape(addresses.shape)
 
     def write(self, addresses: Int64Array, values: Bytes) -> None:
         """Set the bytes at an array of addresses."""
-        for chosen, memory, offsets in self._split(addresses):
-            written = values.ravel() if chosen is None else values[chosen]
+        flat = values.ravel()
+        for which, memory, offsets in self._split(addresses.ravel()):
+            written = flat[which]
             memory[offsets] = written if isinstance(memory, BY_CPU) else offsets.new_tensor(written, dtype=memory.dtype)
 
     def stretch(self, address: int, nbytes: int) -> Bytes:
@@ -107,26 +110,26 @@ class Contents:
                 return self._memory[k], address - self._regions[k].address
         raise LookupError(f"no single region holds {nbytes} bytes at {address:#x}")
 
-    def _split(self, addresses: Int64Array) -> Any:
-        """Yield (mask of the addresses, memory, offsets into it) for each region that holds some of the addresses.
+    def _split(self, addresses: Int64Array) -> Iterator[tuple[Any, Any, Any]]:
+        """Yield (numbers of the addresses, memory, offsets into it) for each region that holds some of a piece."""
+        for first in range(0, len(addresses), self._piece):
+            some = addresses[first : first + self._piece]
+            low, high = int(some.min()), int(some.max())
+            at = self._widest[max(bisect_right(self._starts, low) - 1, 0)]
+            region = self._regions[at]
+            if region.address <= low and high < region.end:  # the usual case: one region holds all
+                yield slice(first, first + len(some)), *self._offsets(at, some)
+                continue
+            begun = np.searchsorted(self._starts, some, "right") - 1
+            holding = np.array(self._widest)[np.maximum(begun, 0)]
+            order = np.argsort(holding, kind="stable")
+            for which in np.split(order, np.flatnonzero(np.diff(holding[order])) + 1):
+                yield first + which, *self._offsets(int(holding[which[0]]), some[which])
 
-        The mask is None if one region holds all.
-        """
-        if not addresses.size:
-            return
-        low, high = int(addresses.min()), int(addresses.max())
-        at = self._widest[max(bisect_right(self._starts, low) - 1, 0)]
-        region, memory = self._regions[at], self._memory[at]
-        if region.address <= low and high < region.end:  # the usual case: one region holds all
-            offsets = addresses - region.address
-            yield None, memory, (offsets if isinstance(memory, BY_CPU) else _indices(offsets, memory)).ravel()
-            return
-        begun = np.searchsorted(np.array(self._starts), addresses, "right") - 1
-        holding = np.array(self._widest)[np.maximum(begun, 0)]
-        for at in np.unique(holding).tolist():
-            chosen, memory = holding == at, self._memory[at]
-            offsets = addresses[chosen] - self._regions[at].address
-            yield chosen, memory, offsets if isinstance(memory, BY_CPU) else _indices(offsets, memory)
+    def _offsets(self, at: int, addresses: Int64Array) -> tuple[Any, Any]:
+        """Return the memory of a region, and the offsets of addresses into it."""
+        memory, offsets = self._memory[at], addresses - self._regions[at].address
+        return memory, offsets if isinstance(memory, BY_CPU) else _indices(offsets, memory)
 
 
 def _host(region: Region) -> Bytes:

@@ -279,8 +279,8 @@ class _Verifying:
         if not self.markers:
             return given
         first = self.moved.matches[k].first
-        numbers = np.arange(first, first + given.size, dtype=np.int64).reshape(given.shape)
-        return (numbers >> (8 * number)).astype(np.uint8)
+        numbers = np.arange(first, first + given.size, dtype="<u4")  # MAX_NBYTES numbers have four bytes
+        return numbers.view(np.uint8)[number::4].reshape(given.shape)
 
     def _beside_in_blocks(self, number: int) -> tuple[Stray | None, int]:
         """Find written bytes of the destination's blocks that the transfer does not move; overwrite the moved bytes."""

@@ -48,7 +48,7 @@ class Ends:
         self.yours.close()
         for agent in (self.me, self.you):
             agent.close()
-        assert not any(one.live for one in self.network.agents.values()), "a handle was left"
+        self.network.check_released()
 
 
 @pytest.fixture
@@ -141,12 +141,13 @@ def test_a_peer_that_is_gone_is_told(ends):
 
 def test_a_peer_that_was_restarted_is_replaced(ends):
     again = double.Agent(ends.network, "you", life=1)
-    again.register_memory(np.array([(ends.yours.address, 4 * SLOT, 0)], np.int64), "DRAM")
+    registered = again.register_memory(np.array([(ends.yours.address, 4 * SLOT, 0)], np.int64), "DRAM")
     with pytest.raises(TransferError, match="NIXL does not take the metadata of 'you'"):
         ends.me.add("you", again.get_agent_metadata())
     ends.me.replace("you", again.get_agent_metadata())
     ends.me.tell("you", b"welcome back")
     assert again.get_new_notifs() == {"me": [b"welcome back"]}
+    again.deregister_memory(registered)
 
 
 def test_few_writes_wait_to_be_posted_again(ends, monkeypatch):

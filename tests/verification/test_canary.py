@@ -244,6 +244,7 @@ def test_memory_is_read_and_written_whatever_regions_nest_or_touch(data):
     held = sorted({at for first, nbytes in spans for at in range(first, first + nbytes)})
     chosen = data.draw(st.lists(st.sampled_from(held), min_size=1, max_size=9, unique=True))
     contents, addresses = Contents(layout), whole.address + np.array(chosen)
+    contents._piece = data.draw(st.integers(1, 10))  # addresses at once
     assert contents.read(addresses).tolist() == chosen
     contents.write(addresses, np.array([200 + k for k in range(len(chosen))], np.uint8))
     assert memory[chosen].tolist() == [200 + k for k in range(len(chosen))]

@@ -31,6 +31,9 @@ class Case:
         work: key of :data:`tests.whole_engines.work.WORKS`.
         faults: arguments of :class:`tests.whole_engines.faults.Faults`.
         env: environment variables of the engine's process.
+        engine: arguments of vLLM's ``LLM`` instead of the usual ones, or besides them.
+        ahead: whether a step is scheduled before the last one has ended. vLLM does so on GPUs; on CPUs it must be told.
+        model: key of :data:`tests.whole_engines.gpu_models.MODELS`; "" is the Llama of model.py.
     """
 
     name: str
@@ -39,6 +42,9 @@ class Case:
     work: str = "chats"
     faults: Mapping[str, int] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    model: str = ""
+    ahead: bool = False
 
     @property
     def tiers(self) -> bool:
@@ -65,6 +71,7 @@ class Case:
             "model": model, "dtype": "float32", "enforce_eager": True, "disable_log_stats": False,
             "block_size": BLOCK, "num_gpu_blocks_override": blocks, "max_model_len": 1024, "max_num_seqs": 8,
         }  # fmt: skip
+        found |= self.engine
         return found | ({"kv_transfer_config": self.transfer_config(engine_id, folder)} if self.connector else {})
 
 
@@ -104,7 +111,10 @@ FAILING = [
     Case("both fail, tiers", OURS, TIERS, faults={"loads": 3, "stores": 4}),
     Case("both fail in a crowd", OURS, work="crowd", faults={"loads": 2, "stores": 3}),
     Case("both fail in a crowd, by layer", OURS, LAYERS, work="crowd", faults={"loads": 2, "stores": 3}),
-]
+    Case("loads by layer fail, scheduled ahead", OURS, LAYERS, faults={"loads": 2}, ahead=True),
+    Case("both fail in a crowd, by layer, scheduled ahead", OURS, LAYERS, work="crowd",
+         faults={"loads": 2, "stores": 3}, ahead=True),
+]  # fmt: skip
 BLOCKS = [  # vLLM's SimpleCPUOffloadConnector; on a CPU its own copies do not run
     Case("simple", SIMPLE),
     Case("simple, blocks given", SIMPLE, {"num_cpu_blocks": 90}),

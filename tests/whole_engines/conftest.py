@@ -1,17 +1,21 @@
-"""A model and the tokens of an engine without offloading; elsewhere than in `make test-engines`, all is skipped."""
+"""A model and the tokens of an engine without offloading; where no vLLM is that can run, all is skipped."""
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import sys
+from pathlib import Path
 
 import pytest
 
 from kvplan.engines.vllm.releases import VERSIONS
-from tests.whole_engines import model, processes
+from tests.whole_engines import model, processes, summary
 from tests.whole_engines.cases import Case
+from tests.whole_engines.gpu_cases import LIKELY, USUAL_CONFIGURATION, Configuration
+from tests.whole_engines.gpu_models import MODELS
 from tests.whole_engines.install import RELEASES, installed
 from tests.whole_engines.work import BLOCK, WORKS
 
@@ -19,16 +23,30 @@ COLUMNS = ("tokens", "stored, MB", "loaded, MB", "hits of the host", "preemption
 SUMMARY = "row of the summary"
 INSTALLED = installed()
 VERSION = {f"{version.release}+cpu": version for version in VERSIONS}.get(INSTALLED)
+GPU_VERSION = {version.release: version for version in VERSIONS}.get(INSTALLED)
 rows: dict[str, tuple[str, ...]] = {}
 
 
 def missing(item) -> str:
     """Why a test does not run here, or ""."""
+    if item.get_closest_marker("gpu"):
+        return "" if GPU_VERSION and has_gpu() else f"vLLM is {INSTALLED}; on a machine with a GPU, install vLLM"
     if VERSION is None:
         return f"vLLM is {INSTALLED}, not {RELEASES[0]}+cpu; `make test-engines` makes an environment"
     case = item.callspec.params.get("case") if hasattr(item, "callspec") else None
     lacks = VERSION.lacks if isinstance(case, Case) else ()
     return "".join(f"vLLM {VERSION.release} has no interface for {key}" for key in lacks if key in case.extra)
+
+
+def has_gpu() -> bool:
+    """Whether this machine has a GPU for CUDA."""
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def pytest_addoption(parser):
+    parser.addoption("--record", type=Path, help="write the summary of whole engines to this JSON file")
 
 
 def pytest_collection_modifyitems(items):
@@ -43,15 +61,26 @@ def vllm_version():
     return VERSION
 
 
+def shared_folder(tmp_path_factory) -> Path:
+    """A folder of all workers of pytest-xdist."""
+    own = tmp_path_factory.getbasetemp()
+    return (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "shared"
+
+
+@contextlib.contextmanager
+def filled(folder: Path):
+    """Give a folder, and whether an engine's answer is still to be put there; other processes wait meanwhile."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield folder, not (folder / "answer.json").exists()
+
+
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory):
     """A folder that all workers of pytest-xdist share, and that one of them has filled."""
-    own = tmp_path_factory.getbasetemp()
-    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "shared"
-    folder.mkdir(exist_ok=True)
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "answer.json").exists():
+    with filled(shared_folder(tmp_path_factory)) as (folder, new):
+        if new:
             model.write(folder / "model")
             case = Case("without offloading")
             arguments = case.arguments(str(folder / "model"), "", "")
@@ -90,6 +119,35 @@ def served(model_folder, tmp_path, nothing_left):
     return run
 
 
+@pytest.fixture(scope="session")
+def plain_on_gpu(tmp_path_factory):
+    """Answers without offloading of a configuration on the GPU, from an engine that holds all requests."""
+
+    def answers(configuration: Configuration):
+        with filled(shared_folder(tmp_path_factory) / configuration.name) as (folder, new):
+            if new:
+                case = configuration.put_into(Case("without offloading"))
+                arguments = case.arguments(model.write_config(folder / "model", MODELS[case.model]), "", "")
+                arguments |= {"enable_prefix_caching": False, "num_gpu_blocks_override": 400}
+                crowd = ["crowd"] if configuration == USUAL_CONFIGURATION else []
+                processes.serve(arguments, [case.work, *crowd], folder, case, LIKELY)
+        return json.loads((folder / "answer.json").read_text())["answers"]
+
+    return answers
+
+
+@pytest.fixture
+def served_on_gpu(tmp_path, nothing_left):
+    """Run a case on the GPU."""
+
+    def run(case: Case):
+        folder = model.write_config(tmp_path / "model", MODELS[case.model])
+        arguments = case.arguments(folder, f"kvplan-{tmp_path.name}", str(tmp_path / "tier"))
+        return processes.serve(arguments, [case.work], tmp_path, case, LIKELY)
+
+    return run
+
+
 @pytest.fixture
 def note(request):
     """Add a row to the summary of the run."""
@@ -97,13 +155,16 @@ def note(request):
 
 
 def pytest_runtest_logreport(report):
-    rows.update({report.nodeid.partition("[")[2][:-1]: cells for what, cells in report.user_properties
+    name = report.nodeid.rpartition("::")[2]
+    rows.update({name.partition("[")[2][:-1] or name: cells for what, cells in report.user_properties
                  if what == SUMMARY and report.when == "call"})  # fmt: skip
 
 
-def pytest_terminal_summary(terminalreporter):
+def pytest_terminal_summary(terminalreporter, config):
     if not rows:
         return
+    if config.getoption("record") and not hasattr(config, "workerinput"):  # workers know their own rows only
+        summary.write(config.getoption("record"), COLUMNS, rows)
     terminalreporter.write_line(f"vLLM {INSTALLED}, Python {sys.version.split()[0]}, blocks of {BLOCK} tokens")
     lines = [("case", *COLUMNS), *((name, *rows[name]) for name in sorted(rows))]
     widths = [max(len(line[k]) for line in lines) for k in range(len(COLUMNS) + 1)]

@@ -20,9 +20,10 @@ os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # scheduler and worker are l
 class Engine:
     """vLLM's ``LLM`` in this process."""
 
-    def __init__(self, arguments: dict[str, Any]) -> None:
+    def __init__(self, arguments: dict[str, Any], likely: int = 0) -> None:
         from vllm import LLM
 
+        self.likely = likely or None  # most likely tokens of each step, which are told with their log probabilities
         self.llm = LLM(**arguments)
         self.core = self.llm.llm_engine.engine_core.engine_core
         self.scheduler = self.core.scheduler
@@ -31,12 +32,21 @@ class Engine:
         """Serve prompts at once, by greedy sampling; then step until no job is left, as a server does."""
         from vllm import SamplingParams
 
-        sampling = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True, detokenize=False)
+        sampling = SamplingParams(
+            temperature=0, max_tokens=count, ignore_eos=True, detokenize=False, logprobs=self.likely
+        )
         given = [{"prompt_token_ids": prompt} for prompt in prompts]
         answers = self.llm.generate(given, sampling, use_tqdm=False)
         while self.scheduler.has_requests():
             self.llm.llm_engine.step()
-        return [{"tokens": list(one.outputs[0].token_ids), "cached": one.num_cached_tokens} for one in answers]
+        return [{"tokens": list(one.outputs[0].token_ids), "cached": one.num_cached_tokens,
+                 **self.told(one.outputs[0].logprobs)} for one in answers]  # fmt: skip
+
+    def told(self, steps: Any) -> dict[str, Any]:
+        """The most likely tokens of each step, if they are told."""
+        if not self.likely:
+            return {}
+        return {"likely": [[(token, entry.logprob) for token, entry in step.items()] for step in steps]}
 
     def metrics(self) -> dict[str, float]:
         """Values of vLLM's counters and gauges; the labels that say which engine it is are left out."""
@@ -84,6 +94,19 @@ class Engine:
         return getattr(group, "worker_handler", None) or group.connector_worker.worker
 
 
+def schedule_ahead() -> None:
+    """Let vLLM schedule a step before the last one has ended on a CPU, too, as it does on GPUs."""
+    from vllm.platforms.cpu import CpuPlatform
+
+    update = CpuPlatform.check_and_update_config
+
+    def check_and_update_config(_: type, config: Any) -> None:
+        update(config)
+        config.scheduler_config.async_scheduling = True
+
+    CpuPlatform.check_and_update_config = classmethod(check_and_update_config)
+
+
 def main() -> None:
     """Start, serve, and write the answer."""
     setup, answer = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
@@ -93,7 +116,15 @@ def main() -> None:
 
         faults = Faults(**setup["faults"])
         faults.install()
-    engine = Engine(setup["arguments"])
+    if setup["ahead"]:
+        schedule_ahead()
+    if setup["arguments"].get("load_format") == "dummy":
+        from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
+
+        from benchmarks.engines.engine import scatter_weights
+
+        DummyModelLoader.load_weights = lambda _, model, *_config: scatter_weights(model)
+    engine = Engine(setup["arguments"], setup["likely"])
     found: dict[str, Any] = {"answers": {name: WORKS[name](engine.generate) for name in setup["works"]}}
     found |= {"metrics": engine.metrics(), "left": engine.left(), "faults": dict(faults.made) if faults else {}}
     if engine.scheduler.connector is not None:

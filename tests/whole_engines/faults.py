@@ -1,7 +1,8 @@
 """Failures of transfers in a running engine, at fixed numbers of jobs.
 
 A job is refused, so that it moves nothing; or it is lost: its bytes arrive as garbage, and its result is an error.
-Every second failure is of the other kind.
+Every second failure is of the other kind. A load may also bring garbage silently: tests see by it that answers show
+wrong bytes.
 """
 
 from __future__ import annotations
@@ -37,13 +38,19 @@ class Lost:
 class Faults:
     """Failures of every n-th load and of every n-th store; 0 means no failures.
 
+    Args:
+        loads: n of the loads.
+        stores: n of the stores.
+        silent: n of the loads that bring garbage without an error, if no other loads fail.
+
     Attributes:
         made: number of failures, by the kind of the job and of the failure.
     """
 
-    def __init__(self, loads: int = 0, stores: int = 0) -> None:
+    def __init__(self, loads: int = 0, stores: int = 0, silent: int = 0) -> None:
         self.made: Counter[str] = Counter()
-        self._every = {"store": stores, "load": loads}
+        self._every = {"store": stores, "load": loads or silent}
+        self._silent = silent
         self._seen: Counter[str] = Counter()
         self._rows: tuple[Any, Any] = ((), ())
         self._failing: tuple[str, Any] | None = None  # while a job is submitted: how it fails, and what is spoiled
@@ -78,7 +85,12 @@ class Faults:
             how, spoil = self._failing
             if how == "refused":
                 raise TransferError("injected: the transfer is refused")
-            return Lost(submit(executor, *given, **named), spoil)
+            transfer = submit(executor, *given, **named)
+            if how == "silent":
+                transfer.synchronize()
+                spoil()
+                return transfer
+            return Lost(transfer, spoil)
 
         Worker.__init__, Executor.submit = noted, submitted
         Line.submit, Line.submit_layers = submit_one, submit_layers
@@ -90,7 +102,7 @@ class Faults:
         every = self._every[kind]
         if not every or self._seen[kind] % every:
             return None
-        how = "refused" if self._seen[kind] // every % 2 else "lost"
+        how = "silent" if self._silent else "refused" if self._seen[kind] // every % 2 else "lost"
         self.made[f"{what} {how}"] += 1
         blocks = [int(block) for spec in specs for block in spec.block_ids]
 

@@ -37,6 +37,13 @@ def write(folder: Path) -> Path:
     return folder
 
 
+def write_config(folder: Path, config: dict[str, object]) -> str:
+    """Write a model that has no weights and no tokenizer; return the folder's path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    put(folder / "config.json", config)
+    return str(folder)
+
+
 def put(path: Path, facts: dict[str, object]) -> None:
     path.write_text(json.dumps(facts))
 

@@ -22,7 +22,8 @@ LIMIT_S = 600  # an engine that takes longer hangs; on two cores it takes 20 to 
 END_S = 30  # until a process that was told to end is killed
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1",  # nothing goes to the network
-    "VLLM_CPU_KVCACHE_SPACE": "1", "PYTHONPATH": str(ROOT),
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),  # vLLM may be there, too
     # One thread an engine. Bound threads that wait for each other are many times slower if a core has other work.
     "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }  # fmt: skip
@@ -68,10 +69,19 @@ def run(command: list[str], folder: Path, env: Mapping[str, str] | None = None) 
     assert code == 0, f"{command}: {code}\n{end_of_log(folder)}"
 
 
-def serve(arguments: dict[str, Any], works: list[str], folder: Path, case: Case) -> dict[str, Any]:
-    """Start an engine, let it serve some works, and return what it says in the end."""
+def serve(arguments: dict[str, Any], works: list[str], folder: Path, case: Case, likely: int = 0) -> dict[str, Any]:
+    """Start an engine, let it serve some works, and return what it says in the end.
+
+    Args:
+        arguments: of vLLM's ``LLM``.
+        works: keys of :data:`tests.whole_engines.work.WORKS`.
+        folder: where the setup, the answer and the log are written.
+        case: the rest.
+        likely: number of the most likely tokens of each step that are told with the answers.
+    """
     setup, answer = folder / "setup.json", folder / "answer.json"
-    setup.write_text(json.dumps({"arguments": arguments, "works": works, "faults": dict(case.faults)}))
+    given = {"arguments": arguments, "works": works, "faults": dict(case.faults), "likely": likely, "ahead": case.ahead}
+    setup.write_text(json.dumps(given))
     command = [sys.executable, "-m", "tests.whole_engines.engine", str(setup), str(answer)]
     run(command, folder, case.env)
     return json.loads(answer.read_text())

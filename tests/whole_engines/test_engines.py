@@ -7,17 +7,22 @@ import pytest
 from kvplan.engines.vllm.releases import COUNTED_BLOCKS, LOADS_IN_STEP
 from tests.whole_engines import cases
 from tests.whole_engines.cases import BLOCK_NBYTES, OURS, SIMPLE, VLLMS, Case
+from tests.whole_engines.counters import (
+    ASKED,
+    BLOCKS_LOADED,
+    HITS,
+    LOADED,
+    OWN_HITS,
+    PINNED,
+    PREEMPTED,
+    READ,
+    STORED,
+    WRITTEN,
+)
 from tests.whole_engines.model import TOKEN_NBYTES
 from tests.whole_engines.work import BLOCK, SESSIONS
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow]
-
-LOADED, STORED = "vllm:kv_offload_load_bytes", "vllm:kv_offload_store_bytes"
-HITS, ASKED = "vllm:external_prefix_cache_hits", "vllm:external_prefix_cache_queries"
-BLOCKS_LOADED = "vllm:simple_kv_offload_load_blocks"
-OWN_HITS, PREEMPTED = "vllm:prefix_cache_hits", "vllm:num_preemptions"
-WRITTEN, READ = "vllm:kv_offload_tiering_write_bytes", "vllm:kv_offload_tiering_read_bytes"
-PINNED = "vllm:kv_offload_cpu_cache_usage_perc"
 
 
 def each(some):

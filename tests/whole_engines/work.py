@@ -20,10 +20,14 @@ def tokens(what: str, number: int, count: int) -> list[int]:
     return random.Random(f"{what} {number}").choices(range(1000), k=count)
 
 
-def chats(generate: Generate) -> list[dict[str, Any]]:
+def chats(generate: Generate, *, given: bool = False) -> list[dict[str, Any]]:
     """Sessions of several turns, one request at a time; each prompt has the answers before it.
 
     Every second turn goes backwards through the sessions: the least recently used pool then holds some of them.
+
+    Args:
+        generate: the engine.
+        given: answers in prompts are given ones, so that a token that differs does not change later prompts.
     """
     said = [tokens("context", k, 500 + 27 * k) for k in range(SESSIONS)]
     found = []
@@ -32,8 +36,13 @@ def chats(generate: Generate) -> list[dict[str, Any]]:
             said[k] = said[k] + tokens(f"asked in turn {turn}", k, ASKED)
             (answer,) = generate([said[k]], ANSWERED)
             found.append({"request": f"turn {turn}, session {k}", "prompt": len(said[k]), **answer})
-            said[k] = said[k] + answer["tokens"]
+            said[k] = said[k] + (tokens(f"said in turn {turn}", k, ANSWERED) if given else answer["tokens"])
     return found
+
+
+def given_chats(generate: Generate) -> list[dict[str, Any]]:
+    """Chats whose prompts are the same in every engine."""
+    return chats(generate, given=True)
 
 
 def crowd(generate: Generate) -> list[dict[str, Any]]:
@@ -54,4 +63,4 @@ def prefixes(generate: Generate) -> list[dict[str, Any]]:
     return [{"request": f"first token {k}", "prompt": 301, **answer} for k, answer in enumerate(answers)]
 
 
-WORKS = {"chats": chats, "crowd": crowd, "prefixes": prefixes}
+WORKS = {"chats": chats, "given chats": given_chats, "crowd": crowd, "prefixes": prefixes}

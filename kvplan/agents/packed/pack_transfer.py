@@ -6,17 +6,18 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from kvplan.agents.latched_transfer import BEGUN, LatchedTransfer
 from kvplan.agents.packed.pack_rows import Piece, Row, chunks_of_pieces
-from kvplan.base.latch import Latch, sleep
-from kvplan.base.process import check_process, generation
+from kvplan.base.latch import sleep
+from kvplan.base.process import check_process
 from kvplan.errors import TransferError
 from kvplan.execute.stats import Tally
-from kvplan.execute.transfer import StreamlessTransfer, TransferResult, cancellation, check_layer
+from kvplan.execute.transfer import TransferResult, cancellation, check_layer
 from kvplan.plan.plan import Plan
 
 LOOK_SECONDS = 50e-6  # between two polls of a caller that waits, if no thread polls
 
-_BEGUN, _CANCELLED = "begun", "cancelled"
+_CANCELLED = "cancelled"
 
 
 class Progress(Protocol):
@@ -62,7 +63,7 @@ class Wish(NamedTuple):
     urgent: bool = False
 
 
-class PackedTransfer(StreamlessTransfer):
+class PackedTransfer(LatchedTransfer):
     """A transfer whose bytes travel in a few large chunks. :meth:`kvplan.agents.packed.pack_end.End.submit` returns it.
 
     A pull has ended when its last chunk is scattered here. A push has ended when the peer has said that its last chunk
@@ -84,19 +85,15 @@ class PackedTransfer(StreamlessTransfer):
     """
 
     def __init__(self, wish: Wish, end: Progress, now: Callable[[], float], make: Callable[[int], list[Piece]]) -> None:
-        self.plan, self.wish = wish.plan, wish
+        super().__init__(wish.plan)
+        self.wish = wish
         self.until = None if wish.deadline is None else now() + wish.deadline
         self.pieces: list[Piece] = []
         self.chunks = self.posted = self._chunk_nbytes = 0
         self._end, self._make = end, make
-        self._generation = generation()
-        self._over = Latch()
         self._began = time.perf_counter()
         self._left: list[int] = []  # of each piece, chunks that have not arrived
-        self._ends: list[tuple[TransferResult | None, TransferError | None]] = []  # the first one counts
-        self._fates: list[str] = []  # _BEGUN, and _CANCELLED; the first one decides
         self.left: Callable[[PackedTransfer], object] | None = None  # tells the lane that it has ended
-        self.sleepers = self._over.sleepers
 
     # ---- the face of a transfer --------------------------------------------------------------------------------------
 
@@ -110,14 +107,6 @@ class PackedTransfer(StreamlessTransfer):
         if not self._await(self._over.is_set, timeout):
             raise self._late(timeout)
         self._raise()
-
-    def result(self) -> TransferResult:
-        """Wait for its end and return its result; see :meth:`kvplan.Transfer.result`."""
-        self.synchronize()
-        result = self._ends[0][0]
-        if result is None:
-            raise TransferError("the transfer ended without a result")
-        return result
 
     def wait_layer(self, layer: int, stream: Any = None) -> None:
         """Block until the bytes of a layer have arrived, if it reads; otherwise until it has ended."""
@@ -167,7 +156,7 @@ class PackedTransfer(StreamlessTransfer):
     def claim(self) -> bool:
         """Begin to change the destination; return False if it was cancelled before."""
         if not self._fates:
-            self._fates.append(_BEGUN)
+            self._fates.append(BEGUN)
         if not self.begun:  # its cancel may have been interrupted
             self._finish(None, TransferError(cancellation(self.plan)))
         return self.begun
@@ -175,7 +164,7 @@ class PackedTransfer(StreamlessTransfer):
     @property
     def begun(self) -> bool:
         """Whether the destination may have been changed."""
-        return bool(self._fates) and self._fates[0] is _BEGUN
+        return bool(self._fates) and self._fates[0] is BEGUN
 
     def arrive(self, piece: int) -> None:
         """Count a chunk of a piece as arrived."""
@@ -248,15 +237,6 @@ class PackedTransfer(StreamlessTransfer):
         if not self._over.happened and not self._end.threaded:
             check_process(self._generation)
             self._end.poll()
-
-    def _raise(self) -> None:
-        error = self._ends[0][1]
-        if error is not None:
-            raise error.with_traceback(None)
-
-    def __repr__(self) -> str:
-        state = "in flight" if not self._over.happened else "failed" if self._ends[0][1] else "done"
-        return f"PackedTransfer({self.plan!r}, {state})"
 
 
 def _ended(chunk_nbytes: int) -> list[Piece]:

@@ -1,7 +1,7 @@
 """kvplan's plugin for SGLang: HiCache's transfers with ``KVPLAN_SGLANG``, staging with ``KVPLAN_SGLANG_STAGING``.
 
 Source: SGLang 0.5.23, ``srt/plugins`` (entry points of ``sglang.srt.plugins``, ``HookRegistry``). SGLang
-loads installed plugins in each of its processes. kvplan's entry point is :func:`plugin`.
+loads installed plugins in each of its processes. kvplan's entry point calls :func:`plugin` if the variable is set.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ import functools
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from kvplan.engines.vllm import start_over
 from kvplan.engines.vllm.in_step import UNKNOWN, StepBudget, bound_loads, layer_options_of
 from kvplan.engines.vllm.layer_loads import LayerLoads, places_of
 from kvplan.engines.vllm.releases import LOADS_IN_STEP, running_version
@@ -95,6 +96,10 @@ def classes() -> tuple[type[Any], ...]:
             self._spoiled: set[str] = set()  # ended requests, whose last stores may be of wrong blocks
             if self.connector_scheduler is not None:
                 _tell_failures(self.connector_scheduler.manager, self._is_failed)
+                if not set(LOADS_IN_STEP) & set(version.lacks):
+                    from vllm.v1.core.sched.scheduler import Scheduler
+
+                    start_over.install(Scheduler, KVPlanOffloadingConnector)
 
         def register_kv_caches(self, kv_caches: Any) -> None:
             super().register_kv_caches(kv_caches)

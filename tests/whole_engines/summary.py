@@ -1,0 +1,28 @@
+"""The summary of a run as a JSON file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from benchmarks.gpu import environment
+from benchmarks.record import machine, versions
+
+SCHEMA, VERSION = "kvplan.engines", 1
+COMMAND = "python -m pytest -m 'engines and gpu' tests/whole_engines -n 10 --dist load --maxschedchunk 1 --record FILE"
+
+
+def write(path: Path, columns: Sequence[str], rows: Mapping[str, Sequence[str]]) -> None:
+    """Write the rows of a summary, the machine and the versions."""
+    import torch
+
+    made = {
+        "schema": SCHEMA, "version": VERSION, "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": COMMAND, "machine": machine(), "gpu": environment.gpu() if torch.cuda.is_available() else {},
+        "versions": versions() | environment.versions(("vllm", "torch", "triton", "transformers")),
+        "rows": [{"case": name, **dict(zip(columns, cells, strict=True))} for name, cells in sorted(rows.items())],
+    }  # fmt: skip
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(made, indent=1) + "\n")
