@@ -7,15 +7,18 @@ Triton's interpreter runs the kernels.
 from __future__ import annotations
 
 import os
-from importlib.util import find_spec
+import sys
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
 
 from benchmarks.gpu.staging.sglang_files import Ring, load
-from kvplan.engines.sglang.staging_hooks import SERVED, _check
+from kvplan.engines.sglang import plugin
+from kvplan.engines.sglang.staging_hooks import SERVED
 from kvplan.engines.sglang.staging_steps import StagingSteps
 
 pytestmark = [pytest.mark.peers, pytest.mark.filterwarnings("ignore")]
@@ -27,11 +30,15 @@ DTYPES = (torch.uint8, torch.bfloat16, torch.float32)
 
 
 @pytest.fixture(scope="module")
-def files():
-    root = os.environ.get("KVPLAN_SGLANG_FILES") or Path(find_spec("sglang").origin).parents[1]
+def root():
+    return Path(os.environ.get("KVPLAN_SGLANG_FILES") or Path(find_spec("sglang").origin).parents[1])
+
+
+@pytest.fixture(scope="module")
+def files(root):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
-        yield load(Path(root))
+        yield load(root)
 
 
 @pytest.fixture(scope="module")
@@ -139,9 +146,33 @@ def test_pools_that_sglang_reads_otherwise(files, steps, monkeypatch, form):
     assert not all(held[1])
 
 
-def test_sglang_keeps_the_arguments(files, monkeypatch):
-    import sys
+def found_as(monkeypatch, name, module):
+    """Let a module be imported by a name, and be reached from its package."""
+    package, _, last = name.rpartition(".")
+    monkeypatch.setitem(sys.modules, name, module)
+    if package:
+        above = sys.modules.get(package) or ModuleType(package)
+        monkeypatch.setattr(above, last, module, raising=False)
+        found_as(monkeypatch, package, above)
 
+
+def test_sglangs_own_hooks_put_kvplan_into_its_modules(root, files, steps, monkeypatch):
+    """The plugin, SGLang's registry, and a name that another module has imported before."""
+    spec = spec_from_file_location("sglang.srt.plugins.hook_registry", root / "sglang/srt/plugins/hook_registry.py")
+    registry = module_from_spec(spec)
+    found_as(monkeypatch, spec.name, registry)
+    spec.loader.exec_module(registry)
     for served, module in zip(SERVED, (files.buffer, files.buffer, files.rows), strict=True):
-        monkeypatch.setitem(sys.modules, served.module, module)
-        _check(served)
+        found_as(monkeypatch, served.module, module)
+        monkeypatch.setattr(module, served.name, getattr(module, served.name))  # given back at the end
+    monkeypatch.setattr(files.pack, "copy_mla_rows_into_pack", files.rows.copy_mla_rows_into_pack)
+    own = files.rows.copy_mla_rows_into_pack
+    monkeypatch.setenv("KVPLAN_SGLANG_STAGING", "auto")
+    monkeypatch.delenv("KVPLAN_SGLANG", raising=False)
+    plugin.plugin()
+    registry.HookRegistry.apply_hooks()
+    assert files.pack.copy_mla_rows_into_pack is files.rows.copy_mla_rows_into_pack is not own
+    k, v = ([tensor.view(PAGES, 4, 4, 16) for tensor in half] for half in pool(4, 4, torch.uint8, seed=0))
+    ring = Ring(torch.zeros(4096, dtype=torch.uint8))
+    assert files.buffer.gather_all_layers_to_staging(k, v, np.array([3]), ring, 0, 4, 4) == 4 * 256
+    assert torch.equal(ring.buffer[:256], k[0][3].transpose(0, 1).reshape(-1))  # which SGLang's kernel reads otherwise
