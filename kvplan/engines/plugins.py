@@ -10,7 +10,7 @@ import os
 
 
 def sglang() -> None:
-    """Call :func:`kvplan.engines.sglang.plugin.plugin` if ``KVPLAN_SGLANG`` is set."""
+    """Call :func:`kvplan.engines.sglang.plugin.plugin` if ``KVPLAN_SGLANG`` or ``KVPLAN_SGLANG_STAGING`` is set."""
     if _asked("KVPLAN_SGLANG"):
         from kvplan.engines.sglang.plugin import plugin
 

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.gpu.staging import measured
 from benchmarks.gpu.staging.__main__ import files_of, main
 from benchmarks.gpu.staging.pools import KINDS
-from benchmarks.gpu.staging.ways import COPY, ROWS, SGLANG
+from benchmarks.gpu.staging.ways import COPY, IN_RING, ROWS, SGLANG
 
 
 def test_every_kind_of_rows_is_moved_and_compared(tmp_path, monkeypatch, capsys):
@@ -17,7 +17,7 @@ def test_every_kind_of_rows_is_moved_and_compared(tmp_path, monkeypatch, capsys)
     output = tmp_path / "made.json"
     assert main(["--device", "cpu", "--mib", "0.1", "--layers", "2", "--repeats", "1", "--output", str(output)]) == 0
     made = json.loads(output.read_text())
-    held = [row for row in made["rows"] if COPY in row["beside"]]
+    held = [row for row in made["rows"] if COPY in row["beside"] and "ring" not in row["what"]]
     assert [(row["group"].split(",")[0], row["what"]) for row in held] == [
         (step, kind.told) for kind in KINDS for step in ("gather", "scatter")
     ]
@@ -37,8 +37,9 @@ def test_a_missing_file_is_a_reason(tmp_path):
 def test_the_faster_kernel_of_sglang_makes_the_limit():
     speed = measured.Speed
     found = {"kvplan": speed(12, 1, 1), COPY: speed(13, 1, 1), SGLANG: speed(5, 1, 1), ROWS: speed(9, 1, 1),
-             "kvplan, planned from page ids": speed(12, 1, 2)}  # fmt: skip
-    share, times, _ = measured.rows_of("gather", "rows", found, {})
+             IN_RING: speed(10, 1, 1), "kvplan, planned from page ids": speed(12, 1, 2)}  # fmt: skip
+    share, _, times, ring, _ = measured.rows_of("gather", "rows", found, {})
     assert (share.ok, share.limit) == (True, pytest.approx(0.85 * share.beside[COPY]))
     assert times.limit == pytest.approx(1.2 * times.beside[ROWS])
     assert times.ok
+    assert ring.ok is False

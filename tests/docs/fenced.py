@@ -27,7 +27,7 @@ NOT_RUN = {
     "python examples": "test_examples.py and test_transformers.py run the examples",
 }
 # Commands of other programs: nothing of theirs can be parsed here.
-FOREIGN = ("vllm", "curl", "git", "KVPLAN_SGLANG=auto", "KVPLAN_LMCACHE=auto")
+FOREIGN = ("vllm", "curl", "git", "KVPLAN_SGLANG=auto", "KVPLAN_SGLANG_STAGING=auto", "KVPLAN_LMCACHE=auto")
 
 
 class Block(NamedTuple):

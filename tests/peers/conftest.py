@@ -22,6 +22,8 @@ if "test_vllm_peer.py" in collect_ignore:
     collect_ignore += ["test_vllm_offloading.py", "test_vllm_connector.py", "test_vllm_benchmark.py",
                        "test_vllm_losses.py", "test_vllm_layer_loads.py", "vllm_worker.py", "test_nixl_worker.py",
                        "nixl_worker.py"]  # fmt: skip
+if "test_sglang_peer.py" in collect_ignore and "KVPLAN_SGLANG_FILES" not in os.environ:
+    collect_ignore.append("test_sglang_staging.py")
 if "test_lmcache_peer.py" in collect_ignore:
     collect_ignore += ["test_lmcache_connector.py", "test_nixl_channel.py"]
 

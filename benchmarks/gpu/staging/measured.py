@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from math import inf
 
 import kvplan
@@ -10,8 +11,23 @@ from benchmarks.gpu.rig import Speed, Way
 from benchmarks.gpu.sizes import spell
 from benchmarks.gpu.staging.pools import Halves, Kind, Scale, settle
 from benchmarks.gpu.staging.sglang_files import Staging
-from benchmarks.gpu.staging.ways import CALL, COPY, OURS, PLANNED, ROWS, SGLANG, Bench, contiguous, ours, sglang_ways
+from benchmarks.gpu.staging.ways import (
+    CALL,
+    COPY,
+    IN_RING,
+    OURS,
+    PLANNED,
+    ROWS,
+    SERVED,
+    SGLANG,
+    Bench,
+    contiguous,
+    in_ring,
+    ours,
+    sglang_ways,
+)
 from benchmarks.record import Row
+from kvplan.engines.sglang.staging_steps import StagingSteps
 from kvplan.measure.timing import timed
 
 STEPS = ("gather", "scatter")
@@ -31,11 +47,12 @@ def measure(bench: Bench, kind: Kind, nbytes: int, scale: Scale, files: Staging 
     """
     halves = Halves(kind, nbytes, bench.device, scale.layers)
     policy = kvplan.Policy() if bench.line is None else kvplan.Policy(path=scale.path)
-    with kvplan.Executor(bench.device, policy) as executor:
+    with kvplan.Executor(bench.device, policy) as executor, closing(StagingSteps(policy)) as steps:
         halves.verify(executor)
         for step in STEPS:
             theirs = {} if files is None else sglang_ways(bench, halves, step, files)
             ways = ours(executor, halves, step) | contiguous(bench, halves) | theirs
+            ways |= in_ring(executor, steps, halves, step)
             found = speeds(bench, ways, scale.repeats)
             moved = executor.submit(halves.plan(step)).result()
             detail: dict[str, object] = {
@@ -60,11 +77,15 @@ def rows_of(group: str, what: str, found: dict[str, Speed], detail: dict[str, ob
     ours = gbps[OURS]
     yield Row(group, what, "GB/s", ours, {COPY: gbps[COPY]}, OF_COPY * gbps[COPY], f"{OF_COPY:g} x {COPY}",
               more_is_better=True, detail=detail)  # fmt: skip
+    ring = gbps[IN_RING]
+    yield Row(group, f"{what}, SGLang's ring", "GB/s", ring, {COPY: gbps[COPY]}, OF_COPY * gbps[COPY],
+              f"{OF_COPY:g} x {COPY}", more_is_better=True, detail=detail)  # fmt: skip
     kernels = {name: gbps[name] for name in (SGLANG, ROWS) if name in gbps}
     if kernels:
         most = max(kernels.values())
-        yield Row(group, f"{what}, times SGLang", "GB/s", ours, kernels, OF_SGLANG * most,
-                  f"{OF_SGLANG:g} x SGLang's faster kernel", more_is_better=True, detail=detail)  # fmt: skip
-    calls = {name: found[name].wall * 1e3 for name in (CALL,) if name in found}
+        for name, mine in ((what, ours), (f"{what}, SGLang's ring", ring)):
+            yield Row(group, f"{name}, times SGLang", "GB/s", mine, kernels, OF_SGLANG * most,
+                      f"{OF_SGLANG:g} x SGLang's faster kernel", more_is_better=True, detail=detail)  # fmt: skip
+    calls = {name: found[name].wall * 1e3 for name in (SERVED, CALL) if name in found}
     yield Row(group, f"{what}, call and wait", "ms", found[OURS].wall * 1e3,
               {"a contiguous copy": found[COPY].wall * 1e3, PLANNED: found[PLANNED].wall * 1e3} | calls)  # fmt: skip

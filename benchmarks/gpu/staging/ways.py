@@ -13,10 +13,13 @@ import kvplan
 from benchmarks.gpu.rig import Way
 from benchmarks.gpu.staging.pools import Halves, settle
 from benchmarks.gpu.staging.sglang_files import Launch, Ring, Staging, noted
+from kvplan.engines.sglang.ring_plans import Step, plan_of, planes_of
+from kvplan.engines.sglang.staging_steps import StagingSteps
 from kvplan.measure.flights import AtOnce, Enqueued, Line
 
 OURS, COPY, SGLANG, ROWS = "kvplan", "one contiguous copy", "SGLang's kernel", "SGLang's row kernel"
-PLANNED, CALL = "kvplan, planned from page ids", "SGLang's function"
+IN_RING = "kvplan, SGLang's ring"  # the bytes of the ring in SGLang's order
+PLANNED, CALL, SERVED = "kvplan, planned from page ids", "SGLang's function", "kvplan as SGLang's function"
 GATHER = "_fused_gather_to_staging_kernel"
 SCATTER = "_fused_scatter_from_staging_kernel"
 MLA_ROWS = "_copy_mla_rows_into_pack_kernel"
@@ -49,6 +52,40 @@ def ours(executor: kvplan.Executor, halves: Halves, step: str) -> dict[str, Way]
         OURS: Way(plan.nbytes, lambda: executor.submit(plan)),
         PLANNED: Way(plan.nbytes, lambda: executor.submit(halves.plan(step, anew=True))),
     }
+
+
+def in_ring(executor: kvplan.Executor, steps: StagingSteps, halves: Halves, step: str) -> dict[str, Way]:
+    """Kvplan's plan between the pool and SGLang's ring; and the call as SGLang makes it. Every byte is compared."""
+    ring, kind, pool = Ring(halves.ring), halves.kind, halves.all
+    share = max(kind.heads // kind.sent, 1)
+    index = torch.from_numpy(halves.pages).to(halves.device)
+    if step == "gather":
+        pool.fill(halves.device)
+        ring.buffer.zero_()
+    else:
+        pool.zero()
+        ring.buffer.random_(0, 256)
+    settle(halves.device)
+
+    def call() -> None:
+        if step == "gather":
+            steps.gather(pool.k, pool.v, halves.pages, ring, 0, kind.sent, kind.page)
+        else:
+            steps.scatter(ring.buffer, pool.k, pool.v, index, kind.page, 1, share, 0, kind.heads)
+        settle(halves.device)
+
+    layout, planes, _ = planes_of(pool.k, pool.v, kind.page, 0, kind.sent)
+    side: Step = "src" if step == "gather" else "dst"
+    parts = [one.part(side, halves.pages, halves.ring.data_ptr()) for one in planes]
+    plan = plan_of(side, parts, layout, halves.slot.layout)
+    executor.submit(plan).synchronize()
+    halves.compare_ring(IN_RING)
+    if share == 1:  # with slices, SGLang's scatter is told of a pool with some heads: only its kernel takes another
+        call()
+        halves.compare_ring(SERVED)
+    ways = {IN_RING: Way(plan.nbytes, lambda: executor.submit(plan))}
+    served = {SERVED: Way(plan.nbytes, lambda: AtOnce(plan.nbytes, call))}
+    return ways if step == "scatter" and share > 1 else ways | served
 
 
 def contiguous(bench: Bench, halves: Halves) -> dict[str, Way]:
