@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvplan.engines.after_import import show_lines
 from kvplan.engines.asked_policy import asked_policy
-from kvplan.engines.sglang.hicache import attach
+from kvplan.engines.sglang.hicache import attach, logger
 
 VARIABLE = "KVPLAN_SGLANG"
 CONTROLLER = "sglang.srt.managers.cache_controller.HiCacheController.__init__"
@@ -27,6 +28,7 @@ def plugin() -> None:
     policy = asked_policy(VARIABLE)
     if policy is None:
         return
+    show_lines(logger)
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     def built(result: Any, controller: Any, *given: Any, **more: Any) -> None:
