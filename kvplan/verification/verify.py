@@ -102,6 +102,8 @@ def verify(
 ) -> Verification | Coverage:
     """Move blocks with a real transfer, and compare every byte with :meth:`kvplan.KVLayout.address` of both layouts.
 
+    It takes both layouts as given. It cannot know that a layout has K and V, or tokens and heads, the wrong way round.
+
     Of a set of programs, find instead the bytes of the destinations that no program writes, and those that two write:
     ``verify(programs)``. This plans the same tokens with every program, and moves nothing.
 
@@ -153,6 +155,10 @@ def verify(
     (False, [(2, 3)], [((0, 1), ('0', '1'))])
     """
     if not isinstance(src, KVLayout):
+        if isinstance(dst, KVLayout):
+            raise LayoutError(
+                f"src is a {type(src).__name__}; give the layout to read, as KVLayout.from_tensors makes it"
+            )
         if (dst, executor, blocks, markers, beside, reinterpret) != (None, None, None, True, None, False):
             raise KVPlanError("verify of a set of programs moves nothing; it takes no other argument")
         return coverage_of(src)
