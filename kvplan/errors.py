@@ -39,6 +39,7 @@ class NotationError(KVPlanError):
     """A layout notation that cannot be parsed; the message shows the text with a caret under the column.
 
     Attributes:
+        problem: what is wrong there, without the place.
         text: the notation as given.
         column: 1-based column of the wrong place.
 
@@ -49,6 +50,7 @@ class NotationError(KVPlanError):
     """
 
     def __init__(self, problem: str, *, text: str, column: int) -> None:
+        self.problem = problem
         self.text = text
         self.column = column
         first = max(column - 1 - AROUND, 0) if len(text) > 2 * AROUND else 0

@@ -130,7 +130,8 @@ def _parser(named: str | None, module: str) -> argparse.ArgumentParser:
     parser = _Parser(
         prog="kvplan",
         description="Describe two KV-cache layouts, compile the pair, plan transfers.",
-        epilog="example:\n  kvplan inspect examples/specs/gpu_split_kv.toml",
+        epilog="examples:\n  kvplan inspect --model llama-3.1-70b --engine vllm --tp 4 --host page-first\n"
+        "  kvplan inspect examples/specs/gpu_split_kv.toml\n  kvplan advise examples/specs/gpu_split_kv.toml",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )

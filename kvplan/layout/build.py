@@ -73,7 +73,7 @@ def resolve(notation: Notation, shape: Sequence[int], sizes: Mapping[str, int]) 
     """
     given = _given(notation, sizes)
     extents: dict[Atom, int] = {}
-    for dim, size in zip(notation.dims, shape, strict=True):
+    for at, (dim, size) in enumerate(zip(notation.dims, shape, strict=True)):
         known = {atom: 2 if atom.axis == "kv" else given[str(atom)] for atom in dim
                  if atom.axis == "kv" or str(atom) in given}  # fmt: skip
         unknown = [atom for atom in dim if atom not in known]
@@ -87,7 +87,10 @@ def resolve(notation: Notation, shape: Sequence[int], sizes: Mapping[str, int]) 
             factors = (
                 " * ".join(f"{atom}={quoted(known[atom])}" if atom in known else f"{atom}=?" for atom in dim) or "1"
             )
-            raise LayoutError(f"dim of extent {size} in {quoted(str(notation))} cannot be {factors}")
+            raise LayoutError(
+                f"dim of extent {size} in {quoted(str(notation))} cannot be {factors}; it is dim {at} of the shape "
+                f"{quoted(tuple(shape))}"
+            )
         extents |= known | dict.fromkeys(unknown, size // total)
     for axis in ("layer", "block", "token", "subblock", "head", "dim"):
         factors_of = [extents[atom] for atom in notation.factors(axis)]

@@ -135,7 +135,8 @@ def _tokenize(text: str) -> list[_Piece]:
         match = _TOKEN.match(text, at)
         if match is None:
             column = at + len(text[at:]) - len(text[at:].lstrip()) + 1
-            raise NotationError(f"unexpected character {text[column - 1]!r}", text=text, column=column)
+            hint = " (only kvplan.allocate makes a page of several parts)" * (text[column - 1] == "|")
+            raise NotationError(f"unexpected character {text[column - 1]!r}{hint}", text=text, column=column)
         kind = match.lastgroup or ""
         pieces.append(_Piece(match.group(kind), match.start(kind) + 1))
         at = match.end()

@@ -193,8 +193,9 @@ def extents_of(notation: Notation, sizes: Mapping[str, Any]) -> dict[str, int]:
                 raise LayoutError(f"{axis}={known[axis]} cannot be split into factors of {quoted(rest)}")
             known[missing[0]] = known[axis] // rest
         elif missing:
+            whole = f"; give all factors of {axis}={known[axis]} but one" if axis in known and factors else ""
             raise LayoutError(
-                f"{quoted(str(notation))} needs sizes[{missing[0]!r}]; sizes give [{listed(sorted(sizes))}]"
+                f"{quoted(str(notation))} needs sizes[{missing[0]!r}]; sizes give [{listed(sorted(sizes))}]{whole}"
             )
     return known
 

@@ -164,6 +164,7 @@ def gather(notation: Notation, tensors: Any) -> tuple[list[TensorFacts], dict[st
         for value in level:
             if is_tensor(value) or not isinstance(value, list | tuple):
                 given = "one tensor" if is_tensor(value) else type(value).__name__
+                given += "; give list(tensors.values())" * isinstance(value, dict)
                 raise LayoutError(f"{axis!r} stands left of the ':' in {quoted(str(notation))}, which asks for a "
                                   f"sequence of tensors there; got {given}")  # fmt: skip
             counts.add(len(value))
@@ -176,7 +177,10 @@ def gather(notation: Notation, tensors: Any) -> tuple[list[TensorFacts], dict[st
         level = [item for value in level for item in value]
     for value in level:
         if not is_tensor(value):
-            raise LayoutError(f"a tensor is due where {quoted(str(notation))} has its dims; got {type(value).__name__}")
+            hint = "; the axis of a list stands left of a ':', as in 'layer: ...'" * isinstance(value, list | tuple)
+            raise LayoutError(
+                f"a tensor is due where {quoted(str(notation))} has its dims; got {type(value).__name__}{hint}"
+            )
     return [facts(value) for value in level], extents
 
 

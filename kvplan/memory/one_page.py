@@ -61,10 +61,10 @@ def page_of(text: str, like: KVLayout, asked: Asked) -> Tensors:
     shared = len(_DIM.findall(first.rpartition(":")[2]))
     columns = [sum(len(one) + 1 for one in (first, *sections[:k])) + 1 for k in range(len(sections))]
     named = [_section(text, section, column) for section, column in zip(sections, columns, strict=True)]
-    _check_parts(text, [part for parts, _ in named for part in parts], like)
+    _check_parts(text, [part for parts, _, _ in named for part in parts], like)
     areas: list[_Area] = []
-    for parts, dims in named:
-        whole = parse(f"{first} {dims}")
+    for parts, dims, column in named:
+        whole = _parsed(text, first, dims, column)
         for held in [parts] if "kv" in whole.axes else [(part,) for part in parts]:
             content = _content(whole, like, held, asked)
             start = -(-(areas[-1].end if areas else 0) // content.itemsize) * content.itemsize
@@ -82,14 +82,24 @@ def page_of(text: str, like: KVLayout, asked: Asked) -> Tensors:
     return Tensors((*outer, nbytes), areas[0].content.counts, "uint8", geometry, described)
 
 
-def _section(text: str, section: str, column: int) -> tuple[tuple[str, ...], str]:
-    """Return the names of the parts of a section, and its axes."""
+def _parsed(text: str, first: str, dims: str, column: int) -> Notation:
+    """Parse the shared axes and those of a section, which begin at a column of the text; errors show the whole text."""
+    try:
+        return parse(f"{first} {dims}")
+    except NotationError as error:
+        at = error.column if error.column <= len(first) + 1 else error.column - len(first) - 2 + column
+        raise NotationError(error.problem, text=text, column=at) from error
+
+
+def _section(text: str, section: str, column: int) -> tuple[tuple[str, ...], str, int]:
+    """Return the names of the parts of a section, its axes, and the column of its first axis."""
     names, colon, dims = section.partition(":")
     if not colon or not names.split():
         raise NotationError("behind a '|' stand the names of parts, then ':' and their axes", text=text, column=column)
     if ":" in dims:
-        raise NotationError("a second ':'", text=text, column=column + len(names) + 1 + dims.index(":") + 1)
-    return tuple(names.split()), dims.strip()
+        raise NotationError("a second ':'", text=text, column=column + len(names) + 1 + dims.index(":"))
+    start = column + len(names) + 1 + len(dims) - len(dims.lstrip())
+    return tuple(names.split()), dims.strip(), start
 
 
 def _check_parts(text: str, named: Sequence[str], like: KVLayout) -> None:

@@ -156,7 +156,8 @@ def _parts(notation: Notation, like: KVLayout) -> tuple[str, int]:
     if len(sizes) > 1 or len(heads) > 1:
         raise LayoutError(
             f"parts {like.parts} hold {sorted(sizes)} bytes per (token, head) and {sorted(heads)} heads, and one "
-            "notation holds parts of one size; allocate each from like.slice(parts=...) and merge"
+            "notation holds parts of one size; write one page, as in 'block layer | k: head dim | v: head dim', or "
+            "allocate each from like.slice(parts=...) and merge"
         )
     if len({(c.layer, c.part) for c in like.components}) != len(like.layers) * len(like.parts):
         raise LayoutError(f"not every layer of {like} holds every part; allocate each part from its own slice")

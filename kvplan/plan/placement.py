@@ -162,9 +162,11 @@ def count_units(
     src_covers, dst_covers = len(src) * units[0] - src_skip, len(dst) * units[1] - dst_skip
     count = min(src_covers, dst_covers)
     if src_covers - count >= units[0] or dst_covers - count >= units[1] or count <= 0:
+        fit = -(-(src_covers + dst_skip) // units[1]) if src_covers > 0 else 0
+        right = f"; give {fit} dst block{'s' * (fit > 1)} for these src blocks" * (fit > 0)
         raise BlockIndexError(
             f"{len(src)} src blocks cover {max(src_covers, 0)} units, {len(dst)} dst blocks cover "
-            f"{max(dst_covers, 0)}; only the last larger block may be partly used{_unit(program)}"
+            f"{max(dst_covers, 0)}; only the last larger block may be partly used{right}{_unit(program)}"
         )
     return count
 
@@ -209,7 +211,11 @@ def place(
     if kind == TWICE:
         block, unit = divmod(at, dst.units)
         where = f" (unit {unit} of it)" if dst.units > 1 else ""
-        raise OverlapError(f"dst_blocks name block {block}{where} more than once; each destination is written once")
+        named = np.flatnonzero(dst_ids == block)[:2].tolist()  # fewer if the caller changes its ids meanwhile
+        places = f", as {' and '.join(f'dst_blocks[{k}]' for k in named)}" if len(named) > 1 else ""
+        raise OverlapError(
+            f"dst_blocks name block {block}{where} more than once{places}; each destination is written once"
+        )
     checked, side, name = (out[0, 0], src, "src") if kind == SRC_OUTSIDE else (out[0, 1], dst, "dst")
     raise outside(name, checked, at, side.num_blocks)
 

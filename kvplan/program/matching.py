@@ -84,15 +84,18 @@ def _match_parts(layer: int, src: dict[str, _Held], dst: dict[str, _Held]) -> It
             if part not in there:
                 raise IncompatibleLayoutsError(
                     f"the {other} lacks part {part!r} of layer {layer}, which the {name} holds (the {other} has "
-                    f"{sorted(there) or 'nothing else'}); slice it away: layout.slice(parts=...)"
+                    f"{sorted(there) or 'nothing else'}); give the part one name on both sides: part=..., or slice it "
+                    "away: layout.slice(parts=...)"
                 )
     for part, a, b in ((name, a, b) for name, held in left.items() for a, b in _meeting(held, right[name])):
         _check_tokens(a, b)
         nbytes = extent(a.form.dim)
         if nbytes != extent(b.form.dim):
+            differ = a.dtype and b.dtype and a.dtype != b.dtype
+            dtypes = f"the dtypes are {a.dtype} and {b.dtype}, and a copy converts no numbers; " if differ else ""
             raise IncompatibleLayoutsError(
                 f"layer {layer} {part!r} holds {nbytes} bytes per (token, head) in the source and {extent(b.form.dim)} "
-                "in the destination; they must be equal (a fused dim is written (head dim) or (kv dim))"
+                f"in the destination; they must be equal ({dtypes}a fused dim is written (head dim) or (kv dim))"
             )
         yield part, a, b, 0, 0, nbytes
 

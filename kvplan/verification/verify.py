@@ -71,6 +71,17 @@ class Verification:
     watched_nbytes: int = 0
     unwritten: tuple[UnwrittenHeads, ...] = ()
 
+    def __str__(self) -> str:
+        """Return the findings in words."""
+        watched, stray = (
+            f"{self.watched_nbytes:,} bytes around them are unchanged",
+            f"{self.stray_nbytes:,} around them",
+        )
+        said = [f"{self.nbytes:,} bytes arrived where they belong", *([watched] if self.watched_nbytes else [])]
+        if not self.ok:
+            said = [f"{self.wrong_nbytes:,} of {self.nbytes:,} bytes are wrong, {stray} changed: {self.wrong}"]
+        return "; ".join((*said, *map(str, self.unwritten)))
+
     def _repr_html_(self) -> str:
         from kvplan.draw.notebook import verification_html
 
@@ -102,6 +113,7 @@ def verify(
 ) -> Verification | Coverage:
     """Move blocks with a real transfer, and compare every byte with :meth:`kvplan.KVLayout.address` of both layouts.
 
+    It takes both layouts as given. It cannot know that a layout has K and V, or tokens and heads, the wrong way round.
     Of a set of programs, find instead the bytes of the destinations that no program writes, and those that two write:
     ``verify(programs)``. This plans the same tokens with every program, and moves nothing.
 
@@ -143,6 +155,8 @@ def verify(
     >>> found = kvplan.verify(gpu, pool, markers=True)
     >>> found.ok, found.nbytes, found.wrong
     (True, 32768, None)
+    >>> print(found)
+    32,768 bytes arrived where they belong
 
     Two ranks that were described without ``head_start`` both write the first heads:
 
@@ -153,6 +167,10 @@ def verify(
     (False, [(2, 3)], [((0, 1), ('0', '1'))])
     """
     if not isinstance(src, KVLayout):
+        if isinstance(dst, KVLayout):
+            raise LayoutError(
+                f"src is a {type(src).__name__}; give the layout to read, as KVLayout.from_tensors makes it"
+            )
         if (dst, executor, blocks, markers, beside, reinterpret) != (None, None, None, True, None, False):
             raise KVPlanError("verify of a set of programs moves nothing; it takes no other argument")
         return coverage_of(src)

@@ -352,6 +352,17 @@ def test_what_is_not_known_is_left_to_the_engine(attached, caplog):
     assert attached.executor.stats().transfers == 3
 
 
+def test_what_is_served_is_logged_once(attached, caplog):
+    transfer = L2Transfer(pools.host_mha("page_first"), pools.mha_pool(), slots([0]), slots([1]))
+    with caplog.at_level(logging.INFO, logger="kvplan.engines.sglang"):
+        attached.submit_device_to_host([transfer])
+        attached.submit_device_to_host([transfer])
+    (line,) = caplog.messages
+    names = type(transfer.host_pool).__name__, type(transfer.device_pool).__name__
+    assert line.startswith("kvplan moves the pages of {} and {}: ".format(*names))
+    assert "layer=" in line
+
+
 def test_no_slots_move_nothing(attached):
     device, host = pools.mha_pool(), pools.host_mha("page_first")
     transfer = L2Transfer(host, device, slots([]), slots([]))

@@ -66,6 +66,7 @@ def test_errors_have_the_contract_s_bases():
         ("block kv.0 kv.1 dim", 7, "cannot be split"),
         ("block, token dim", 6, "unexpected character ','"),
         ("block token-head dim", 12, "unexpected character '-'"),
+        ("block | k: dim | v: dim", 7, "only kvplan.allocate makes a page of several parts"),
     ],
 )
 def test_malformed_notation_points_at_the_column(notation, column, problem):
@@ -86,15 +87,18 @@ def test_a_notation_is_a_string():
     [
         (lambda: paged(notation="block token dim"), "has 3 dims; the tensor's shape (8, 4, 2, 8) has 4"),
         (lambda: KVLayout.from_tensors("layer: block dim", cache(4, 4)), "asks for a sequence"),
-        (lambda: KVLayout.from_tensors("layer: block dim", {"a": cache(4, 4)}), "got dict"),
-        (lambda: KVLayout.from_tensors("block dim", [cache(4, 4)]), "a tensor is due"),
+        (
+            lambda: KVLayout.from_tensors("layer: block dim", {"a": cache(4, 4)}),
+            "got dict; give list(tensors.values())",
+        ),
+        (lambda: KVLayout.from_tensors("block dim", [cache(4, 4)]), "the axis of a list stands left of a ':'"),
         (lambda: KVLayout.from_tensors("layer: block dim", []), "no tensors along 'layer'"),
         (lambda: KVLayout.from_tensors("layer kv: block dim", [[cache(4, 4)] * 2, [cache(4, 4)]]), "ragged"),
         (lambda: KVLayout.from_tensors("kv: block dim", [cache(4, 4)] * 3), "3 tensors along 'kv'"),
         (lambda: KVLayout.from_tensors("layer: block dim", [cache(4, 4), cache(5, 4)]), "tensor 1 has shape (5, 4)"),
         (lambda: KVLayout.from_tensors("layer: block dim", [cache(4, 4), cache(4, 8)[:, :4]]), "tensor 1 has strides"),
         (lambda: KVLayout.from_tensors("layer: block dim", [cache(4, 4), np.zeros((4, 4), np.int8)]), "has dtype"),
-        (lambda: KVLayout.from_tensors("block kv dim", cache(4, 3, 8)), "cannot be kv=2"),
+        (lambda: KVLayout.from_tensors("block kv dim", cache(4, 3, 8)), "kv=2; it is dim 1 of the shape (4, 3, 8)"),
         (lambda: KVLayout.from_tensors("block 1 dim", cache(4, 3, 8)), "cannot be 1"),
         (lambda: KVLayout.from_tensors("(block token) dim", cache(64, 8)), "give sizes={...} for 'block' or 'token'"),
         (lambda: KVLayout.from_tensors("(block token) dim", cache(64, 8), sizes={"token": 24}), "cannot be"),
@@ -222,8 +226,13 @@ def test_spec_files_that_cannot_be_read(tmp_path, name, text, says):
     ("src", "dst", "says"),
     [
         (paged, lambda: paged(layer_start=1), "the destination lacks layer 0, which the source holds"),
-        (lambda: paged(part="a"), lambda: paged(part="b"), "the destination lacks part 'a'"),
+        (lambda: paged(part="a"), lambda: paged(part="b"), "give the part one name on both sides"),
         (paged, lambda: paged(dim=16), "holds 8 bytes per (token, head) in the source and 16"),
+        (
+            lambda: KVLayout.from_tensors("block token head dim", np.zeros((8, 4, 2, 8), np.float16)),
+            lambda: KVLayout.from_tensors("block token head dim", np.zeros((8, 4, 2, 8), np.float32)),
+            "the dtypes are float16 and float32, and a copy converts no numbers",
+        ),
         (paged, lambda: paged(head_start=2), "the source holds heads 0 to 1, the destination 2 to 3"),
         (paged, lambda: KVLayout.from_tensors("block token dim", cache(8, 4, 8)), "no head axis"),
         (lambda: paged(head=1, token=1), lambda: paged(head=1), None),

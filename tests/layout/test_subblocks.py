@@ -265,5 +265,7 @@ def test_a_skip_out_of_range_says_how_much_a_unit_is():
     assert "multiples of 4 tokens: a split token axis is cut unevenly by that" in said
     with pytest.raises(kvplan.BlockIndexError, match=r"so it is 0 to 5 \(skips count units; a unit is 2 tokens\)"):
         program.plan([0], [0], src_skip=6)
-    with pytest.raises(kvplan.BlockIndexError, match=r"partly used \(skips count units; a unit is 2 tokens\)"):
+    with pytest.raises(
+        kvplan.BlockIndexError, match=r"partly used; give 5 dst .* \(skips count units; a unit is 2 tokens\)"
+    ):
         program.plan([0, 1, 2], [0])

@@ -202,6 +202,22 @@ def test_the_column_of_a_mistake():
     assert caught.value.column == 14
 
 
+@pytest.mark.parametrize(
+    ("notation", "wrong"),
+    [
+        ("block layer | k v: heads dim | k_scale v_scale: head token", "heads"),
+        ("block layer | k v: head token dim | k_scale v_scale:  head tokn", "tokn"),
+        ("blok layer | k v: head token dim | k_scale v_scale: head token", "blok"),
+        ("block layer | k v: head token dim | k_scale v_scale: head (token", "(token"),
+        ("block layer | k v: head: token dim", ": token"),
+    ],
+)
+def test_a_mistake_is_shown_in_the_whole_notation(notation, wrong):
+    with pytest.raises(NotationError) as caught:
+        kvplan.allocate(notation, like=quantized())
+    assert (caught.value.text, caught.value.column) == (notation, notation.index(wrong) + 1)
+
+
 def test_a_shared_axis_has_one_extent():
     like = KVLayout.merge([
         quantized().slice(parts=("k", "v")),

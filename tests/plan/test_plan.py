@@ -99,10 +99,23 @@ def test_a_source_may_go_to_several_places():
 def test_a_destination_twice_within_a_larger_block():
     program = kvplan.compile(tokens(8, 4), tokens(4, 16))
     assert program.plan(range(4), [2, 2][:1]).units == 4
-    with pytest.raises(kvplan.OverlapError, match=r"block 2 \(unit 1 of it\)"):
+    with pytest.raises(
+        kvplan.OverlapError, match=r"block 2 \(unit 1 of it\) .*, as dst_blocks\[0\] and dst_blocks\[1\]"
+    ):
         program.plan(range(6), [2, 3, 2][::2], dst_skip=1)
     # The first block from unit 2, the last up to unit 2: one block, named twice, no unit twice.
     assert program.plan(range(4), [2, 2], dst_skip=2).units == 4
+
+
+@pytest.mark.parametrize(
+    ("src", "dst", "dst_skip", "right"),
+    [(4, 4, 0, "1 dst block "), (5, 3, 0, "2 dst blocks"), (3, 1, 3, "2 dst blocks")],
+)
+def test_the_number_of_blocks_that_a_message_gives_is_right(src, dst, dst_skip, right):
+    program = kvplan.compile(tokens(8, 4), tokens(8, 16))
+    with pytest.raises(kvplan.BlockIndexError, match=f"; give {right}"):
+        program.plan(range(src), range(dst), dst_skip=dst_skip)
+    assert program.plan(range(src), range(int(right.split()[0])), dst_skip=dst_skip).units == src
 
 
 @pytest.mark.parametrize("page", [512, 1024])

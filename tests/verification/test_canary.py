@@ -104,6 +104,7 @@ def test_where_and_what(at, words, beside, before):
     was = before or f"{held[at]:#04x}"
     assert found.wrong == f"{words} was written, though nothing belongs there: {was} before, 0xee after"
     assert found.watched_nbytes == 16 + 3 * 80 - 64
+    assert str(found) == f"0 of 64 bytes are wrong, 1 around them changed: {found.wrong}"
     assert np.flatnonzero(memory != held).tolist() == ([] if beside == "poison" else [at])
 
 

@@ -178,6 +178,11 @@ def test_a_layout_needs_a_destination():
         kvplan.verify(rank(SPLIT, heads=range(1)))
 
 
+def test_tensors_are_no_layouts():
+    with pytest.raises(LayoutError, match="src is a list; give the layout to read"):
+        kvplan.verify([1, 2], rank(SPLIT, heads=range(1)))
+
+
 def test_a_set_moves_nothing():
     program = kvplan.compile(rank(SPLIT, heads=range(1)), rank(HND, heads=range(2)))
     with pytest.raises(KVPlanError, match="moves nothing; it takes no other argument"):

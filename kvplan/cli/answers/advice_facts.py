@@ -71,6 +71,8 @@ def advice_rows_of(asked: Question) -> Iterator[tuple[str, str]]:
     yield "for", f"{layout.notation}, on {layout.device}"
     if pricing is None:
         yield "by", "runs and extents: there is no cost model for these transfers"
+        if layout.device == "cpu" and (asked.host is None or asked.host.device == "cpu"):
+            yield "", 'both sides are on the CPU; a cache of a GPU has device "cuda:0" in its spec'
     else:
         each = " and ".join(pricing.routes)
         yield "by", f"the time of {each} of {count_of(pricing.tokens, 'token')}, blocks in no order"

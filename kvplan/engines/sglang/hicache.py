@@ -104,11 +104,13 @@ class TransferEngine:
         """Return the object that copies between two pools, or None if kvplan leaves the pools to the engine."""
         key = id(host_pool), id(device_pool)
         if key not in self._pairs:
+            found = None
             try:
                 found = HostTransfers(device_pool, host_pool, self.executor)
+                kinds = type(host_pool).__name__, type(device_pool).__name__
+                logger.info("kvplan moves the pages of %s and %s: %s", *kinds, found.host)
             except KVPlanError as error:
                 logger.warning("left to SGLang's own transfers: %s", error)
-                found = None
             self._pairs[key] = host_pool, device_pool, found
         return self._pairs[key][2]
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvplan.engines.after_import import show_lines
 from kvplan.engines.asked_policy import asked_policy
-from kvplan.engines.sglang.hicache import attach
+from kvplan.engines.sglang.hicache import attach, logger
 from kvplan.engines.sglang.staging_hooks import VARIABLE as STAGING
 from kvplan.engines.sglang.staging_hooks import hook_staging
 
@@ -30,6 +31,7 @@ def plugin() -> None:
     policy, staging = asked_policy(VARIABLE), asked_policy(STAGING)
     if policy is None and staging is None:
         return
+    show_lines(logger)
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     def built(result: Any, controller: Any, *given: Any, **more: Any) -> None:
