@@ -25,12 +25,13 @@ LINK, BETTER = "one large copy", "the better of push and pull"
 HELD, TOKENS = "6,000 held", 6000
 OWN = (LINK, "SM ceiling", "one process", "kernel", "copy_engine_2d")  # ceilings, and kvplan's other paths
 VLLM = "vLLM 0.33's best, layout BLHNC"
+OURS = "kvplan, by layer, chunks of 5 blocks"  # vLLM's OffloadingConnector has these chunks, too
 SHOWN = (  # words, result, group, row, and words for the baseline instead of its name in the result
     ("vLLM: a cached prompt of 6,000 tokens, first token", ENGINE, "8b",
-     "alone, 6,000 held + 512 new: TTFT p50, kvplan, by layer", VLLM),
+     f"alone, 6,000 held + 512 new: TTFT p50, {OURS}", VLLM),
     ("vLLM: the same beside 16 decoding requests", ENGINE, "8b",
-     "beside decoding, 6,000 held + 512 new: TTFT p50, kvplan, by layer", VLLM),
-    ("vLLM: chats of several turns, first token", ENGINE, "8b", "chats: TTFT p50, kvplan, by layer", VLLM),
+     f"beside decoding, 6,000 held + 512 new: TTFT p50, {OURS}", VLLM),
+    ("vLLM: chats of several turns, first token", ENGINE, "8b", f"chats: TTFT p50, {OURS}", VLLM),
     ("host to GPU, runs of 8 KiB", HOST, "staged", "load, 336 MB", ""),
     ("GPU to GPU, NVLink, runs of 8 KiB", PEER, "between", "the better of push and pull, 8 KiB", ""),
     ("process to process, NVLink, runs of 8 KiB", PROCESSES, "between", "pull, 8 KiB", ""),
@@ -95,7 +96,8 @@ def table() -> str:
     gpu, results = first["machine"]["gpu"], dict.fromkeys(result for _, result, *_ in SHOWN)
     named = ", ".join(f"[{result.stem}](benchmarks/results/{result.name})" for result in results)
     made = (f"Medians of recorded runs on {gpu['name']}, driver {gpu['driver']}; the results name all versions: "
-            f"{named}. The vLLM rows are of Llama-8B's shape, 512 new tokens, kvplan with loads by layer.")  # fmt: skip
+            f"{named}. The vLLM rows are of Llama-8B's shape, 512 new tokens, in chunks of 5 blocks; kvplan loads by "
+            "layer.")  # fmt: skip
     return "\n".join([*lines, "", made, MARKS[1]])
 
 

@@ -42,7 +42,8 @@ def numbers(results: Sequence[Path] | None = None) -> str:
             f"Medians of {rounds} rounds; in brackets the least and the most. A round has fewer than 100 first tokens, "
             "so the p99 of TTFT is the slowest one."
         )
-        lines += [first, "", tables(record["samples"], record["facts"])]
+        fewer = [f"{what}: {why}." for what, why in record.get("failed", {}).items()]
+        lines += [" ".join([first, *fewer]), "", tables(record["samples"], record["facts"])]
     return "\n".join([*lines, MARKS[1]])
 
 

@@ -1,4 +1,4 @@
-"""What vLLM's scheduler does with requests whose loads failed in the step that used them: they start over.
+"""Requests whose loads failed in the step that used them start over in vLLM's scheduler.
 
 vLLM 0.33.0 sets such a request back to its first lost block, while it stays in the batch. Three things go wrong then:
 a step that was scheduled ahead adds a token that it computed from the lost bytes, the newer model runner goes on from
