@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.whole_engines.model import TOKEN_NBYTES
-from tests.whole_engines.work import BLOCK, CROWD_GPU_BLOCKS, GPU_BLOCKS
+from tests.whole_engines.work import BLOCK, CROWD_GPU_BLOCKS, GPU_BLOCKS, SHARED
 
 BLOCK_NBYTES = BLOCK * TOKEN_NBYTES
 LARGE = 1 << 28  # bytes of a host pool that holds all
@@ -77,6 +77,7 @@ class Case:
 
 ANSWERS = {"offload_prompt_only": False}  # vLLM's default stores the blocks of prompts only
 LAYERS = {"load_by_layer": True}
+ONE_IN_STEP = {**LAYERS, "sync_load_budget_bytes": SHARED // BLOCK * BLOCK_NBYTES}  # the others load between the steps
 TIERS = {"cpu_bytes_to_use": SMALL, "secondary_tiers": FOLDER}
 
 WHOLE = [  # every block that was computed is stored once, and every prefix that the host holds is loaded
@@ -114,7 +115,13 @@ FAILING = [
     Case("loads by layer fail, scheduled ahead", OURS, LAYERS, faults={"loads": 2}, ahead=True),
     Case("both fail in a crowd, by layer, scheduled ahead", OURS, LAYERS, work="crowd",
          faults={"loads": 2, "stores": 3}, ahead=True),
+    Case("a shared load fails", OURS, ONE_IN_STEP, work="shared", faults={"loads": 3}),
+    Case("a shared load fails, scheduled ahead", OURS, ONE_IN_STEP, work="shared", faults={"loads": 3}, ahead=True),
 ]  # fmt: skip
+HOPELESS = [
+    Case("every load fails", OURS, faults={"loads": 1}),
+    Case("every load by layer fails, scheduled ahead", OURS, LAYERS, faults={"loads": 1}, ahead=True),
+]
 BLOCKS = [  # vLLM's SimpleCPUOffloadConnector; on a CPU its own copies do not run
     Case("simple", SIMPLE),
     Case("simple, blocks given", SIMPLE, {"num_cpu_blocks": 90}),
@@ -131,4 +138,4 @@ CACHED = [  # LMCache has no connector for CPUs, so that all of its tokens are m
     Case("lmcache, chunks of two blocks", LMCACHE, env={**CHUNKS, "LMCACHE_CHUNK_SIZE": str(2 * BLOCK)}),
     Case("lmcache, crowd", LMCACHE, work="crowd", env=CHUNKS),
 ]
-CASES = [*WHOLE, *SMALL_POOL, *TIERED, *PREEMPTED, *FAILING, *BLOCKS, *CACHED]
+CASES = [*WHOLE, *SMALL_POOL, *TIERED, *PREEMPTED, *FAILING, *HOPELESS, *BLOCKS, *CACHED]

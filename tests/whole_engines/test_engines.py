@@ -131,6 +131,15 @@ def test_failed_transfers_are_recomputed(case, served, plain, note):
     assert metrics[LOADED] > 0
 
 
+@each(cases.HOPELESS)
+def test_a_request_whose_load_fails_is_computed(case, served, plain, note):
+    """Such a request tries no second load: it would never end."""
+    found = served(case)
+    check_tokens(case, found, plain, note, f"{found['metrics'][STORED] / 1e6:.1f}", "0.0")
+    assert LOADED not in found["metrics"]
+    assert 0 < sum(found["faults"].values()) <= len(plain[case.work])
+
+
 @each(cases.BLOCKS)
 def test_blocks_of_the_simple_connector(case, served, plain, note):
     found = served(case)

@@ -10,6 +10,7 @@ BLOCK = 32  # tokens
 SESSIONS, TURNS, ASKED, ANSWERED = 6, 4, 40, 24
 GPU_BLOCKS = 64  # fewer than three sessions have
 CROWD, CROWD_PROMPT, CROWD_ANSWER = 8, 300, 150
+SHARED = 10 * BLOCK  # tokens of a prefix that requests have in common
 CROWD_GPU_BLOCKS = 72  # five whole requests of the crowd
 
 Generate = Callable[[list[list[int]], int], list[Any]]
@@ -63,4 +64,18 @@ def prefixes(generate: Generate) -> list[dict[str, Any]]:
     return [{"request": f"first token {k}", "prompt": 301, **answer} for k, answer in enumerate(answers)]
 
 
-WORKS = {"chats": chats, "given chats": given_chats, "crowd": crowd, "prefixes": prefixes}
+def shared(generate: Generate) -> list[dict[str, Any]]:
+    """Two requests at once with one prefix of the host, of which the second has more there, three times."""
+    found = []
+    for turn in range(3):
+        prefix, more = (tokens(what, turn, SHARED) for what in ("shared", "more than shared"))
+        generate([prefix + more], 1)
+        for k in range(4):  # they take the place of the prefix
+            generate([tokens(f"instead, in turn {turn}", k, 600)], 1)
+        prompts = [[*prefix, *tokens("asked of the prefix", turn, ASKED)], [*prefix, *more, 1]]
+        found += [{"request": f"turn {turn}, request {k}", "prompt": len(prompts[k]), **answer}
+                  for k, answer in enumerate(generate(prompts, ANSWERED))]  # fmt: skip
+    return found
+
+
+WORKS = {"shared": shared, "chats": chats, "given chats": given_chats, "crowd": crowd, "prefixes": prefixes}

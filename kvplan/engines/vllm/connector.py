@@ -236,6 +236,10 @@ def classes() -> tuple[type[Any], ...]:
             self._failed_keys += [jobs[job].keys for job in getattr(meta, "failed_stores", ()) if job in jobs]
             if getattr(connector_output, "invalid_block_ids", None):
                 self._drop_stores()
+            for name in getattr(connector_output, "failed_recving", None) or ():
+                # It computes its whole prompt: a load that fails always would be tried for ever.
+                if (status := self.connector_scheduler._req_status.get(name)) is not None:
+                    status.req.skip_reading_prefix_cache = True
             super().update_connector_output(connector_output)
             waiting = {id(job.keys) for job in jobs.values()}
             self._failed_keys = [keys for keys in self._failed_keys if id(keys) in waiting]
