@@ -63,9 +63,10 @@ def hook_staging(policy: Policy, register: Callable[[str, Callable[..., Any]], N
         KVPlanError: the version of SGLang is known to differ, or a function is missing or has other arguments.
     """
     versions.check(versions.SGLANG)
-    steps = StagingSteps(policy)
     for served in SERVED:
         _check(served)
+    steps = StagingSteps(policy)
+    for served in SERVED:
         register(served.target, _around(served, getattr(steps, served.step)))
     return steps
 
