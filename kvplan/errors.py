@@ -6,6 +6,9 @@ before any byte moves. A message quotes its input shortened; see :mod:`kvplan.ba
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 MESSAGE = 2000  # characters of a whole message
 AROUND = 60  # characters of a long notation that are shown before the wrong place, and from it on
 
@@ -58,6 +61,9 @@ class NotationError(KVPlanError):
         lead, rest = "..." * (first > 0), "..." * (first + len(shown) < len(text))
         caret = " " * (len(lead) + column - 1 - first)
         super().__init__(f"{problem} at column {column}\n    {lead}{shown}{rest}\n    {caret}^")
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:  # otherwise a pool of processes would break by this error
+        return partial(NotationError, text=self.text, column=self.column), (self.problem,)
 
     @property
     def one_line(self) -> str:

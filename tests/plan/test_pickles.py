@@ -134,3 +134,12 @@ def test_another_process_is_refused():
     finally:
         process.join(120)
     assert process.exitcode == 0
+
+
+def test_the_error_of_a_notation_is_pickled():
+    """An error that cannot be made again breaks a pool of processes, which then waits for its other results."""
+    with pytest.raises(kvplan.NotationError) as caught:
+        KVLayout.from_tensors("layer: block @", [])
+    error = caught.value
+    for other in (again(error), copy.copy(error)):
+        assert (str(other), other.text, other.column) == (str(error), error.text, error.column)
