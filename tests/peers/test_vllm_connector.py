@@ -386,3 +386,11 @@ def test_another_worker_is_refused(monkeypatch):
     made.connector_worker = SimpleNamespace(register_kv_caches=lambda caches: None, worker=object())
     with pytest.raises(TypeError, match=r"got a object; name a spec of kvplan\.engines\.vllm: spec_name"):
         made.register_kv_caches({})
+
+
+@pytest.mark.parametrize("name", ["KVPlanOffloadingConnector", "KVPlanSimpleOffloadConnector"])
+def test_vllm_finds_our_connectors_by_name_too(name):
+    """Its MultiConnector looks up the statistics of each of its connectors so, and the path of the module is lost."""
+    made = getattr(vllm, name)
+    assert getattr(vllm, name) is made
+    assert KVConnectorFactory.get_connector_class_by_name(name) is made

@@ -33,6 +33,7 @@ class Case:
         env: environment variables of the engine's process.
         engine: arguments of vLLM's ``LLM`` instead of the usual ones, or besides them.
         ahead: whether a step is scheduled before the last one has ended. vLLM does so on GPUs; on CPUs it must be told.
+        among: whether vLLM's ``MultiConnector`` holds the connector.
         model: key of :data:`tests.whole_engines.gpu_models.MODELS`; "" is the Llama of model.py.
     """
 
@@ -45,6 +46,7 @@ class Case:
     engine: Mapping[str, Any] = field(default_factory=dict)
     model: str = ""
     ahead: bool = False
+    among: bool = False
 
     @property
     def tiers(self) -> bool:
@@ -62,7 +64,12 @@ class Case:
         extra = {"cpu_bytes_to_use": LARGE, "spec_name": spec, "spec_module_path": MODULE, **self.extra}
         if self.tiers:
             extra["secondary_tiers"] = [{"type": "fs", "root_dir": folder}]
-        return {**self.connector, "kv_role": "kv_both", "engine_id": engine_id, "kv_connector_extra_config": extra}
+        own = {**self.connector, "kv_connector_extra_config": extra}
+        if self.among:
+            held = {"connectors": [{"kv_role": "kv_both", **own}]}
+            own = {**self.connector, "kv_connector": "MultiConnector", "kv_connector_extra_config": held}
+            del own["kv_connector_module_path"]
+        return {**own, "kv_role": "kv_both", "engine_id": engine_id}
 
     def arguments(self, model: str, engine_id: str, folder: str) -> dict[str, Any]:
         """Arguments of vLLM's ``LLM``."""
@@ -115,6 +122,7 @@ FAILING = [
     Case("loads by layer fail, scheduled ahead", OURS, LAYERS, faults={"loads": 2}, ahead=True),
     Case("both fail in a crowd, by layer, scheduled ahead", OURS, LAYERS, work="crowd",
          faults={"loads": 2, "stores": 3}, ahead=True),
+    Case("loads by layer fail, MultiConnector", OURS, LAYERS, faults={"loads": 2}, ahead=True, among=True),
     Case("a shared load fails", OURS, ONE_IN_STEP, work="shared", faults={"loads": 3}),
     Case("a shared load fails, scheduled ahead", OURS, ONE_IN_STEP, work="shared", faults={"loads": 3}, ahead=True),
 ]  # fmt: skip

@@ -61,7 +61,8 @@ class Engine:
         }
         if self.scheduler.connector is None:
             return found
-        simple = getattr(self.scheduler.connector, "scheduler_manager", None)
+        connector = one_of(self.scheduler.connector)
+        simple = getattr(connector, "scheduler_manager", None)
         if simple is not None:
             worker = self.worker()
             return found | {
@@ -71,7 +72,7 @@ class Engine:
             }
         if self.has_lmcache():
             return found  # LMCache keeps its own books
-        offload = self.scheduler.connector.connector_scheduler
+        offload = connector.connector_scheduler
         lines = self.worker()._lines.values()
         return found | {
             "jobs of the scheduler": len(offload._jobs),
@@ -88,10 +89,15 @@ class Engine:
         """kvplan's worker, or its connector of LMCache."""
         from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-        group = get_kv_transfer_group()
+        group = one_of(get_kv_transfer_group())
         if hasattr(group, "_lmcache_engine"):
             return group._lmcache_engine.lmcache_engine.gpu_connector
         return getattr(group, "worker_handler", None) or group.connector_worker.worker
+
+
+def one_of(connector: Any) -> Any:
+    """A connector, or the one that vLLM's ``MultiConnector`` holds."""
+    return getattr(connector, "_connectors", [connector])[0]
 
 
 def schedule_ahead() -> None:
@@ -129,7 +135,7 @@ def main() -> None:
     found |= {"metrics": engine.metrics(), "left": engine.left(), "faults": dict(faults.made) if faults else {}}
     if engine.scheduler.connector is not None:
         found["worker"] = type(engine.worker()).__name__
-        found["connector"] = type(engine.scheduler.connector).__name__
+        found["connector"] = type(one_of(engine.scheduler.connector)).__name__
     executor = engine.worker().executor if engine.has_lmcache() else None
     engine.core.shutdown()
     if executor is not None:

@@ -14,6 +14,7 @@ The classes derive from vLLM's classes, so vLLM is imported at the first use of 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from kvplan.engines import versions
@@ -30,6 +31,7 @@ NAMES = (
     "KVPlanTieringOffloadingSpec",
 )
 # ReportedJobs and StepJobs are pickled by name between processes.
+_CONNECTORS = ("KVPlanOffloadingConnector", "KVPlanSimpleOffloadConnector")
 _OF_CONNECTOR = ("KVPlanOffloadingConnector", "ReportedJobs", "StepJobs")
 
 
@@ -40,4 +42,14 @@ def __getattr__(name: str) -> Any:
     made = {each.__name__: each for each in module.classes()}
     for key, each in made.items():  # vLLM's configuration and pickles find them in this package
         each.__module__, each.__qualname__ = __name__, key
+        if key in _CONNECTORS:
+            _register(key)
     return made[name]
+
+
+def _register(name: str) -> None:
+    """Let vLLM find a connector by its name only, as it does for the statistics of its ``MultiConnector``."""
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+    with suppress(ValueError):  # it is registered
+        KVConnectorFactory.register_connector(name, __name__, name)
