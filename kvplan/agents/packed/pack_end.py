@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -179,6 +179,10 @@ class End:
     def served(self) -> frozenset[object]:
         """Return the peers' transfers whose bytes are gathered from this process's memory, or scattered to it."""
         return frozenset(one for lane in self._peers.every for one in lane.served)
+
+    def refuse(self, served: Collection[object], why: str) -> None:
+        """Let the thread that polls end some of the transfers that :meth:`served` returned."""
+        self.later(partial(self._peers.refuse, served, why))
 
     def touches(self, transfer: PackedTransfer) -> bool:
         """Return whether a transfer may still read or write this process's memory, although it has ended."""

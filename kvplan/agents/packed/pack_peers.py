@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -79,6 +79,14 @@ class Peers:
         if home is not None and not any(lane.wire is home.wire for lane in found):
             home.wire.close()
         return found
+
+    def refuse(self, served: Collection[object], why: str) -> None:
+        """End some transfers of peers, and tell them; a copy that has begun goes on."""
+        for lane in self.every:
+            for job in [job for job in lane.sender.jobs.values() if job in served]:
+                lane.sender.fail(job, why)
+            for inbound in [inbound for inbound in lane.receiver.inbounds.values() if inbound in served]:
+                lane.receiver.fail(inbound, why)
 
     def why_gone(self, peer: str) -> str:
         """Return why there is no open lane to a peer."""

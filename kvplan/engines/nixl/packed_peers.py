@@ -86,7 +86,8 @@ class PackedPeers:
         """Let peers name these layouts only, if they may name any.
 
         Returns:
-            A function that waits until the transfers of peers that had begun before have ended.
+            A function that waits until the transfers of peers that had begun before have ended, and ends those of a
+            peer that stalls.
         """
         if self._offer.current().layouts:
             self._offer.renew(layouts)
@@ -96,8 +97,15 @@ class PackedPeers:
         end, before = ring.end, list[frozenset[object]]()
         end.later(lambda: before.append(end.served()))
 
+        def over() -> bool:
+            return bool(before) and not before[0] & end.served()
+
         def wait() -> None:
-            if not self._await(lambda: bool(before) and not before[0] & end.served(), CLOSE_SECONDS):
+            if self._await(over, CLOSE_SECONDS):
+                return
+            if before:  # nothing may touch the memory after this, whenever the peer goes on
+                end.refuse(before[0], "its memory was deregistered")
+            if not self._await(over, CLOSE_SECONDS):
                 log.warning("memory is deregistered while packed transfers of peers may still use it")
 
         return wait

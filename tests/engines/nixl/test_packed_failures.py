@@ -153,6 +153,36 @@ def test_deregistered_memory_is_touched_no_more(pair):
     assert pair.agents[0].query_xfer_backend(handle) == "UCX"  # the peer refuses, so it is NIXL's to refuse
 
 
+@pytest.mark.parametrize("operation", ["READ", "WRITE"])
+def test_a_peer_that_stalls_touches_deregistered_memory_no_more(pair, operation, monkeypatch):
+    """The memory may be freed after the call, and belong to somebody else when the peer goes on."""
+    monkeypatch.setattr(packed_peers, "CLOSE_SECONDS", 0.05)
+    pair.pools[0][:], pair.pools[1][:] = 1, 2
+    every = np.arange(len(pair.pools[0]))
+    move(pair, "READ", [0], [0])
+    looks = [1]
+
+    def hook(name, who, what):  # the first chunk arrives, then all writes stay in progress
+        looks[0] -= name == "look"
+        pair.machine.frozen = looks[0] < 0
+
+    pair.machine.hook = hook
+    handle = pair.make(operation, every, every, b"never")
+    pair.agents[0].transfer(handle)
+    end = pair.way(1).lanes.ring.end
+    until(lambda: pair.machine.frozen and end.served())
+    pair.agents[1].deregister_memory(pair.registered)
+    assert not end.served()
+    pair.pools[1][:] = 99
+    pair.machine.hook, pair.machine.frozen = None, False
+    error = ended(pair, handle)
+    assert isinstance(error, nixl.nixlBackendError)
+    assert "its memory was deregistered" in str(error)
+    assert not (pair.pools[0] == 99).any()
+    assert (pair.pools[1] == 99).all()
+    assert pair.notes == {}
+
+
 def test_a_removed_peer_that_says_no_goodbye_keeps_its_slots(pair, monkeypatch, caplog):
     monkeypatch.setattr(packed_peers, "PART_SECONDS", 0.05)
     move(pair, "READ", *pair.rows())
