@@ -22,7 +22,7 @@ from kvplan.engines.nixl.neighbours import CLOSE_SECONDS, PACKED, card_of
 from kvplan.engines.nixl.packed_options import ALWAYS, PackedOptions
 from kvplan.engines.nixl.packed_transfers import FarMemory, FarTransfer
 from kvplan.engines.nixl.shared_nixl import SharedNixl
-from kvplan.errors import LayoutError, PathError, TransferError
+from kvplan.errors import KVPlanError, LayoutError, PathError, TransferError
 from kvplan.execute.executor import Executor
 from kvplan.execute.transfer import Transfer
 from kvplan.layout.kvlayout import KVLayout
@@ -223,7 +223,13 @@ class PackedPeer:
         if (why := self.why or self.refused) is not None:
             raise TransferError(why)
         way = self._mine.way
-        made = way.end_for(self.name).submit(self.name, plan, reading=_reading(plan))
+        try:
+            end = way.end_for(self.name)
+        except KVPlanError as error:
+            if way.lanes.ring is None:  # a full GPU: each transfer would try, and be logged
+                self.refused = f"this process has no ring: {error}"
+            raise
+        made = end.submit(self.name, plan, reading=_reading(plan))
         way.wake()
         return FarTransfer(made, lambda: way.lanes.greeted(self.name), self._silent, self._mine.let_go)
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from kvplan.engines.nixl import Agent, packed_peers
+from kvplan.errors import PathError
 from tests.engines.nixl import nixl_double as nixl
 from tests.engines.nixl.pair import PackedPair, heard, move
 from tests.patience import PATIENCE, until
@@ -151,6 +152,24 @@ def test_deregistered_memory_is_touched_no_more(pair):
     pair.agents[0].transfer(handle)
     pair.finish(handle)
     assert pair.agents[0].query_xfer_backend(handle) == "UCX"  # the peer refuses, so it is NIXL's to refuse
+
+
+def test_without_memory_for_a_ring_nixl_moves_all_and_the_log_says_it_once(pair, monkeypatch, caplog):
+    """A GPU may be full, and an engine makes many transfers."""
+    asked = []
+
+    def full():
+        asked.append(1)
+        raise PathError("cuda:0 has no 134,217,728 bytes for a ring")
+
+    monkeypatch.setattr(pair.way().lanes, "_ring_for", full)
+    for _ in range(3):
+        here, there = pair.rows()
+        handle = move(pair, "READ", here, there)
+        np.testing.assert_array_equal(pair.pools[0][here], pair.pools[1][there])
+        assert pair.agents[0].query_xfer_backend(handle) == "UCX"
+    assert len(asked) == 1
+    assert caplog.text.count("no 134,217,728 bytes for a ring") == 1
 
 
 @pytest.mark.parametrize("operation", ["READ", "WRITE"])
