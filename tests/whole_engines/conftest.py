@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import sys
+import uuid
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ INSTALLED = installed()
 VERSION = {f"{version.release}+cpu": version for version in VERSIONS}.get(INSTALLED)
 GPU_VERSION = {version.release: version for version in VERSIONS}.get(INSTALLED)
 rows: dict[str, tuple[str, ...]] = {}
+failed: list[str] = []
 
 
 def missing(item) -> str:
@@ -113,7 +115,7 @@ def served(model_folder, tmp_path, nothing_left):
     """Run a case."""
 
     def run(case: Case):
-        arguments = case.arguments(model_folder, f"kvplan-{tmp_path.name}", str(tmp_path / "tier"))
+        arguments = case.arguments(model_folder, f"kvplan-{uuid.uuid4()}", str(tmp_path / "tier"))
         return processes.serve(arguments, [case.work], tmp_path, case)
 
     return run
@@ -142,7 +144,8 @@ def served_on_gpu(tmp_path, nothing_left):
 
     def run(case: Case):
         folder = model.write_config(tmp_path / "model", MODELS[case.model])
-        arguments = case.arguments(folder, f"kvplan-{tmp_path.name}", str(tmp_path / "tier"))
+        # Folders of several workers may have the same name, and vLLM's region has the engine's.
+        arguments = case.arguments(folder, f"kvplan-{uuid.uuid4()}", str(tmp_path / "tier"))
         return processes.serve(arguments, [case.work], tmp_path, case, LIKELY)
 
     return run
@@ -156,6 +159,8 @@ def note(request):
 
 def pytest_runtest_logreport(report):
     name = report.nodeid.rpartition("::")[2]
+    if report.failed:
+        failed.append(name)
     rows.update({name.partition("[")[2][:-1] or name: cells for what, cells in report.user_properties
                  if what == SUMMARY and report.when == "call"})  # fmt: skip
 
@@ -164,7 +169,7 @@ def pytest_terminal_summary(terminalreporter, config):
     if not rows:
         return
     if config.getoption("record") and not hasattr(config, "workerinput"):  # workers know their own rows only
-        summary.write(config.getoption("record"), COLUMNS, rows)
+        summary.write(config.getoption("record"), COLUMNS, rows, failed)
     terminalreporter.write_line(f"vLLM {INSTALLED}, Python {sys.version.split()[0]}, blocks of {BLOCK} tokens")
     lines = [("case", *COLUMNS), *((name, *rows[name]) for name in sorted(rows))]
     widths = [max(len(line[k]) for line in lines) for k in range(len(COLUMNS) + 1)]
