@@ -21,7 +21,6 @@ NOT_RUN = {
     "make": "installs packages and runs what CI runs anyway",
     "pip install": "installs packages",
     "python -m benchmarks": "measures",
-    "python -m pytest": "runs whole engines on a GPU",
     "vllm serve": "tests/whole_engines/test_page.py runs it: make test-engines",
     "curl": "asks the server of vllm serve; tests/whole_engines/test_page.py does, too",
     "python -m sglang.launch_server": "needs SGLang and a GPU; tests/engines/test_sglang.py drives the plugin",

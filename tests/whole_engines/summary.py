@@ -11,7 +11,7 @@ from benchmarks.gpu import environment
 from benchmarks.record import machine, versions
 
 SCHEMA, VERSION = "kvplan.engines", 1
-COMMAND = "python -m pytest -m 'engines and gpu' tests/whole_engines -n 12 --dist load --maxschedchunk 1 --record FILE"
+COMMAND = "make test-gpu-engines"
 
 
 def write(path: Path, columns: Sequence[str], rows: Mapping[str, Sequence[str]], failed: Sequence[str]) -> None:
