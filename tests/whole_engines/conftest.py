@@ -14,7 +14,7 @@ import pytest
 
 from kvplan.engines.vllm.releases import VERSIONS
 from tests.whole_engines import model, processes, summary
-from tests.whole_engines.cases import Case
+from tests.whole_engines.cases import HYBRID, Case
 from tests.whole_engines.gpu_cases import LIKELY, USUAL_CONFIGURATION, Configuration
 from tests.whole_engines.gpu_models import MODELS
 from tests.whole_engines.install import RELEASES, installed
@@ -102,6 +102,18 @@ def plain(shared):
     return json.loads((shared / "answer.json").read_text())["answers"]
 
 
+@pytest.fixture(scope="session")
+def plain_hybrid(tmp_path_factory):
+    """The same of the model with sliding windows."""
+    with filled(shared_folder(tmp_path_factory) / "hybrid") as (folder, new):
+        if new:
+            case = Case("without offloading", engine=HYBRID[0].engine)
+            arguments = case.arguments(model.write_config(folder / "model", MODELS[HYBRID[0].model]), "", "")
+            arguments |= {"enable_prefix_caching": False, "num_gpu_blocks_override": 400}
+            processes.serve(arguments, [case.work], folder, case)
+    return json.loads((folder / "answer.json").read_text())["answers"]
+
+
 @pytest.fixture
 def nothing_left():
     """The test leaves nothing in /dev/shm."""
@@ -115,7 +127,8 @@ def served(model_folder, tmp_path, nothing_left):
     """Run a case."""
 
     def run(case: Case):
-        arguments = case.arguments(model_folder, f"kvplan-{uuid.uuid4()}", str(tmp_path / "tier"))
+        folder = model.write_config(tmp_path / "model", MODELS[case.model]) if case.model else model_folder
+        arguments = case.arguments(folder, f"kvplan-{uuid.uuid4()}", str(tmp_path / "tier"))
         return processes.serve(arguments, [case.work], tmp_path, case)
 
     return run
