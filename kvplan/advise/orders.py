@@ -9,7 +9,7 @@ from itertools import combinations, pairwise, permutations
 from kvplan.advise.compare import evenly_layered
 from kvplan.advise.contents import Candidate, Content, contents_of
 from kvplan.advise.mirrored import mirrored
-from kvplan.advise.pages import pages
+from kvplan.advise.page_orders import pages
 from kvplan.layout.kvlayout import KVLayout
 
 MOST_BLOCK_TOKENS = 1024
