@@ -296,6 +296,8 @@ class KVLayout:
         Raises:
             LayoutError: the file cannot be read, or its content is invalid.
         """
+        if not isinstance(path, str | PathLike):
+            raise LayoutError(f"path is {quoted(path)}; give the path of a dump, as layout.save(path) wrote it")
         return cls.from_spec(Path(path))
 
     def slice(
