@@ -116,7 +116,8 @@ def advise(
     sizes; the other side's own order, with tokens split into units, and heads into the shares of ranks; and, for parts
     that differ, one page for all of them, each part in the other side's order. The best order has the least predicted
     time; if times are equal or not known, the fewest runs per token; then the fewest extents per token on the side that
-    changes; then the least distance from the present order. No order that takes longer than the present one is returned.
+    changes; then the least distance from the present order. No order that takes longer than the present one is
+    returned.
 
     Args:
         src, dst: the layouts.

@@ -32,7 +32,7 @@ def pages(mine: KVLayout, other: KVLayout, tokens: int) -> Iterator[Candidate]:
     block_tokens = other.block_tokens if all(one.content.opaque for one in held) else tokens
     ordered = _by_address([part for one in held for part in _apart(one, other, unit)])
     lead = min(2 + len(tuple(units_of(one.content, units))) for one in ordered)  # block, its units, layer
-    known = set()
+    known: set[tuple[object, int]] = set()
     for deep in (True, False):
         made = tuple((one.content, dims_of(one, unit, OUTER, units, deep=deep)) for one in ordered)
         if not all(dims for _, dims in made):

@@ -39,8 +39,9 @@ def allocate(
         notation: the pool's notation, for example ``"block layer kv token head dim"``; or ``"auto"`` for the order
             whose loads and stores are predicted to take the least time together, as ``kvplan advise`` prints it. Axes
             may be split. Parts of different shapes get one page for all, or an allocation each, whichever is better; a
-            shared pool with a name is one allocation. For parts of several sizes and dtypes on one page, write the axes that all parts share, then the parts in the order of their bytes, each with its
-            own axes: ``"block layer | k v: head token dim | k_scale v_scale: head token"``.
+            shared pool with a name is one allocation. For parts of several sizes and dtypes on one page, write the axes
+            that all parts share, then the parts in the order of their bytes, each with its own axes:
+            ``"block layer | k v: head token dim | k_scale v_scale: head token"``.
         like: the layout whose content the pool will hold. Without ``|``, all its parts must have one size.
         num_blocks: number of blocks of the pool; by default the number of ``like``.
         block_tokens: token slots per block; by default the number of ``like``.

@@ -19,7 +19,7 @@ def allocated(like: KVLayout, wanted: Wanted, make: Callable[..., KVLayout]) -> 
 
     Args:
         like: the layout whose content the pool will hold.
-        wanted: block size, heads and device of the pool, and whether it must be one allocation, as a pool with a name is.
+        wanted: block size, heads and device of the pool, and whether it is one allocation, as a pool with a name is.
         make: allocates one order. It takes a notation, ``like`` and ``sizes``.
 
     Raises:
