@@ -173,6 +173,16 @@ def test_heads_of_all_ranks_stand_on_one_page():
     assert pool.address(layer=0, part="k", head=2) - pool.address(layer=0, part="k") == 3 * 512
 
 
+def test_two_ranks_share_an_automatic_page_by_name(tmp_path):
+    specs = [[one | {"head_start": start} for one in CACHES["K packed"]] for start in (0, 2)]
+    ranks = [reserve(KVLayout.from_spec({"layouts": spec})) for spec in specs]
+    name = str(tmp_path / "pool")
+    pools = [kvplan.allocate("auto", like=rank, heads=range(4), num_blocks=4, shared=name) for rank in ranks]
+    assert kvplan.verify([kvplan.compile(rank, pools[0]) for rank in ranks]).ok
+    pools[0].tensors[0][:] = 5
+    assert int(pools[1].tensors[0].min()) == 5
+
+
 def test_parts_stand_in_the_order_of_their_bytes():
     whole = np.zeros((5, 4, 24), np.uint8)  # a block, a token: 16 bytes of `b`, then 8 of `a`
     blocks = whole.reshape(5, 96)
