@@ -10,10 +10,12 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from kvplan.agents.packed.pack_jobs import Job
 from kvplan.agents.packed.pack_lane import Lane, Own
 from kvplan.agents.packed.pack_messages import LEAST_NOTE, MAGIC
 from kvplan.agents.packed.pack_peers import Peers, ending
 from kvplan.agents.packed.pack_progress import Progress
+from kvplan.agents.packed.pack_receiver import Inbound
 from kvplan.agents.packed.pack_rows import Mover, pieces_of, readies_of
 from kvplan.agents.packed.pack_transfer import PackedTransfer, Wish
 from kvplan.agents.packed.slot_ring import SlotRing
@@ -176,11 +178,11 @@ class End:
         """Return the number of this process's transfers with a peer that have not ended."""
         return sum(lane.starts.in_flight for lane in self._peers.every if lane.name == peer)
 
-    def served(self) -> frozenset[object]:
+    def served(self) -> frozenset[Job | Inbound]:
         """Return the peers' transfers whose bytes are gathered from this process's memory, or scattered to it."""
         return frozenset(one for lane in self._peers.every for one in lane.served)
 
-    def refuse(self, served: Collection[object], why: str) -> None:
+    def refuse(self, served: Collection[Job | Inbound], why: str) -> None:
         """Let the thread that polls end some of the transfers that :meth:`served` returned."""
         self.later(partial(self._peers.refuse, served, why))
 

@@ -9,9 +9,10 @@ from functools import partial
 from typing import NamedTuple
 
 from kvplan.agents.packed import pack_messages as messages
+from kvplan.agents.packed.pack_jobs import Job
 from kvplan.agents.packed.pack_messages import Credit, Hello, Message
 from kvplan.agents.packed.pack_outbox import Outbox
-from kvplan.agents.packed.pack_receiver import Receiver
+from kvplan.agents.packed.pack_receiver import Inbound, Receiver
 from kvplan.agents.packed.pack_requests import Parties, Requests
 from kvplan.agents.packed.pack_rows import Mover
 from kvplan.agents.packed.pack_sender import Sender
@@ -103,7 +104,7 @@ class Lane:
         return self.sender.busy or self.receiver.busy or self.starts.busy or self.outbox.busy
 
     @property
-    def served(self) -> list[object]:
+    def served(self) -> list[Job | Inbound]:
         """The peer's transfers that touch this process's memory."""
         return [*self.sender.served, *self.receiver.served]
 

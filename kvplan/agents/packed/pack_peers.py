@@ -9,8 +9,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from kvplan.agents.packed import pack_messages as messages
+from kvplan.agents.packed.pack_jobs import Job
 from kvplan.agents.packed.pack_lane import Lane, Own
 from kvplan.agents.packed.pack_messages import Message
+from kvplan.agents.packed.pack_receiver import Inbound
 from kvplan.agents.packed.wire import Wire
 from kvplan.errors import KVPlanError, PathError
 from kvplan.plan.packing.pack_checks import Offered
@@ -80,7 +82,7 @@ class Peers:
             home.wire.close()
         return found
 
-    def refuse(self, served: Collection[object], why: str) -> None:
+    def refuse(self, served: Collection[Job | Inbound], why: str) -> None:
         """End some transfers of peers, and tell them; a copy that has begun goes on."""
         for lane in self.every:
             for job in [job for job in lane.sender.jobs.values() if job in served]:

@@ -98,7 +98,7 @@ class Receiver:
         return bool(self.inbounds or self._scattering)
 
     @property
-    def served(self) -> list[object]:
+    def served(self) -> list[Inbound]:
         """The peer's transfers that scatter to this process's memory, or will."""
         inbounds = [*self.inbounds.values(), *(one.inbound for one in list(self._scattering))]
         return [inbound for inbound in inbounds if inbound.own is None]

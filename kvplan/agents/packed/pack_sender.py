@@ -69,7 +69,7 @@ class Sender:
         return bool(self.jobs) or not self.quiet
 
     @property
-    def served(self) -> list[object]:
+    def served(self) -> list[Job]:
         """The peer's transfers that gather from this process's memory, or will."""
         jobs = [*self.jobs.values(), *(chunk.job for chunk in list(self._gathering))]
         return [job for job in jobs if job.own is None]

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
+
+from kvplan.agents.packed.pack_jobs import Job
+from kvplan.agents.packed.pack_receiver import Inbound
 from kvplan.layout.kvlayout import KVLayout
+from kvplan.plan.packing.chunk_half import Slot
 from kvplan.plan.packing.pack_checks import Offered
 
 
@@ -31,3 +36,28 @@ class LiveOffer(Offered):
     def renew(self, layouts: Iterable[KVLayout]) -> None:
         """Offer these layouts, and no others."""
         self._now = Offered(layouts)
+
+    def holds(self, one: Job | Inbound, slot: Slot) -> bool:
+        """Return whether all memory that a peer's transfer names is offered now.
+
+        Args:
+            one: the transfer.
+            slot: any slot of the ring.
+        """
+        ranges = list[list[int]]()
+        regions = {(region.address, region.end) for layout in self._now.layouts for region in layout.regions}
+        for first, end in sorted(regions):
+            if ranges and first <= ranges[-1][1]:
+                ranges[-1][1] = max(end, ranges[-1][1])
+            else:
+                ranges.append([first, end])
+        if not ranges:
+            return False
+        firsts, ends = np.array(ranges, dtype=np.int64).T
+        for row in one.rows:
+            moved = row.planned(slot).descriptors()
+            address = moved.src if isinstance(one, Job) else moved.dst
+            found = np.searchsorted(firsts, address, side="right") - 1
+            if bool((found < 0).any()) or bool((address + moved.size > ends[found]).any()):
+                return False
+        return True

@@ -14,6 +14,8 @@ import numpy as np
 from kvplan.agents.by_nixl.nixl_end import NixlEnd
 from kvplan.agents.by_nixl.nixl_packed import PACKED_VERSION, NixlPacked
 from kvplan.agents.by_nixl.packed_way import PackedWay
+from kvplan.agents.packed.pack_jobs import Job
+from kvplan.agents.packed.pack_receiver import Inbound
 from kvplan.agents.packed.pack_transfer import PackedTransfer
 from kvplan.base.process import generation
 from kvplan.base.quoting import quoted
@@ -86,26 +88,24 @@ class PackedPeers:
         """Let peers name these layouts only, if they may name any.
 
         Returns:
-            A function that waits until the transfers of peers that had begun before have ended, and ends those of a
-            peer that stalls.
+            A function that waits until the transfers of peers that had begun before have ended. Those that stall and
+            name other memory than these layouts are ended.
         """
         if self._offer.current().layouts:
             self._offer.renew(layouts)
         ring = self.way.lanes.ring
         if ring is None:
             return _nothing
-        end, before = ring.end, list[frozenset[object]]()
+        end, before = ring.end, list[frozenset[Job | Inbound]]()
         end.later(lambda: before.append(end.served()))
 
-        def over() -> bool:
-            return bool(before) and not before[0] & end.served()
-
         def wait() -> None:
-            if self._await(over, CLOSE_SECONDS):
+            if self._await(lambda: bool(before) and not before[0] & end.served(), CLOSE_SECONDS):
                 return
-            if before:  # nothing may touch the memory after this, whenever the peer goes on
-                end.refuse(before[0], "its memory was deregistered")
-            if not self._await(over, CLOSE_SECONDS):
+            left = before[0] & end.served() if before else frozenset()
+            gone = frozenset(one for one in left if not self._offer.holds(one, end.ring.slots[0].place))
+            end.refuse(gone, "its memory was deregistered")  # nothing may touch it later, when the peer goes on
+            if not before or not self._await(lambda: not gone & end.served(), CLOSE_SECONDS):
                 log.warning("memory is deregistered while packed transfers of peers may still use it")
 
         return wait

@@ -202,6 +202,32 @@ def test_a_peer_that_stalls_touches_deregistered_memory_no_more(pair, operation,
     assert pair.notes == {}
 
 
+@pytest.mark.parametrize("operation", ["READ", "WRITE"])
+def test_a_transfer_of_other_memory_outlives_a_deregistration(pair, operation, monkeypatch):
+    monkeypatch.setattr(packed_peers, "CLOSE_SECONDS", 0.05)
+    other = np.zeros(4096, np.uint8)
+    registered = pair.agents[1].register_memory([(other.ctypes.data, other.nbytes, 0, "")], "DRAM")
+    pair.meet()
+    every, looks = np.arange(len(pair.pools[0])), [1]
+    move(pair, "READ", [0], [0])
+
+    def hook(name, who, what):
+        looks[0] -= name == "look"
+        pair.machine.frozen = looks[0] < 0
+
+    pair.machine.hook = hook
+    handle = pair.make(operation, every, every, b"note")
+    pair.agents[0].transfer(handle)
+    end = pair.way(1).lanes.ring.end
+    until(lambda: pair.machine.frozen and end.served())
+    pair.agents[1].deregister_memory(registered)
+    assert end.served()
+    pair.machine.hook, pair.machine.frozen = None, False
+    pair.finish(handle)
+    np.testing.assert_array_equal(*pair.pools)
+    assert pair.agents[0].query_xfer_backend(handle) == "KVPLAN"
+
+
 def test_a_removed_peer_that_says_no_goodbye_keeps_its_slots(pair, monkeypatch, caplog):
     monkeypatch.setattr(packed_peers, "PART_SECONDS", 0.05)
     move(pair, "READ", *pair.rows())
