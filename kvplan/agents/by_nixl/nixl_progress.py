@@ -105,8 +105,7 @@ class NixlProgress:
                 before = active_at = at
                 nap = nap_after(at - moved_at, busy=True)
                 if not nap:
-                    if not moved:
-                        time.sleep(0)  # other threads of this process run
+                    time.sleep(0)  # lets the threads run that gather, scatter, or wait for the interpreter
                     continue
             else:
                 nap = nap_after(at - active_at, busy=False)
