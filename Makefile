@@ -7,7 +7,7 @@ ENGINES := .venv-engines$(addprefix -,$(strip $(VLLM)))
 CPU_WHEELS := https://download.pytorch.org/whl/cpu
 TORCH = $(shell grep -o -m 1 'torch==[0-9.]*' pyproject.toml)
 
-.PHONY: demo fast test coverage deep test-peers test-engines test-gpu lint docs dist bench clean
+.PHONY: demo fast test coverage deep test-peers test-engines test-gpu test-gpu-engines lint docs dist bench clean
 
 # The engine, or plain torch, or numpy alone: the demo takes the best that can be installed, and says which.
 demo: $(VENV)/cli.stamp
@@ -48,6 +48,11 @@ deep: $(VENV)/test.stamp
 # On a machine with a CUDA GPU and its own torch: that one is used, and nothing is installed.
 test-gpu:
 	$(PYTHON) -m pytest -m gpu tests/gpu -n 8 -p no:cacheprovider -p no:benchmark -q --durations=15
+
+# Whole engines on such a machine, whose Python has vLLM 0.33. The answers go to a file: RECORD=result.json names it.
+test-gpu-engines:
+	$(PYTHON) -m pytest -m "engines and gpu" tests/whole_engines -n 12 --dist load --maxschedchunk 1 -p no:benchmark \
+		--timeout 300 --record $(or $(RECORD),whole-engines.json)
 
 # vLLM builds the cache on the CPU with its own code; RECORD=1 writes the result into docs/evidence/peers.md.
 test-peers: $(VENV)/vllm.stamp

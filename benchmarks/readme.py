@@ -161,6 +161,12 @@ _HELD = {
     "vLLM's offloading worker": VLLM_RESULT,
     "GPU to GPU": PEER_RESULT,
     "Between two processes": PROCESSES_RESULT,
+    "Gather and scatter alone": ROOT / "benchmarks" / "results" / "wires" / "staging-nvidia-h200.json",
+    "Packed transfers between two processes of one GPU": ROOT
+    / "benchmarks"
+    / "results"
+    / "wires"
+    / "nvidia-h200-one-gpu.json",
 }
 _HELD |= {f"Whole vLLM engines, {path.stem}": path for path in engine_results()}
 LIMITED = {title: result for title, result in _HELD.items() if result.exists()}
@@ -332,13 +338,14 @@ def number(value: float) -> str:
 
 def main() -> None:
     """Write the tables into their pages."""
-    from benchmarks import gain, peer_tables, process_tables
+    from benchmarks import gain, peer_tables, process_tables, whole_engines
     from benchmarks.engines import pages as engine_pages
 
     for page, marks, made in (
         *peer_tables.pages(),
         *process_tables.pages(),
         *engine_pages.pages(),
+        *whole_engines.pages(),
         (ROOT / "README.md", gain.MARKS, gain.table()),
         (SPEED, MARKS, table()),
         (SPEED, GPU_MARKS, gpu_table()),

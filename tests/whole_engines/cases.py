@@ -131,4 +131,13 @@ CACHED = [  # LMCache has no connector for CPUs, so that all of its tokens are m
     Case("lmcache, chunks of two blocks", LMCACHE, env={**CHUNKS, "LMCACHE_CHUNK_SIZE": str(2 * BLOCK)}),
     Case("lmcache, crowd", LMCACHE, work="crowd", env=CHUNKS),
 ]
-CASES = [*WHOLE, *SMALL_POOL, *TIERED, *PREEMPTED, *FAILING, *BLOCKS, *CACHED]
+# Layers with a sliding window keep blocks of their own; 160 blocks of both kinds hold fewer than half of the chats.
+_RANDOM = {"load_format": "dummy", "skip_tokenizer_init": True, "num_gpu_blocks_override": 160}
+_WINDOW: dict[str, Any] = {"model": "sliding window", "engine": _RANDOM}
+HYBRID = [
+    Case("hybrid", OURS, **_WINDOW),
+    Case("hybrid, by layer", OURS, LAYERS, **_WINDOW),
+    Case("hybrid, loads by layer fail", OURS, LAYERS, faults={"loads": 2}, **_WINDOW),
+    Case("hybrid, loads by layer fail, scheduled ahead", OURS, LAYERS, faults={"loads": 2}, ahead=True, **_WINDOW),
+]
+CASES = [*WHOLE, *SMALL_POOL, *TIERED, *PREEMPTED, *FAILING, *BLOCKS, *CACHED, *HYBRID]

@@ -7,13 +7,14 @@ import fcntl
 import json
 import os
 import sys
+import uuid
 from pathlib import Path
 
 import pytest
 
 from kvplan.engines.vllm.releases import VERSIONS
 from tests.whole_engines import model, processes, summary
-from tests.whole_engines.cases import Case
+from tests.whole_engines.cases import HYBRID, Case
 from tests.whole_engines.gpu_cases import LIKELY, USUAL_CONFIGURATION, Configuration
 from tests.whole_engines.gpu_models import MODELS
 from tests.whole_engines.install import RELEASES, installed
@@ -25,6 +26,7 @@ INSTALLED = installed()
 VERSION = {f"{version.release}+cpu": version for version in VERSIONS}.get(INSTALLED)
 GPU_VERSION = {version.release: version for version in VERSIONS}.get(INSTALLED)
 rows: dict[str, tuple[str, ...]] = {}
+failed: list[str] = []
 
 
 def missing(item) -> str:
@@ -100,6 +102,18 @@ def plain(shared):
     return json.loads((shared / "answer.json").read_text())["answers"]
 
 
+@pytest.fixture(scope="session")
+def plain_hybrid(tmp_path_factory):
+    """The same of the model with sliding windows."""
+    with filled(shared_folder(tmp_path_factory) / "hybrid") as (folder, new):
+        if new:
+            case = Case("without offloading", engine=HYBRID[0].engine)
+            arguments = case.arguments(model.write_config(folder / "model", MODELS[HYBRID[0].model]), "", "")
+            arguments |= {"enable_prefix_caching": False, "num_gpu_blocks_override": 400}
+            processes.serve(arguments, [case.work], folder, case)
+    return json.loads((folder / "answer.json").read_text())["answers"]
+
+
 @pytest.fixture
 def nothing_left():
     """The test leaves nothing in /dev/shm."""
@@ -113,7 +127,8 @@ def served(model_folder, tmp_path, nothing_left):
     """Run a case."""
 
     def run(case: Case):
-        arguments = case.arguments(model_folder, f"kvplan-{tmp_path.name}", str(tmp_path / "tier"))
+        folder = model.write_config(tmp_path / "model", MODELS[case.model]) if case.model else model_folder
+        arguments = case.arguments(folder, f"kvplan-{uuid.uuid4()}", str(tmp_path / "tier"))
         return processes.serve(arguments, [case.work], tmp_path, case)
 
     return run
@@ -142,7 +157,8 @@ def served_on_gpu(tmp_path, nothing_left):
 
     def run(case: Case):
         folder = model.write_config(tmp_path / "model", MODELS[case.model])
-        arguments = case.arguments(folder, f"kvplan-{tmp_path.name}", str(tmp_path / "tier"))
+        # Folders of several workers may have the same name, and vLLM's region has the engine's.
+        arguments = case.arguments(folder, f"kvplan-{uuid.uuid4()}", str(tmp_path / "tier"))
         return processes.serve(arguments, [case.work], tmp_path, case, LIKELY)
 
     return run
@@ -156,6 +172,8 @@ def note(request):
 
 def pytest_runtest_logreport(report):
     name = report.nodeid.rpartition("::")[2]
+    if report.failed:
+        failed.append(name)
     rows.update({name.partition("[")[2][:-1] or name: cells for what, cells in report.user_properties
                  if what == SUMMARY and report.when == "call"})  # fmt: skip
 
@@ -164,7 +182,7 @@ def pytest_terminal_summary(terminalreporter, config):
     if not rows:
         return
     if config.getoption("record") and not hasattr(config, "workerinput"):  # workers know their own rows only
-        summary.write(config.getoption("record"), COLUMNS, rows)
+        summary.write(config.getoption("record"), COLUMNS, rows, failed)
     terminalreporter.write_line(f"vLLM {INSTALLED}, Python {sys.version.split()[0]}, blocks of {BLOCK} tokens")
     lines = [("case", *COLUMNS), *((name, *rows[name]) for name in sorted(rows))]
     widths = [max(len(line[k]) for line in lines) for k in range(len(COLUMNS) + 1)]

@@ -11,11 +11,11 @@ from benchmarks.gpu import environment
 from benchmarks.record import machine, versions
 
 SCHEMA, VERSION = "kvplan.engines", 1
-COMMAND = "python -m pytest -m 'engines and gpu' tests/whole_engines -n 10 --dist load --maxschedchunk 1 --record FILE"
+COMMAND = "make test-gpu-engines"
 
 
-def write(path: Path, columns: Sequence[str], rows: Mapping[str, Sequence[str]]) -> None:
-    """Write the rows of a summary, the machine and the versions."""
+def write(path: Path, columns: Sequence[str], rows: Mapping[str, Sequence[str]], failed: Sequence[str]) -> None:
+    """Write the rows of a summary, the names of tests that failed, the machine and the versions."""
     import torch
 
     made = {
@@ -23,6 +23,7 @@ def write(path: Path, columns: Sequence[str], rows: Mapping[str, Sequence[str]])
         "command": COMMAND, "machine": machine(), "gpu": environment.gpu() if torch.cuda.is_available() else {},
         "versions": versions() | environment.versions(("vllm", "torch", "triton", "transformers")),
         "rows": [{"case": name, **dict(zip(columns, cells, strict=True))} for name, cells in sorted(rows.items())],
+        "failed": sorted(failed),
     }  # fmt: skip
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(made, indent=1) + "\n")

@@ -131,6 +131,16 @@ def test_failed_transfers_are_recomputed(case, served, plain, note):
     assert metrics[LOADED] > 0
 
 
+@each(cases.HYBRID)
+def test_a_model_with_sliding_windows(case, served, plain_hybrid, note):
+    found = served(case)
+    metrics = found["metrics"]
+    check_tokens(case, found, plain_hybrid, note, f"{metrics[STORED] / 1e6:.1f}", f"{metrics[LOADED] / 1e6:.1f}")
+    assert metrics[HITS] > 0
+    assert metrics[LOADED] > 0
+    assert bool(found["faults"]) == bool(case.faults)
+
+
 @each(cases.BLOCKS)
 def test_blocks_of_the_simple_connector(case, served, plain, note):
     found = served(case)
