@@ -7,7 +7,7 @@ ENGINES := .venv-engines$(addprefix -,$(strip $(VLLM)))
 CPU_WHEELS := https://download.pytorch.org/whl/cpu
 TORCH = $(shell grep -o -m 1 'torch==[0-9.]*' pyproject.toml)
 
-.PHONY: demo fast test coverage deep test-peers test-engines test-gpu test-gpu-engines lint docs dist bench clean
+.PHONY: demo fast test coverage deep test-peers test-engines test-gpu test-gpu-engines test-sglang lint docs dist bench clean
 
 # The engine, or plain torch, or numpy alone: the demo takes the best that can be installed, and says which.
 demo: $(VENV)/cli.stamp
@@ -65,6 +65,10 @@ test-engines: $(ENGINES)/engines.stamp
 	$(ENGINES)/bin/python -m pytest -m engines -n 2 --dist worksteal --timeout 900 --timeout-method signal tests/whole_engines
 	$(if $(strip $(VLLM)),$(ENGINES)/bin/python -m pytest -m peers $(OF_VLLM))
 
+# Whole SGLang engines on the CPU, in an environment of their own.
+test-sglang: .venv-sglang/sglang.stamp
+	.venv-sglang/bin/python -m pytest -m engines -n 2 --timeout 600 --timeout-method signal tests/whole_sglang
+
 # Every linter stands in .pre-commit-config.yaml.
 lint: $(VENV)/lint.stamp
 	$(BIN)/pre-commit run --all-files
@@ -119,5 +123,12 @@ $(ENGINES)/engines.stamp: tests/whole_engines/install.py pyproject.toml
 	$(ENGINES)/bin/python -m pip install --quiet --editable . --group engines
 	@touch $@
 
+.venv-sglang/sglang.stamp: tests/whole_sglang/install.py pyproject.toml
+	$(PYTHON) -m venv .venv-sglang
+	.venv-sglang/bin/python -m pip install --quiet --upgrade "pip>=25.1"
+	.venv-sglang/bin/python tests/whole_sglang/install.py
+	.venv-sglang/bin/python -m pip install --quiet --editable . --group engines
+	@touch $@
+
 clean:
-	rm -rf $(VENV) .venv-engines* build dist site *.egg-info .coverage .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-engines* .venv-sglang build dist site *.egg-info .coverage .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from kvplan.ranks.resharding import Resharding, reshard
     from kvplan.ranks.shards import Shard
     from kvplan.verification.coverage import Coverage
-    from kvplan.verification.verify import Verification, verify
+    from kvplan.verification.verification import Verification
+    from kvplan.verification.verify import verify
 
 __all__ = [
     "Agent",
@@ -99,7 +100,7 @@ _LATER = {
     "StridedRows": "kvplan.plan.descriptors",
     "Transfer": "kvplan.execute.transfer",
     "TransferResult": "kvplan.execute.transfer",
-    "Verification": "kvplan.verification.verify",
+    "Verification": "kvplan.verification.verification",
     "allocate": "kvplan.memory.allocate",
     "compile": "kvplan.plan.copy_program",
     "join": "kvplan.plan.plan",

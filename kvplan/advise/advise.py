@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from kvplan.advise.compare import evenly_layered
 from kvplan.advise.contents import Candidate
-from kvplan.advise.order_specs import notation_of, spec_of
+from kvplan.advise.order_specs import notation_of, sizes_of_page, spec_of
 from kvplan.advise.orders import candidates
 from kvplan.advise.prices import Price, Pricing
 from kvplan.base.limits import LIMITS
@@ -51,11 +51,13 @@ class Order(NamedTuple):
     """One order of axes for the side that may change, with the numbers of its program.
 
     Attributes:
-        notation: the order's notation; if parts differ, each part's notation, joined by ``" + "``.
+        notation: the order's notation; if parts differ, each part's notation, joined by ``" + "``; of one page for all
+            parts, the notation with ``|`` that :func:`kvplan.allocate` takes.
         block_tokens: token slots per block.
         spec: the spec from which :meth:`kvplan.KVLayout.from_spec` builds it.
         numbers: numbers of its program.
         price: its predicted time; None without a pricing.
+        sizes: extents of split axes of a page; None if it is no page of several parts.
     """
 
     notation: str
@@ -63,6 +65,7 @@ class Order(NamedTuple):
     spec: dict[str, Any]
     numbers: Numbers
     price: Price | None = None
+    sizes: dict[str, int] | None = None
 
     @property
     def split(self) -> bool:
@@ -104,15 +107,17 @@ def advise(
     pricing: Pricing | None = None,
     sizes: tuple[int, ...] = (),
     compare: bool = True,
+    single: bool = False,
     tell: Tell | None = None,
 ) -> Advice:
     """Compile the pair with many orders of one side, and return the best orders.
 
     The candidates are the permutations of layer, K/V, block, token and head in one allocation, each with several block
-    sizes; and the other side's own order, with tokens split into units, and heads into the shares of ranks. The best
-    order has the least predicted time; if times are equal or not known, the fewest runs per token; then the fewest
-    extents per token on the side that changes; then the least distance from the present order. No order that takes
-    longer than the present one is returned.
+    sizes; the other side's own order, with tokens split into units, and heads into the shares of ranks; and, for parts
+    that differ, one page for all of them, each part in the other side's order. The best order has the least predicted
+    time; if times are equal or not known, the fewest runs per token; then the fewest extents per token on the side that
+    changes; then the least distance from the present order. No order that takes longer than the present one is
+    returned.
 
     Args:
         src, dst: the layouts.
@@ -120,6 +125,7 @@ def advise(
         pricing: the transfers whose time counts; by default only runs and extents count.
         sizes: token slots per block to try; by default several.
         compare: whether the present order counts; if not, the best orders are returned, whatever the present one is.
+        single: whether all content must be in one allocation.
         tell: called with the share of the work that is done, and a text.
 
     >>> sizes = {"layer": 80, "block": 64, "token": 16, "head": 2, "dim": 128}
@@ -136,7 +142,8 @@ def advise(
             present, price = _judged(mine, other, change, pricing)
         except IncompatibleLayoutsError:
             present = None
-    tried = _tried(mine, other, change, sizes, refused=compare and present is None, tell=tell)
+    orders_to_try = candidates(mine, other, refused=compare and present is None, sizes=sizes)
+    tried = _tried((one for one in orders_to_try if not single or one.allocations == 1), mine, other, change, tell)
     orders: list[Order] = []
     for runs, alike in groupby(tried, key=lambda one: one.runs):
         far = runs > WORTH * tried[0].runs or (present is not None and runs > present.rank[0])
@@ -154,12 +161,12 @@ def advise(
 
 
 def _tried(
-    mine: KVLayout, other: KVLayout, change: str, sizes: tuple[int, ...], *, refused: bool, tell: Tell | None
+    several: Iterator[Candidate], mine: KVLayout, other: KVLayout, change: str, tell: Tell | None
 ) -> list[_Tried]:
     """Compile every candidate; return those that compile, in order of their runs per token."""
     few = _few_layers(mine, other)
     each = sum(len(part.other.components) for part in few)
-    made = list(islice(candidates(mine, other, refused=refused, sizes=sizes), max(LIMITS.advised // each, 1)))
+    made = list(islice(several, max(LIMITS.advised // each, 1)))
     tried: list[_Tried] = []
     for k, candidate in enumerate(made):
         if tell is not None:
@@ -203,17 +210,18 @@ def _best_of(
     """
     closest: dict[Fraction, Candidate] = {}
     plain: dict[Fraction, Candidate] = {}
-    for one in sorted(tried, key=lambda one: (one.candidate.distance, notation_of(one.candidate, mine.dtype))):
+    for one in sorted(tried, key=lambda one: (one.candidate.distance, notation_of(one.candidate, mine))):
         extents = [Fraction(p.extents(change)[0], p.unit_tokens) for p in one.programs]
         closest.setdefault(_grown(extents, other), one.candidate)
-        if pricing is not None and "." not in notation_of(one.candidate, mine.dtype):
+        if pricing is not None and "." not in notation_of(one.candidate, mine):
             plain.setdefault(_grown(extents, other), one.candidate)
     best = sorted(closest.items(), key=lambda one: one[0])[: SHOWN + 1]  # one may be the present order
     best += sorted(plain.items(), key=lambda one: one[0])[:1]
     for candidate in dict.fromkeys(candidate for _, candidate in best):
         spec = spec_of(candidate, mine, mine.layers)
         judged = _judged(KVLayout.from_spec(spec), other, change, pricing)
-        yield Order(notation_of(candidate, mine.dtype), candidate.block_tokens, spec, *judged)
+        page_sizes = sizes_of_page(candidate, mine) if candidate.shared else None
+        yield Order(notation_of(candidate, mine), candidate.block_tokens, spec, *judged, page_sizes)
 
 
 def numbers_of(program: Program, side: str) -> Numbers:

@@ -33,11 +33,30 @@ class Candidate(NamedTuple):
         dims: for each content, its dims, outermost first: name and extent (the extent of ``dim`` in bytes).
         block_tokens: token slots per block.
         distance: distance from the present order: number of swapped pairs of axes, and 2 for another block size.
+        shared: number of outermost dims that all contents share, so that one page holds all of them, in this order; 0
+            if each content has an allocation.
     """
 
     dims: tuple[tuple[Content, tuple[tuple[str, int], ...]], ...]
     block_tokens: int
     distance: int
+    shared: int = 0
+
+    @property
+    def allocations(self) -> int:
+        """Return the number of allocations."""
+        return 1 if self.shared else len(self.dims)
+
+
+def parts_held(one: Content) -> tuple[str, ...]:
+    """Return the names of the parts that a content stands for.
+
+    >>> parts_held(Content("scale", True, None, False, 4)), parts_held(Content("index", False, None, True, 132))
+    (('k_scale', 'v_scale'), ('index',))
+    """
+    if not one.kv:
+        return (one.part,)
+    return ("k", "v") if one.part == "kv" else (f"k_{one.part}", f"v_{one.part}")
 
 
 def contents_of(layout: KVLayout) -> tuple[Content, ...]:

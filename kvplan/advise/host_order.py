@@ -24,11 +24,13 @@ class Wanted(NamedTuple):
         block_tokens: token slots per block.
         heads: global numbers of its KV heads.
         device: where the pool lies.
+        single: whether all parts must be in one allocation.
     """
 
     block_tokens: int | None = None
     heads: range | None = None
     device: str = "cpu"
+    single: bool = False
 
 
 def pricing_for(
@@ -71,7 +73,8 @@ def host_orders(
         layout: the layout that does not change, such as an engine's cache.
         pricing: the transfers whose time counts; None to count runs and extents only.
         present: the pool's present layout; only orders that take less time are returned.
-        wanted: the pool, if there is no present layout. With one, only its ``block_tokens`` counts.
+        wanted: the pool, if there is no present layout. With one, only ``block_tokens`` and ``single``
+            count.
         tell: called with the share of the work that is done, and a text.
 
     Raises:
@@ -88,7 +91,9 @@ def host_orders(
     mine = plain_pool(layout, wanted) if present is None else present
     tokens = mine.block_tokens if wanted.block_tokens is None else wanted.block_tokens
     sizes = (1,) if mine.opaque else (tokens,)
-    return advise(layout, mine, "dst", pricing=pricing, sizes=sizes, compare=present is not None, tell=tell)
+    return advise(
+        layout, mine, "dst", pricing=pricing, sizes=sizes, compare=present is not None, single=wanted.single, tell=tell
+    )
 
 
 def plain_pool(layout: KVLayout, wanted: Wanted) -> KVLayout:

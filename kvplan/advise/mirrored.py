@@ -8,7 +8,7 @@ from itertools import pairwise
 from math import gcd
 from typing import NamedTuple
 
-from kvplan.advise.contents import Candidate, Content, contents_of
+from kvplan.advise.contents import Candidate, Content, contents_of, parts_held
 from kvplan.layout.components import Component, Form
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.strides import cut
@@ -21,7 +21,7 @@ EXTENTS = {"layer": 1, "kv": 2}  # the extent of layer is filled in when the spe
 OUTER = (("block", "layer", "kv"), ("layer", "block", "kv"), ("block", "kv", "layer"), ("kv", "block", "layer"))
 
 
-class _Held(NamedTuple):
+class Held(NamedTuple):
     """A content, the first component of its first layer, and its strides from layer to layer and from K to V."""
 
     content: Content
@@ -41,8 +41,8 @@ def mirrored(mine: KVLayout, other: KVLayout, tokens: int) -> Iterator[Candidate
         other: the side that does not change.
         tokens: token slots per block of the orders; ignored if all content is opaque.
     """
-    held = tuple(_held(mine, other))
-    units = _outer_extents(mine, other, tokens, held)
+    held = tuple(held_of(mine, other))
+    units = outer_extents(mine, other, tokens, held)
     if not held or units is None:
         return
     block_tokens = other.block_tokens if all(one.content.opaque for one in held) else tokens
@@ -50,13 +50,13 @@ def mirrored(mine: KVLayout, other: KVLayout, tokens: int) -> Iterator[Candidate
     known = set()
     for distance, outer in enumerate(OUTER, SPLIT):
         for deep in (True, False):
-            made = tuple((one.content, _dims(one, unit, outer, units, deep=deep)) for one in held)
+            made = tuple((one.content, dims_of(one, unit, outer, units, deep=deep)) for one in held)
             if all(dims for _, dims in made) and made not in known:
                 known.add(made)
                 yield Candidate(made, block_tokens, distance)
 
 
-def _held(mine: KVLayout, other: KVLayout) -> Iterator[_Held]:
+def held_of(mine: KVLayout, other: KVLayout) -> Iterator[Held]:
     """Yield the contents of the other side; K and V are one content if they have one form, otherwise two."""
     if len(other.components) > len(other.layers) * len(other.parts) or not set(other.layers) <= set(mine.layers):
         return  # heads in allocations of their own, or layers that this side lacks
@@ -64,20 +64,14 @@ def _held(mine: KVLayout, other: KVLayout) -> Iterator[_Held]:
     for component in other.components:
         lines.setdefault(component.part, []).append(component)
     for content in contents_of(other):
-        parts = _parts(content)
+        parts = parts_held(content)
         heads = mine.heads if content.heads is not None else None
         firsts = [lines[part][0] for part in parts]
         if len(parts) == 2 and firsts[0].form == firsts[1].form:
-            yield _Held(content._replace(heads=heads), firsts[0], _step(lines[parts[0]]), _step(firsts))
+            yield Held(content._replace(heads=heads), firsts[0], _step(lines[parts[0]]), _step(firsts))
             continue
         for part, first in zip(parts, firsts, strict=True):
-            yield _Held(content._replace(part=part, kv=False, heads=heads), first, _step(lines[part]), 0)
-
-
-def _parts(content: Content) -> tuple[str, ...]:
-    if not content.kv:
-        return (content.part,)
-    return ("k", "v") if content.part == "kv" else (f"k_{content.part}", f"v_{content.part}")
+            yield Held(content._replace(part=part, kv=False, heads=heads), first, _step(lines[part]), 0)
 
 
 def _step(line: Sequence[Component]) -> int:
@@ -85,7 +79,7 @@ def _step(line: Sequence[Component]) -> int:
     return min((abs(b.address - a.address) for a, b in pairwise(line)), default=0)
 
 
-def _outer_extents(mine: KVLayout, other: KVLayout, tokens: int, held: Sequence[_Held]) -> dict[str, int] | None:
+def outer_extents(mine: KVLayout, other: KVLayout, tokens: int, held: Sequence[Held]) -> dict[str, int] | None:
     """Return the units per block and the ranks' shares of the heads; None if the other side's heads are no share."""
     extents = {}
     if any(not one.content.opaque for one in held):
@@ -99,7 +93,7 @@ def _outer_extents(mine: KVLayout, other: KVLayout, tokens: int, held: Sequence[
     return extents
 
 
-def _dims(one: _Held, unit: int, outer: Sequence[str], units: dict[str, int], *, deep: bool) -> Dims:
+def dims_of(one: Held, unit: int, outer: Sequence[str], units: dict[str, int], *, deep: bool) -> Dims:
     """Return the dims of a content, outermost first; () if factors cannot express the tokens of a unit.
 
     Args:
@@ -110,13 +104,13 @@ def _dims(one: _Held, unit: int, outer: Sequence[str], units: dict[str, int], *,
         deep: whether layers and K/V lie inside tokens and heads if they do so on the other side.
     """
     content = one.content
-    inner = _atoms(one.first.form, unit)
+    inner = atoms_of(one.first.form, unit)
     deepest = max((stride for stride, _, _ in inner), default=0) if deep else 0
     begin: list[tuple[str, int]] = []
     for axis in outer:
         stride = {"layer": one.layer_stride, "kv": one.kv_stride}.get(axis, 0)
         if axis == "block":
-            begin += [("block", 1), *_units(content, units)]
+            begin += [("block", 1), *units_of(content, units)]
         elif axis == "kv" and not content.kv:
             continue
         elif 0 < stride < deepest:
@@ -130,14 +124,15 @@ def _dims(one: _Held, unit: int, outer: Sequence[str], units: dict[str, int], *,
     return _numbered([*begin, *still, *ordered]) if inner else ()
 
 
-def _units(content: Content, units: dict[str, int]) -> Iterator[tuple[str, int]]:
+def units_of(content: Content, units: dict[str, int]) -> Iterator[tuple[str, int]]:
+    """Yield the factors that stand directly behind ``block``: the units of a block, and the shares of the heads."""
     if not content.opaque and units["token"] > 1:
         yield "token", units["token"]
     if content.heads is not None and units.get("head", 1) > 1:
         yield "head", units["head"]
 
 
-def _atoms(form: Form, unit: int) -> list[Atom]:
+def atoms_of(form: Form, unit: int) -> list[Atom]:
     """Return the factors of one unit, each with its stride; [] if the tokens of a unit are no whole factors."""
     token = form.token
     if not form.opaque:

@@ -9,6 +9,7 @@ from itertools import combinations, pairwise, permutations
 from kvplan.advise.compare import evenly_layered
 from kvplan.advise.contents import Candidate, Content, contents_of
 from kvplan.advise.mirrored import mirrored
+from kvplan.advise.page_orders import pages
 from kvplan.layout.kvlayout import KVLayout
 
 MOST_BLOCK_TOKENS = 1024
@@ -38,6 +39,7 @@ def candidates(mine: KVLayout, other: KVLayout, *, refused: bool, sizes: tuple[i
                 yield made
     for tokens in sizes:
         yield from (one for one in mirrored(mine, other, tokens) if one.dims not in known)
+        yield from pages(mine, other, tokens)
 
 
 def _block_sizes(mine: KVLayout, other: KVLayout) -> tuple[int, ...]:

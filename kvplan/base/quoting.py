@@ -63,6 +63,16 @@ def listed(values: Iterable[object]) -> str:
     return told + (f" and {len(every) - LISTED} more" if len(every) > LISTED else "")
 
 
+def other_case(name: str, known: Iterable[str]) -> str:
+    """Return a hint, to end a message, if a known name differs from a name only in letter case; otherwise "".
+
+    >>> other_case("V", ("k", "v")), other_case("v", ("k", "v"))
+    ("; 'V' and 'v' differ only in letter case", '')
+    """
+    near = next((each for each in known if each != name and each.casefold() == name.casefold()), None)
+    return "" if near is None or name in known else f"; {quoted(name)} and {quoted(near)} differ only in letter case"
+
+
 def _small(
     value: Mapping[object, object] | list[object] | tuple[object, ...] | set[object] | frozenset[object],
 ) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 from kvplan.base.cached_property import cached_property
 from kvplan.base.integers import integer, optional_integer
 from kvplan.base.numbers import number_ranges
-from kvplan.base.quoting import quoted
+from kvplan.base.quoting import other_case, quoted
 from kvplan.errors import BlockIndexError, LayoutError
 from kvplan.layout.build import build
 from kvplan.layout.components import Built, Component, Geometry, Region
@@ -229,8 +229,10 @@ class KVLayout:
         layer, head = integer("layer", layer), optional_integer("head", head)
         found = self._by_key.get((layer, part)) if isinstance(part, str) else None
         if found is None:
+            hint = other_case(part, self.parts) if isinstance(part, str) else ""
             raise LayoutError(
                 f"no layer {layer} {quoted(part)}; held are layers {number_ranges(self.layers)}, parts {self.parts}"
+                f"{hint}"
             )
         if head is None or len(found) == 1:
             return found[0]
@@ -263,7 +265,7 @@ class KVLayout:
     def save(self, path: str | PathLike[str]) -> None:
         """Write a dump: all addresses, strides and facts of this layout as JSON (schema ``kvplan.layout/1``).
 
-        A dump holds no data. :meth:`from_spec` reads it in any process as an equal layout that cannot move bytes.
+        A dump holds no data. :meth:`load` reads it in any process as an equal layout that cannot move bytes.
 
         Args:
             path: path of the file, best with suffix ``.json``. The file is replaced completely or not at all.
@@ -275,12 +277,28 @@ class KVLayout:
         >>> layout = KVLayout.from_tensors("block token dim", np.zeros((8, 4, 16), np.int8))
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     layout.save(f"{folder}/cache.json")
-        ...     KVLayout.from_spec(f"{folder}/cache.json") == layout
+        ...     KVLayout.load(f"{folder}/cache.json") == layout
         True
         """
         from kvplan.layout.dump import save
 
         save(self.built, path)
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> KVLayout:
+        """Read a dump that :meth:`save` wrote; the same as :meth:`from_spec` of the file.
+
+        The layout has the addresses of the process that wrote the dump, so it cannot move bytes.
+
+        Args:
+            path: path of the file.
+
+        Raises:
+            LayoutError: the file cannot be read, or its content is invalid.
+        """
+        if not isinstance(path, str | PathLike):
+            raise LayoutError(f"path is {quoted(path)}; give the path of a dump, as layout.save(path) wrote it")
+        return cls.from_spec(Path(path))
 
     def slice(
         self, *, layers: Sequence[int] | None = None, heads: range | None = None, parts: Sequence[str] | None = None

@@ -13,7 +13,7 @@ from typing import Any
 
 from kvplan.base.integers import integers
 from kvplan.base.numbers import number_ranges
-from kvplan.base.quoting import listed, quoted
+from kvplan.base.quoting import listed, other_case, quoted
 from kvplan.errors import LayoutError
 from kvplan.layout.components import Built, Component, Form, subblocks_of
 from kvplan.layout.consistency import sizes_of
@@ -129,7 +129,8 @@ def _subset(name: str, held: Sequence[Any], wanted: Any) -> frozenset[Any]:
     missing = [item for item in wanted if item not in held]
     if missing:
         text = number_ranges(held) if name == "layers" else listed(held)
-        raise LayoutError(f"{name} [{listed(missing)}] are not held; {name} held are {text}")
+        hint = other_case(missing[0], held) if name == "parts" and isinstance(missing[0], str) else ""
+        raise LayoutError(f"{name} [{listed(missing)}] are not held; {name} held are {text}{hint}")
     return frozenset(wanted)
 
 

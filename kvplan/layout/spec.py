@@ -80,7 +80,21 @@ def _side_by_side(content: Mapping[str, Any], budget: Budget, level: int) -> Bui
         end = max(region.end for region in built.regions)
         if isinstance(device, str):
             free[device] = max(free.get(device, 0), -(-end // TENSOR_ALIGNMENT) * TENSOR_ALIGNMENT)
-    return merged(held, budget)
+    built = merged(held, budget)
+    return built._replace(regions=_joined(built.regions))
+
+
+def _joined(regions: Sequence[Region]) -> tuple[Region, ...]:
+    """Join regions that overlap: entries whose addresses interleave, such as the parts of one page, share memory."""
+    found: list[Region] = []
+    for region in regions:  # in order of address
+        last = found[-1] if found else None
+        if last is None or region.address >= last.end or not (last.virtual and region.virtual):
+            found.append(region)
+            continue
+        end, seams = max(last.end, region.end), tuple(sorted({*last.seams, *region.seams}))
+        found[-1] = replace(last, nbytes=end - last.address, seams=seams)
+    return tuple(found)
 
 
 def _sequence(spec: Mapping[str, Any], key: str) -> tuple[Any, ...]:

@@ -38,9 +38,10 @@ def allocate(
     Args:
         notation: the pool's notation, for example ``"block layer kv token head dim"``; or ``"auto"`` for the order
             whose loads and stores are predicted to take the least time together, as ``kvplan advise`` prints it. Axes
-            may be split, and parts of different shapes get an allocation each. For parts of several sizes and dtypes on
-            one page, write the axes that all parts share, then the parts in the order of their bytes, each with its
-            own axes: ``"block layer | k v: head token dim | k_scale v_scale: head token"``.
+            may be split. Parts of different shapes get one page for all, or an allocation each, whichever is better; a
+            shared pool with a name is one allocation. For parts of several sizes and dtypes on one page, write the axes
+            that all parts share, then the parts in the order of their bytes, each with its own axes:
+            ``"block layer | k v: head token dim | k_scale v_scale: head token"``.
         like: the layout whose content the pool will hold. Without ``|``, all its parts must have one size.
         num_blocks: number of blocks of the pool; by default the number of ``like``.
         block_tokens: token slots per block; by default the number of ``like``.
@@ -87,13 +88,13 @@ def allocate(
     if notation == AUTO:
         if sizes:
             raise LayoutError(f"sizes are {quoted(dict(sizes))}; 'auto' chooses the extents of split axes itself")
-        wanted = _wanted(like, block_tokens, heads, device)
+        wanted = _wanted(like, block_tokens, heads, device)._replace(single=isinstance(shared, str | PathLike))
         alike = partial(
             allocate, num_blocks=num_blocks, block_tokens=None if like.opaque else block_tokens,
             layers=tuple(layers) if isinstance(layers, Iterable) else layers,
             heads=wanted.heads, device=device, pin=pin, shared=shared,
         )  # fmt: skip
-        return allocated(like, wanted, alike, named=isinstance(shared, str | PathLike))
+        return allocated(like, wanted, alike)
     asked = Asked(num_blocks, block_tokens, layers, heads, dict(sizes or {}))
     if isinstance(notation, str) and PARTS in notation:
         tensors = page_of(notation, like, asked)

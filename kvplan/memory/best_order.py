@@ -14,31 +14,36 @@ from kvplan.layout.kvlayout import KVLayout
 AUTO = "auto"
 
 
-def allocated(like: KVLayout, wanted: Wanted, make: Callable[..., KVLayout], *, named: bool) -> KVLayout:
-    """Search the best order of a pool and allocate it; parts that differ in shape get an allocation each.
+def allocated(like: KVLayout, wanted: Wanted, make: Callable[..., KVLayout]) -> KVLayout:
+    """Search the best order of a pool and allocate it: in one allocation, or in one for each of the parts that differ.
 
     Args:
         like: the layout whose content the pool will hold.
-        wanted: block size, layers, heads and device of the pool.
+        wanted: block size, heads and device of the pool, and whether it is one allocation, as a pool with a name is.
         make: allocates one order. It takes a notation, ``like`` and ``sizes``.
-        named: whether the pool has a name, which only one allocation can have.
 
     Raises:
-        LayoutError: no order of axes holds the content, or a pool with a name would need several allocations.
+        LayoutError: no order of axes holds the content.
     """
     pricing = pricing_for(like, wanted.device, profile_of(None)[0])
     orders = host_orders(like, pricing, wanted=wanted).orders
     if not orders:
-        raise LayoutError(f"no order of a pool holds the content of {like}; give a notation instead of 'auto'")
-    specs = orders[0].spec.get("layouts", [orders[0].spec])
-    if named and len(specs) > 1:
-        orders_of_parts = ", ".join(f"{'/'.join(parts_of(spec))}: {spec['notation']!r}" for spec in specs)
-        raise LayoutError(
-            f"the best order has an allocation for each part, and a shared pool has one name; allocate each part from "
-            f"like.slice(parts=...) under its own name ({orders_of_parts})"
-        )
+        raise LayoutError(_none(like, wanted))
+    best = orders[0]
+    if best.sizes is not None:
+        return make(best.notation, like=like, sizes=best.sizes or None)
+    specs = best.spec.get("layouts", [best.spec])
     pools = [make(spec["notation"], like=_held(like, parts_of(spec)), sizes=_split(spec)) for spec in specs]
     return pools[0] if len(pools) == 1 else KVLayout.merge(pools)
+
+
+def _none(like: KVLayout, wanted: Wanted) -> str:
+    if wanted.single:
+        return (
+            f"a shared pool with a name is one allocation, and no order found holds all parts of {like} in one; give a "
+            "notation instead of 'auto', or allocate each part from like.slice(parts=...) under its own name"
+        )
+    return f"no order of a pool holds the content of {like}; give a notation instead of 'auto'"
 
 
 def _held(like: KVLayout, parts: tuple[str, ...]) -> KVLayout:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from math import lcm, prod
 from typing import Any, NamedTuple
 
-from kvplan.base.quoting import quoted
+from kvplan.base.quoting import other_case, quoted
 from kvplan.errors import LayoutError, NotationError
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.notation import Notation, parse
@@ -106,7 +106,10 @@ def _check_parts(text: str, named: Sequence[str], like: KVLayout) -> None:
     if twice := [part for k, part in enumerate(named) if part in named[:k]]:
         raise LayoutError(f"{quoted(text)} names part {quoted(twice[0])} twice")
     if unknown := [part for part in named if part not in like.parts]:
-        raise LayoutError(f"{quoted(text)} names part {quoted(unknown[0])}; like holds {like.parts}")
+        raise LayoutError(
+            f"{quoted(text)} names part {quoted(unknown[0])}; like holds {like.parts}"
+            f"{other_case(unknown[0], like.parts)}"
+        )
     if missing := [part for part in like.parts if part not in named]:
         raise LayoutError(f"{quoted(text)} has no place for part {missing[0]!r} of like; name it, or slice like first")
 

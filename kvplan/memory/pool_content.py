@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from kvplan.base.integers import integer, integers
 from kvplan.base.numbers import number_ranges
-from kvplan.base.quoting import quoted
+from kvplan.base.quoting import other_case, quoted
 from kvplan.errors import LayoutError
 from kvplan.layout.dtypes import ITEMSIZE
 from kvplan.layout.kvlayout import KVLayout
@@ -171,7 +171,8 @@ def _parts(notation: Notation, like: KVLayout) -> tuple[str, int]:
     for name in ("kv", *(part.removeprefix("k_") for part in pair)):
         if pair == (("k", "v") if name == "kv" else (f"k_{name}", f"v_{name}")):
             return name, sizes.pop()
-    raise LayoutError(f"'{notation}' has a kv axis for parts ('k', 'v'), and like holds {pair}; leave out kv")
+    hint = next((hint for hint in (other_case(part, ("k", "v")) for part in pair) if hint), "")
+    raise LayoutError(f"'{notation}' has a kv axis for parts ('k', 'v'), and like holds {pair}; leave out kv{hint}")
 
 
 def _dtype(like: KVLayout, content: int) -> tuple[str, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal, overload
 
 import numpy as np
@@ -20,13 +20,13 @@ from kvplan.layout.places import row_in_words
 from kvplan.layout.strides import Int64Array
 from kvplan.plan.copy_program import CopyProgram, compile_quietly
 from kvplan.plan.placement import own_block_ids
-from kvplan.program.unwritten import UnwrittenHeads
 from kvplan.ranks.rank_pair import PairProgram
 from kvplan.ranks.resharding import Resharding
 from kvplan.verification.canary import Guard, Stray
 from kvplan.verification.coverage import Coverage
 from kvplan.verification.expected_bytes import Moved, stray_in_words, stray_row
 from kvplan.verification.raw_bytes import Bytes, Contents
+from kvplan.verification.verification import Verification
 from kvplan.verification.writers import coverage_of
 
 MAX_NBYTES = 64 << 20  # most bytes that one verification moves
@@ -34,58 +34,6 @@ DEFAULT_NBYTES, DEFAULT_BLOCKS = 4 << 20, 8
 # Values of bytes that must not be written; the second value, for the last round, is no marker's last byte. There are
 # two values because a byte copied from a place without markers is the same in all rounds: it differs from one of them.
 POISON = (0x5A, 0xFF)
-
-
-@dataclass(frozen=True, slots=True)
-class Verification:
-    """The findings of :func:`verify`.
-
-    Attributes:
-        ok: whether every byte arrived at its place, and no watched byte changed.
-        blocks: ids of the blocks read, and of the blocks written.
-        nbytes: number of compared bytes.
-        markers: whether the source held markers; otherwise its own content was moved, in which equal rows look alike.
-        rounds: number of transfers. A marker is one byte per round, and a coordinate needs several bytes.
-        wrong_nbytes: number of wrong bytes.
-        row: coordinate in the destination of the first wrong byte; None if no byte is wrong, or if it is padding.
-        held: coordinate in the source of the byte that arrived there instead, if markers show it.
-        wrong: the first wrong byte and the first stray in words, or None.
-        stray: the first byte outside the transfer's rows that changed, with its values before and after, or None.
-        stray_nbytes: number of such bytes that changed; if only checksums show them, bytes of their pages.
-        watched_nbytes: number of watched bytes outside the blocks' own content.
-        unwritten: heads that the destination holds, and that no unit of the program writes; ``str`` says it in words.
-            Such a program is legal, so ``ok`` does not depend on it.
-    """
-
-    ok: bool
-    blocks: tuple[tuple[int, ...], tuple[int, ...]]
-    nbytes: int
-    markers: bool
-    rounds: int
-    wrong_nbytes: int = 0
-    row: Row | None = None
-    held: Row | None = None
-    wrong: str | None = None
-    stray: Stray | None = None
-    stray_nbytes: int = 0
-    watched_nbytes: int = 0
-    unwritten: tuple[UnwrittenHeads, ...] = ()
-
-    def __str__(self) -> str:
-        """Return the findings in words."""
-        watched, stray = (
-            f"{self.watched_nbytes:,} bytes around them are unchanged",
-            f"{self.stray_nbytes:,} around them",
-        )
-        said = [f"{self.nbytes:,} bytes arrived where they belong", *([watched] if self.watched_nbytes else [])]
-        if not self.ok:
-            said = [f"{self.wrong_nbytes:,} of {self.nbytes:,} bytes are wrong, {stray} changed: {self.wrong}"]
-        return "; ".join((*said, *map(str, self.unwritten)))
-
-    def _repr_html_(self) -> str:
-        from kvplan.draw.notebook import verification_html
-
-        return verification_html(self)
 
 
 @overload

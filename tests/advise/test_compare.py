@@ -226,7 +226,8 @@ def test_parts_of_several_shapes():
     ]  # fmt: skip
     latent = KVLayout.from_spec({"layouts": specs})
     best = advise(latent, latent, "dst").orders[0]
-    assert (best.notation, best.numbers.runs, best.numbers.extents[0]) == ("block layer token dim", 122, 2)
+    page = "block layer | kv: token dim | index: token dim"
+    assert (best.notation, best.numbers.runs, best.numbers.extents[0]) == (page, 122, 1)
 
 
 # ---- laws ----------------------------------------------------------------------------------------------------

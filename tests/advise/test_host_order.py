@@ -71,11 +71,11 @@ def test_of_two_equal_layouts_nothing_is_offered():
     assert asked(gpu, present=layout_of("block layer kv token head dim", "cpu"))[0].orders == ()
 
 
-def test_splits_are_searched_and_parts_that_differ_have_their_own_notation():
+def test_splits_are_searched_and_parts_that_differ_stand_on_one_page():
     values = {**X_PACKED, "notation": "layer: block head dim token", "part": "v", "sizes": SMALL}
     gpu = KVLayout.from_spec({"layouts": [{**X_PACKED, "part": "k"}, values]})
     best = asked(gpu, wanted=Wanted(block_tokens=32))[0].orders[0]
-    assert best.notation == "block token.0 layer head dim.0 token.1 dim.1 + block token.0 layer head dim token.1"
+    assert best.notation == "block token.0 layer | k: head dim.0 token.1 dim.1 | v: head dim token.1"
     assert [spec["part"] for spec in best.spec["layouts"]] == ["k", "v"]
     # A unit of 8 tokens is one run a layer and part: 8 tokens of 4 heads of 16 elements of 2 bytes.
     assert best.numbers.runs == 6
@@ -125,7 +125,7 @@ def test_an_automatic_pool_has_the_layers_and_heads_that_are_asked_for():
     assert (pool.layers, pool.heads, pool.num_blocks) == ((0, 1, 2), range(4), 2)
 
 
-def test_an_automatic_pool_refuses_sizes_and_one_name_for_two_allocations(tmp_path):
+def test_an_automatic_pool_refuses_sizes_and_holds_scales_beside_values(tmp_path):
     kv = np.zeros((2, 8, 8, 2, 16), np.int8)
     scales = np.zeros((8, 8, 2), np.float32)
     cache = kvplan.KVLayout.from_tensors("layer: kv block token head dim", [kv])
@@ -134,6 +134,7 @@ def test_an_automatic_pool_refuses_sizes_and_one_name_for_two_allocations(tmp_pa
     both = kvplan.KVLayout.merge([
         cache, kvplan.KVLayout.from_tensors("layer: block token head", [scales], part="scale")
     ])  # fmt: skip
-    assert len(kvplan.allocate("auto", like=both).tensors) == 2
-    with pytest.raises(LayoutError, match="a shared pool has one name"):
-        kvplan.allocate("auto", like=both, shared=str(tmp_path / "pool"))
+    for shared in (None, str(tmp_path / "pool")):
+        pool = kvplan.allocate("auto", like=both, shared=shared)
+        assert [region.nbytes for region in pool.regions] == [8 * (2 * 8 * 2 * 16 + 8 * 2 * 4)]
+        assert [one.dtype.name for one in pool.tensors] == ["int8", "int8", "float32"]

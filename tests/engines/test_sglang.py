@@ -294,6 +294,16 @@ def test_transfers_are_made_ready_at_the_start(prepared):
     made.detach()
 
 
+def test_each_pool_of_a_group_is_made_ready(prepared, caplog):
+    entry = SimpleNamespace(host_pool=pools.host_mha("page_first"), device_pool=pools.mha_pool())
+    group = SimpleNamespace(entries=[entry, SimpleNamespace(host_pool=object(), device_pool=None)])
+    with caplog.at_level(logging.INFO, "kvplan.engines.sglang"):
+        engine.attach(controller_of(mem_pool_host=group, mem_pool_device=entry.device_pool)).detach()
+    assert len(prepared) > 0
+    assert "kvplan moves the pages of" in caplog.text
+    assert "left to SGLang's own transfers" not in caplog.text
+
+
 def test_the_engine_in_its_place(attached):
     """The engine's loop asks layer by layer; each is there when it says so."""
     device, host = fill(pools.mha_pool(), 7), pools.host_mha("page_head")

@@ -149,6 +149,17 @@ def test_a_dump_of_a_spec_has_made_up_addresses(tmp_path):
     assert (tmp_path / "b.json").read_text() == (tmp_path / "a.json").read_text()
 
 
+def test_a_dump_is_loaded_as_a_spec_is(tmp_path):
+    layout = KVLayout.from_tensors("block token dim", np.zeros((8, 4, 16), np.int8))
+    layout.save(tmp_path / "cache.json")
+    for path in (tmp_path / "cache.json", str(tmp_path / "cache.json")):
+        assert KVLayout.load(path) == KVLayout.from_spec(path) == layout
+    with pytest.raises(LayoutError, match="cannot read the spec"):
+        KVLayout.load(tmp_path / "none.json")
+    with pytest.raises(LayoutError, match=r"path is \{'a': 1\}; give the path of a dump"):
+        KVLayout.load({"a": 1})
+
+
 def test_a_dump_that_does_not_say_was_saved_by_an_engine(tmp_path):
     dump = document_of(KVLayout.from_tensors("block token dim", np.zeros((8, 4, 16), np.int8)).built)
     assert dump.pop("virtual") is False

@@ -151,6 +151,32 @@ def test_a_spec_of_several_layouts_is_merged():
     assert merged.block_nbytes == 61 * (37_376 + 256)
 
 
+def test_parts_of_a_spec_whose_addresses_interleave_share_an_allocation():
+    """Pages of 96 bytes: 64 of `a`, then 32 of `b`; 4 blocks, and a part of its own behind them."""
+    page = [
+        {"notation": "block token dim", "dtype": "uint8", "part": part, "address": 4096 + start,
+         "sizes": {"block": 4, "token": 2, "dim": dim}, "strides": [96, dim, 1]}
+        for part, dim, start in (("a", 32, 0), ("b", 16, 64))
+    ]  # fmt: skip
+    alone = {"notation": "block token dim", "dtype": "uint8", "part": "c", "sizes": {"block": 4, "token": 2, "dim": 8}}
+    regions = KVLayout.from_spec({"layouts": [*page, alone]}).regions
+    # The third part begins at the next 2 MiB behind the page, as every entry without an address does.
+    assert [(one.address, one.nbytes) for one in regions] == [(4096, 4 * 96), (2 << 20, 64)]
+
+
+def test_a_part_in_other_letter_case_is_named():
+    layout = KVLayout.from_tensors("kv block token dim", np.zeros((2, 4, 2, 8), np.uint8))
+    other = KVLayout.from_tensors("block token dim", np.zeros((4, 2, 8), np.uint8), part="V")
+    for ask in (
+        lambda: layout.address(layer=0, part="V"),
+        lambda: layout.slice(parts=("V",)),
+        lambda: kvplan.allocate("block | k V: token dim", like=layout),
+        lambda: kvplan.allocate("block kv token dim", like=KVLayout.merge([layout.slice(parts=("k",)), other])),
+    ):
+        with pytest.raises(kvplan.LayoutError, match="'V' and 'v' differ only in letter case"):
+            ask()
+
+
 @pytest.mark.slow
 def test_specs_need_no_torch():
     code = """

@@ -339,3 +339,25 @@ def test_layers_that_the_destination_lacks(held, says):
     layout = KVLayout.from_tensors("layer block token dim", np.zeros((3, 4, 2, 8), np.uint8))
     with pytest.raises(kvplan.IncompatibleLayoutsError, match=says):
         kvplan.compile(layout, layout.slice(layers=held))
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "says"),
+    [
+        (("k", "V"), ("k", "v"), "'V' and 'v' differ only in letter case"),
+        (("k", "v"), ("k", "V"), "'v' and 'V' differ only in letter case"),
+        (("k", "V"), ("kv",), "'V' and 'v' differ only in letter case"),
+        (("kv",), ("K", "v"), "'K' and 'k' differ only in letter case"),
+        (("k", "v"), ("k", "w"), r"slice it away: layout.slice\(parts=...\)$"),
+    ],
+)
+def test_parts_in_other_letter_case_are_named(here, there, says):
+    src, dst = (
+        KVLayout.merge([
+            KVLayout.from_tensors("block token head dim", np.zeros((4, 2, 2, 8 // len(parts)), np.uint8), part=part)
+            for part in parts
+        ])
+        for parts in (here, there)
+    )  # fmt: skip
+    with pytest.raises(kvplan.IncompatibleLayoutsError, match=says):
+        kvplan.compile(src, dst)

@@ -95,9 +95,12 @@ def advice_rows_of(asked: Question) -> Iterator[tuple[str, str]]:
 
 
 def _orders_of(order: Order) -> Iterator[str]:
-    """Return an order's notation; parts that differ have a line each."""
+    """Return an order's notation; parts that differ and have an allocation each have a line each."""
     specs = order.spec.get("layouts", [order.spec])
     blocks = f"blocks of {count_of(order.block_tokens, 'token')}"
+    if order.sizes is not None:
+        yield f"{order.notation}, {blocks}, one page for all parts"
+        return
     if len(specs) == 1:
         yield f"{specs[0]['notation']}, {blocks}"
         return
@@ -141,22 +144,31 @@ def paste_lines(asked: Question) -> Iterator[str]:
 
 def python_lines(order: Order, layout: KVLayout) -> Iterator[str]:
     """Return the calls of :func:`kvplan.allocate` that make a pool of an order; a part of its own has its own call."""
-    specs = order.spec.get("layouts", [order.spec])
-    calls = []
-    for spec in specs:
-        parts = parts_of(spec)
-        whole = set(parts) == set(layout.parts)
-        like = "gpu" if whole else f"gpu.slice(parts={json.dumps(parts)})"
-        tokens = f", block_tokens={order.block_tokens}" * (order.block_tokens != layout.block_tokens)
-        split = {name: size for name, size in spec["sizes"].items() if "." in name}
-        sizes = f", sizes={json.dumps(split)}" if split else ""
-        calls.append(f'kvplan.allocate("{spec["notation"]}", like={like}{tokens}{sizes})')
+    calls = [_call(order, layout, *told) for told in _allocations(order)]
     if len(calls) == 1:
         yield f"pool = {calls[0]}"
         return
     yield "pool = kvplan.KVLayout.merge(["
     yield from (f"    {call}," for call in calls)
     yield "])"
+
+
+def _allocations(order: Order) -> Iterator[tuple[str, tuple[str, ...], dict[str, int]]]:
+    """Return the notation, parts and split axes of each allocation of an order."""
+    specs = order.spec.get("layouts", [order.spec])
+    if order.sizes is not None:
+        yield order.notation, tuple(part for spec in specs for part in parts_of(spec)), order.sizes
+        return
+    for spec in specs:
+        split = {name: size for name, size in spec["sizes"].items() if "." in name}
+        yield spec["notation"], parts_of(spec), split
+
+
+def _call(order: Order, layout: KVLayout, notation: str, parts: tuple[str, ...], split: dict[str, int]) -> str:
+    like = "gpu" if set(parts) == set(layout.parts) else f"gpu.slice(parts={json.dumps(parts)})"
+    tokens = f", block_tokens={order.block_tokens}" * (order.block_tokens != layout.block_tokens)
+    sizes = f", sizes={json.dumps(split)}" if split else ""
+    return f'kvplan.allocate("{notation}", like={like}{tokens}{sizes})'
 
 
 def toml_lines(spec: dict[str, Any]) -> Iterator[str]:

@@ -23,7 +23,8 @@ def verify_facts(src: KVLayout, dst: KVLayout, blocks: int | None, *, reinterpre
     """
     from kvplan.memory.reserve import reserve
     from kvplan.plan.copy_program import compile_quietly
-    from kvplan.verification.verify import Verification, block_counts, number_of_blocks, verify
+    from kvplan.verification.verification import Verification
+    from kvplan.verification.verify import block_counts, number_of_blocks, verify
 
     compile_quietly(src, dst, reinterpret=reinterpret)  # a pair that does not compile needs no memory
     counts = block_counts(src, dst, number_of_blocks(blocks))

@@ -54,12 +54,22 @@ def attach(controller: Any, *, policy: Policy | None = None) -> TransferEngine:
     if controller.has_inflight_device_transfers():
         raise KVPlanError("the controller has transfers in flight; attach before it moves anything")
     engine = TransferEngine(own, Executor(controller.device, policy or BESIDE_COMPUTE))
-    pools = getattr(controller, "mem_pool_host", None), getattr(controller, "mem_pool_device", None)
-    if None not in pools:
-        engine.transfers_of(*pools)  # now, so that no request waits for the compilers
+    for host_pool, device_pool in _pools_of(controller):
+        engine.transfers_of(host_pool, device_pool)  # now, so that no request waits for the compilers
     engine._controller = controller
     controller.l2_transfer_engine = engine
     return engine
+
+
+def _pools_of(controller: Any) -> list[tuple[Any, Any]]:
+    """Return the pairs of pools of a controller; a group of host pools knows the device pool of each."""
+    host = getattr(controller, "mem_pool_host", None)
+    entries = getattr(host, "entries", None)
+    if entries is not None:
+        pairs = [(entry.host_pool, entry.device_pool) for entry in entries]
+    else:
+        pairs = [(host, getattr(controller, "mem_pool_device", None))]
+    return [pair for pair in pairs if None not in pair]
 
 
 class TransferEngine:
