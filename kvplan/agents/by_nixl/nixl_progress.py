@@ -5,23 +5,48 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 
 from kvplan.base.latch import Wake
+from kvplan.base.short_naps import exact_naps
 from kvplan.base.threads import Worker
 
+SPIN_SECONDS = 5e-5  # after a look that moved a transfer on: the next ones follow without a nap
 BUSY_NAP = 20e-6  # seconds between two looks while transfers are in flight
-IDLE_NAP = 2e-4  # seconds between two looks otherwise: a peer's transfer over TCP moves on by them
-REST_NAP = 2e-3  # the same after REST_SECONDS without anything
+RECENT_NAP = 30e-6  # the same when nothing is in flight: the next transfer of a peer is likely to come soon
+RECENT_SECONDS = 0.02  # since a transfer was in flight
+IDLE_NAP = 2e-4  # the same later: a peer's direct transfer over TCP moves on by these looks
+REST_NAP = 2e-3  # the same after REST_SECONDS
 REST_SECONDS = 10.0
 
 log = logging.getLogger("kvplan.agents")
 
 
+def nap_after(seconds: float, *, busy: bool) -> float:
+    """Return the seconds until the next look.
+
+    Args:
+        seconds: since the last look that moved something, if transfers are in flight; since one was, otherwise.
+        busy: whether transfers are in flight.
+
+    >>> [nap_after(seconds, busy=True) for seconds in (1e-6, 1e-3)]
+    [0.0, 2e-05]
+    >>> [nap_after(seconds, busy=False) for seconds in (1e-3, 1.0, 60.0)]
+    [3e-05, 0.0002, 0.002]
+    """
+    if busy:
+        return 0.0 if seconds < SPIN_SECONDS else BUSY_NAP
+    if seconds < RECENT_SECONDS:
+        return RECENT_NAP
+    return IDLE_NAP if seconds < REST_SECONDS else REST_NAP
+
+
 class NixlProgress:
     """A thread that calls a function again and again.
 
-    NIXL's own thread for this takes a whole core, also when nothing moves. This one naps between two looks.
+    NIXL's own thread for this takes a whole core, also when nothing moves. This one naps between two looks, unless a
+    transfer has just moved on: its next step is likely to be due before a nap would end.
 
     Args:
         look: does what can be done now; returns whether anything was done.
@@ -61,30 +86,34 @@ class NixlProgress:
         self._wake.put(None)
 
     def _serve(self) -> None:
-        last = time.monotonic()
+        exact_naps()
+        wake, now = self._wake, time.monotonic
+        moved_at = active_at = now()
         before: float | None = None  # end of the look before, if transfers were in flight then
         while not self._stopped:
             if before is not None:
-                self._count(time.monotonic() - before)
+                self._count(now() - before)
             try:
                 moved = self._look()
             except Exception:
                 log.exception("the thread that makes progress for NIXL met an error")
                 moved = False
-            before = None
+            at, before = now(), None
+            if moved:
+                moved_at = at
             if self._busy():
-                before = last = time.monotonic()
-                if not moved:
-                    time.sleep(BUSY_NAP)
-                continue
-            nap = IDLE_NAP if time.monotonic() - last < REST_SECONDS else REST_NAP
-            try:
-                self._wake.get(timeout=nap)
-            except Empty:
-                continue
-            last = time.monotonic()
-            while not self._wake.empty():
-                self._wake.get()
+                before = active_at = at
+                nap = nap_after(at - moved_at, busy=True)
+                if not nap:
+                    time.sleep(0)  # lets the threads run that gather, scatter, or wait for the interpreter
+                    continue
+            else:
+                nap = nap_after(at - active_at, busy=False)
+            with suppress(Empty):
+                wake.get(timeout=nap)
+                active_at = now()
+                while not wake.empty():
+                    wake.get()
 
     def _count(self, seconds: float) -> None:
         self.looks += 1

@@ -24,7 +24,7 @@ class Slots(NamedTuple):
     nbytes: int
 
 
-HOST_SLOTS, GPU_SLOTS = Slots(32, 1 << 20), Slots(16, 8 << 20)
+HOST_SLOTS, GPU_SLOTS = Slots(32, 1 << 20), Slots(32, 8 << 20)
 
 
 class PackedWay(NamedTuple):

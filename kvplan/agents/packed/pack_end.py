@@ -94,7 +94,7 @@ class End:
         free = self.ring.take(integer("sending", sends, least=1, most=slots - 1))
         self._notes: deque[tuple[str, bytes]] = deque()
         senders = frozenset(slot.number for slot in free)
-        most = min(sends, max(LEAST_SENDS, sends // 2))
+        most = min(sends, max(LEAST_SENDS, sends - sends // 3))
         own = Own(self.ring, free, senders, most, executor, now, self._number, self._notes)
         self._own, self._peers = own, Peers(own, granted)
         self._progress = Progress(self._peers, arrivals, now)

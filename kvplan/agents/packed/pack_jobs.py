@@ -11,6 +11,7 @@ from kvplan.agents.packed.pack_rows import Row
 from kvplan.agents.packed.pack_transfer import PackedTransfer
 from kvplan.agents.packed.readiness import Ready
 from kvplan.agents.packed.slot_ring import RingSlot
+from kvplan.errors import TransferError
 from kvplan.execute.transfer import Transfer
 
 
@@ -52,7 +53,7 @@ class Chunk:
         job: its transfer.
         number: its number there.
         slot: the slot of this process.
-        lent: the slot of the peer.
+        lent: the slot of the peer; None while it has none for this chunk.
         ends: numbers of this end and the peer's, when it began: its turn and its credits are theirs.
 
     Attributes:
@@ -69,7 +70,7 @@ class Chunk:
         "credits", "ended", "ends", "handle", "job", "lent", "moved", "number", "posting", "slot", "tries", "why",
     )  # fmt: skip
 
-    def __init__(self, job: Job, number: int, slot: RingSlot, lent: Lent, ends: tuple[int, int]) -> None:
+    def __init__(self, job: Job, number: int, slot: RingSlot, lent: Lent | None, ends: tuple[int, int]) -> None:
         self.job, self.number, self.slot, self.lent, self.ends = job, number, slot, lent, ends
         self.moved: Transfer | None = None
         self.handle: Any = None
@@ -77,6 +78,13 @@ class Chunk:
         self.posting = self.ended = False
         self.why: str | None = None
         self.credits: Sequence[Credit] = ()
+
+    @property
+    def theirs(self) -> Lent:
+        """The slot of the peer; raise TransferError if it has none for this chunk."""
+        if self.lent is None:
+            raise TransferError(f"chunk {self.number:,} has no slot of the peer")
+        return self.lent
 
 
 def held(job: Job) -> str:

@@ -83,7 +83,7 @@ class Lane:
         self.name, self.wire, self.granted = name, wire, tuple(granted)
         self.why: str | None = None
         self.chunk_nbytes = 0
-        self.outbox = Outbox(wire, own.epoch(), max(1, len(granted) // 2), own.now)
+        self.outbox = Outbox(wire, own.epoch(), max(1, len(granted) // 4), own.now)
         self.sender = Sender(self.outbox, wire, own.mover, own.sends, own.most)
         self.receiver = Receiver(self.outbox, own.mover, granted, partial(tell_user, own.notes, name))
         self.starts = Starts(self.outbox, self.sender, self.receiver, wire.most_note)

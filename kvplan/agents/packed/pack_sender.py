@@ -28,6 +28,8 @@ from kvplan.agents.packed.wire import DONE, MOVING, Wire
 from kvplan.errors import TransferError
 
 PRIORITY = ("normal", "high")
+AHEAD = 3  # chunks that are gathered while the peer has no slot for them
+SPARE = 3  # slots that such a chunk leaves to the other peers
 LOOKS = 2  # writes that move, and are looked at in one step; then one of the others
 
 log = logging.getLogger("kvplan.agents")
@@ -91,6 +93,8 @@ class Sender:
     def begin(self, now: float, *, urgent: bool) -> bool:
         """Gather chunks of one priority while there are slots; return whether any has begun."""
         line, began = self._lines[urgent], False
+        if self._gathering and self.credits.some:
+            self._lend(urgent=urgent)
         if not line or not self._room:
             return False
         for job in list(line):
@@ -108,7 +112,24 @@ class Sender:
     @property
     def _room(self) -> bool:
         """Whether a chunk may begin."""
-        return bool(self._slots and self.credits.some) and len(self._gathering) + len(self._writing) < self._most
+        moving = len(self._gathering) + len(self._writing)
+        if not self._slots:
+            return False
+        if self.credits.some:  # chunks that have no slot of the peer keep no other one back
+            return moving < self._most or moving - len(self._unlent) < self._most
+        spare = len(self._slots) > SPARE and self.credits.granted > 0
+        return moving < self._most and spare and len(self._unlent) < AHEAD
+
+    @property
+    def _unlent(self) -> list[Chunk]:
+        """The chunks that are gathered while the peer has no slot for them."""
+        return [chunk for chunk in self._gathering if chunk.lent is None]
+
+    def _lend(self, *, urgent: bool) -> None:
+        """Give slots of the peer to chunks that had none, first to those of high priority."""
+        for chunk in self._unlent:
+            if chunk.job.urgent >= urgent and not chunk.job.over:
+                chunk.lent = self.credits.take()
 
     def _begin(self, job: Job) -> bool:
         rows, began = job.rows, False
@@ -118,10 +139,9 @@ class Sender:
             ready = job.ready[row.piece] if job.ready else None
             if ready is not None and not _completed(ready):
                 return began
-            lent = self.credits.take() if self._room else None
-            if lent is None:
+            if not self._room:
                 return began
-            chunk = Chunk(job, job.next, self._slots.pop(), lent, ends)
+            chunk = Chunk(job, job.next, self._slots.pop(), self.credits.take(), ends)
             self._gathering.append(chunk)
             job.next += 1
             after = None if ready is None else ready.left
@@ -140,21 +160,25 @@ class Sender:
         return changed
 
     def _gathered(self) -> bool:
-        ended = [chunk for chunk in self._gathering if chunk.moved is None or chunk.moved.done()]
-        for chunk in ended:
+        changed = False
+        for chunk in [chunk for chunk in self._gathering if chunk.moved is None or chunk.moved.done()]:
             job = chunk.job
             error = failure(chunk.moved)
             if error is not None and not job.over:
                 self.fail(job, f"its bytes could not be gathered: {error}")
-            if job.over or self._outbox.dead or not self._claim(job):
-                self.credits.back(chunk.lent)
+            if job.over or self._outbox.dead or (chunk.lent is not None and not self._claim(job)):
+                if chunk.lent is not None:
+                    self.credits.back(chunk.lent)
                 self._slots.append(chunk.slot)
+            elif chunk.lent is None:
+                continue  # the peer has no slot yet
             else:
                 job.posted += 1
                 if self._post(chunk):
                     self._writing.append(chunk)
             self._gathering.remove(chunk)  # last: an interrupt may come between
-        return bool(ended)
+            changed = True
+        return changed
 
     def _claim(self, job: Job) -> bool:
         if not job.posted and job.own is not None and not job.own.claim():
@@ -164,7 +188,7 @@ class Sender:
 
     def _post(self, chunk: Chunk) -> bool:
         """Post the write of a chunk, as often as the transfer may; return whether it was posted."""
-        job, lent = chunk.job, chunk.lent
+        job, lent = chunk.job, chunk.theirs
         order = job.order if not chunk.number else b""
         body = data_body(Data(job.whose, job.number, chunk.number, lent.number, lent.turn, order))
         nbytes = job.rows[chunk.number].nbytes
@@ -246,7 +270,7 @@ class Sender:
             log.debug("a write was not released: %s", error)
 
     def _sent(self, chunk: Chunk) -> None:
-        self.credits.written(chunk.lent.number)
+        self.credits.written(chunk.theirs.number)
         self._slots.append(chunk.slot)
         job = chunk.job
         job.sent += 1
@@ -255,10 +279,11 @@ class Sender:
 
     def _missed(self, chunk: Chunk, why: str) -> None:
         """Give up a chunk whose write failed, and its transfer."""
-        self.credits.written(chunk.lent.number)
+        lent = chunk.theirs
+        self.credits.written(lent.number)
         self._slots.append(chunk.slot)
         if self._current(chunk):
-            self._outbox.say(VOID, credit_body(Credit(chunk.lent.number, chunk.lent.turn)))
+            self._outbox.say(VOID, credit_body(Credit(lent.number, lent.turn)))
         tries = f" in {chunk.tries} attempts" if chunk.tries > 1 else ""
         self.fail(chunk.job, f"the wire failed{tries}: {why.removeprefix('failed: ')}")
 
@@ -304,7 +329,8 @@ class Sender:
                 row, urgent = chunk.job.rows[chunk.number], chunk.job.urgent
                 with suppress(Exception):
                     chunk.moved = self._mover.submit(row.planned(chunk.slot.place), priority=PRIORITY[urgent])
-        self.credits.settle({chunk.lent.number for chunk in [*self._gathering, *self._writing, *self._stuck]})
+        ours = [*self._gathering, *self._writing, *self._stuck]
+        self.credits.settle({chunk.lent.number for chunk in ours if chunk.lent is not None})
 
     def unstick(self) -> None:
         """Take the slots of unknown writes back: the peer is gone."""

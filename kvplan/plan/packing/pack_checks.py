@@ -5,6 +5,7 @@ The checks look at each unit once, and at each run of one unit once, unless bloc
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -154,6 +155,10 @@ def check_within(addresses: Int64Array, extents: Extents, offered: Offered, *, w
         return set()
     starts, ends, owners = offered.ranges(writing=writing)
     low, high = int(addresses.min()), int(addresses.max())
+    # Most recipes lie in one range as a whole: extents ascend, and do not touch.
+    whole = bisect_right(starts, low + int(extents.start[0])) - 1
+    if whole >= 0 and high + int(extents.start[-1] + extents.size[-1]) <= ends[whole]:
+        return set(owners[whole])
     # An extent of every unit lies in a range if that of the first unit and that of the last unit do.
     at = np.searchsorted(starts, extents.start + low, side="right") - 1
     fine = np.flatnonzero((at >= 0) & (extents.start + extents.size + high <= _at(ends, at)))
@@ -254,7 +259,7 @@ def _every(column: Column, extents: Extents) -> _Ranges:
 def _sweeps(column: Column, extents: Extents) -> _Ranges:
     """Check that no two units of a column share a byte; return ranges that hold all their bytes."""
     addresses, index = column.addresses, column.indices
-    if extents.twice or _distinct(index).size != index.size:
+    if extents.twice or (index.size > 1 and _distinct(index).size != index.size):
         raise _twice()
     low, high = int(addresses.min()), int(addresses.max())
     if index.size == 1:

@@ -46,7 +46,7 @@ def faults(draw, *, change: bool = False) -> Faults:
 @st.composite
 def manners(draw, *, change: bool = False) -> Manner:
     reading = draw(st.booleans())
-    slots = st.integers(2, 9)
+    slots = st.integers(2, 15)
     nbytes = st.sampled_from((256, 256, 512, 4096))
     return Manner(
         reading=reading, by_layer=draw(st.booleans()), urgent=draw(st.booleans()),

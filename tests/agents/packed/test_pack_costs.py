@@ -8,6 +8,7 @@ from collections import Counter
 import numpy as np
 
 import kvplan
+from kvplan.agents.by_nixl.packed_way import GPU_SLOTS
 from tests.agents.packed import simulated_wire
 from tests.agents.packed.simulated_wire import Network, meet
 
@@ -29,6 +30,27 @@ class AtOnce:
 
     def synchronize(self) -> None:
         pass
+
+
+class Looked:
+    """A plan that has moved at the third look."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    def done(self) -> bool:
+        self.looks += 1
+        return self.looks > 2
+
+    def synchronize(self) -> None:
+        pass
+
+
+class AfterLooks(AtOnce):
+    """A mover that needs three looks for each plan, as a GPU does."""
+
+    def submit(self, plan, after=None, *, priority="normal"):
+        return Looked()
 
 
 def counting(counts: Counter, name: str, call):
@@ -91,3 +113,42 @@ def test_calls_of_a_poll(monkeypatch):
         counting(counts, f"slow {sending}", near.end.poll)
     assert counts["idle 3"] == counts["idle 16"] <= 16
     assert counts["slow 16"] <= counts["slow 3"] + 6 <= 70, counts
+
+
+def test_rounds_of_a_chunk(monkeypatch):
+    """A lone peer has so many chunks on the way that one ends in 1.15 rounds of polls, though each takes about ten."""
+    monkeypatch.setattr(simulated_wire, "Mover", AfterLooks)
+    network = Network(0)
+    near, _ = (network.place(name, None, slots=GPU_SLOTS.number, slot_nbytes=4096) for name in ("near", "far"))
+    mine, theirs = (np.zeros((CHUNKS * 64, 64), np.uint8) for _ in range(2))
+    here, there = (kvplan.KVLayout.from_tensors("block dim", array) for array in (mine, theirs))
+    meet(network, "near", "far", ([here], [there]))
+    ids = range(CHUNKS * 64)
+    for reading, (src, dst) in ((True, (there, here)), (False, (here, there))):
+        rounds = 0
+        transfer = near.end.submit("far", kvplan.compile(src, dst).plan(ids, ids), reading=reading)
+        while not transfer.over:
+            network.step()
+            rounds += 1
+        assert transfer.chunks == CHUNKS
+        assert rounds <= 1.15 * CHUNKS, rounds / CHUNKS
+
+
+def test_chunks_on_the_way(monkeypatch):
+    """One slow peer has seven of the ten slots to gather into, and leaves three to the others."""
+    monkeypatch.setattr(simulated_wire, "Mover", AtOnce)
+    network = Network(0)
+    near = network.place("near", None, slots=GPU_SLOTS.number, slot_nbytes=4096)
+    mine = np.zeros((CHUNKS * 64, 64), np.uint8)
+    here = kvplan.KVLayout.from_tensors("block dim", mine)
+    for k, left in enumerate((3, 0)):
+        network.place(f"far{k}", None, slots=GPU_SLOTS.number, slot_nbytes=4096)
+        there = kvplan.KVLayout.from_tensors("block dim", np.zeros_like(mine))
+        meet(network, "near", f"far{k}", ([here], [there]))
+        for wire in network.wires:
+            wire.frozen = True
+        ids = range(CHUNKS * 64)
+        near.end.submit(f"far{k}", kvplan.compile(here, there).plan(ids, ids), reading=False)
+        for _ in range(5):
+            network.step()
+        assert (near.end.sending, len(near.end._own.sends)) == (10, left)

@@ -1,0 +1,222 @@
+"""``python -m benchmarks.wires.steps cuda_ipc``: where the time of packed transfers goes, step by step.
+
+Both processes note when each chunk takes each step, and how long calls take. The clock is the machine's, so that times
+of both can be compared. Nothing is saved, and nothing is judged: the notes themselves take a few microseconds a chunk.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
+from multiprocessing.connection import Connection
+from statistics import median, quantiles
+from typing import Any
+
+import numpy as np
+
+import kvplan
+from benchmarks.wires.far import FAR, NEAR, Side
+from benchmarks.wires.limits import FULL, WIRES, Scale
+
+Marks = dict[str, dict[Any, float]]
+SPANS = (  # name, the step that begins it, the step that ends it
+    ("gather: submit to seen", "gather", "post"), ("write: post to seen", "post", "written"),
+    ("note: post to heard", "post", "heard"), ("scatter: submit to seen", "heard", "scattered"),
+    ("slot: scattered to given back", "scattered", "credit"), ("slot: all of its round", "gather", "credit"),
+)  # fmt: skip
+PATIENCE = 60.0
+
+
+class Watch:
+    """Notes when chunks take their steps in this process, and how long calls take."""
+
+    def __init__(self) -> None:
+        from kvplan.agents.by_nixl.nixl_packed import NixlPacked
+        from kvplan.agents.packed.pack_credits import Credits
+        from kvplan.agents.packed.pack_end import End
+        from kvplan.agents.packed.pack_receiver import Receiver
+        from kvplan.agents.packed.pack_rows import Row
+        from kvplan.agents.packed.pack_sender import Sender
+        from kvplan.execute.executor import Executor
+        from kvplan.nixl.nixl_wire import NixlWire
+
+        self.marks: Marks = defaultdict(dict)
+        self.calls: dict[str, list[float]] = defaultdict(list)
+        self._lent: dict[tuple[int, int], Any] = {}
+        for owner, name in (
+            (Row, "planned"), (Executor, "submit"), (NixlWire, "write"), (NixlWire, "state"), (NixlWire, "tell"),
+            (NixlPacked, "read"), (End, "poll"),
+        ):  # fmt: skip
+            self._around(owner, name, partial(self._timed, f"{owner.__name__}.{name}"))
+        self._around(Sender, "_post", self._posted)
+        self._around(Sender, "_sent", self._sent)
+        self._around(Sender, "_begin", self._begun)
+        self._around(Receiver, "_scatter", self._heard)
+        self._around(Receiver, "step", self._scattered)
+        self._around(Credits, "credit", self._credited)
+
+    def _around(self, owner: Any, name: str, note: Callable[..., Any]) -> None:
+        call = getattr(owner, name)
+        setattr(owner, name, lambda *given, **named: note(call, *given, **named))
+
+    def _timed(self, name: str, call: Any, *given: Any, **named: Any) -> Any:
+        begun = time.perf_counter()
+        found = call(*given, **named)
+        self.calls[name if found is not False or name != "End.poll" else "End.poll that finds nothing"].append(
+            time.perf_counter() - begun
+        )
+        return found
+
+    def _begun(self, call: Any, sender: Any, job: Any) -> Any:
+        first, begun = job.next, time.perf_counter()
+        found = call(sender, job)
+        ended = time.perf_counter()
+        for k in range(first, job.next):  # the submits of one round are spread evenly
+            self.marks["gather"][job.number, k] = begun + (ended - begun) * (k - first + 1) / (job.next - first)
+        return found
+
+    def _posted(self, call: Any, sender: Any, chunk: Any) -> Any:
+        key = chunk.job.number, chunk.number
+        self._lent[chunk.lent.number, chunk.lent.turn] = key
+        self.marks["post"].setdefault(key, time.perf_counter())
+        return call(sender, chunk)
+
+    def _sent(self, call: Any, sender: Any, chunk: Any) -> Any:
+        self.marks["written"][chunk.job.number, chunk.number] = time.perf_counter()
+        return call(sender, chunk)
+
+    def _credited(self, call: Any, slots: Any, number: int, turn: int) -> Any:
+        key = self._lent.pop((number, turn), None)
+        if key is not None:
+            self.marks["credit"][key] = time.perf_counter()
+        return call(slots, number, turn)
+
+    def _heard(self, call: Any, receiver: Any, inbound: Any, data: Any) -> Any:
+        self.marks["heard"][inbound.number, data.chunk] = time.perf_counter()
+        return call(receiver, inbound, data)
+
+    def _scattered(self, call: Any, receiver: Any) -> Any:
+        before = receiver._scattering[:]
+        found = call(receiver)
+        if found:
+            now = time.perf_counter()
+            left = {id(one) for one in receiver._scattering}
+            for one in before:
+                if id(one) not in left:
+                    number = next(k for k, row in enumerate(one.inbound.rows) if row is one.row)
+                    self.marks["scattered"][one.inbound.number, number] = now
+        return found
+
+    def take(self) -> tuple[Marks, dict[str, list[float]], float]:
+        """Return the marks, the calls, and the seconds of CPU so far; forget the first two."""
+        found = dict(self.marks), dict(self.calls), time.process_time()
+        self.marks.clear()
+        self.calls.clear()
+        return found
+
+
+def _far(wire: str, scale: Scale, device: str, pipe: Connection) -> None:
+    watch = Watch()
+    side = Side(FAR, "block layer dim", WIRES[wire], scale, device)
+    pipe.send(side.agent.card())
+    side.agent.meet(pipe.recv())
+    while pipe.recv() == "take":
+        pipe.send(watch.take())
+    side.agent.close()
+
+
+def _near(wire: str, scale: Scale, device: str, pipe: Connection) -> None:
+    watch = Watch()
+    side = Side(NEAR, "layer block dim", WIRES[wire], scale, device)
+    card = pipe.recv()
+    pipe.send(side.agent.card())
+    peer = side.agent.meet(card)
+    for row in scale.rows:
+        blocks = scale.blocks(row)
+        mine, theirs = side.agent.layouts[str(row)], peer.layouts[str(row)]
+        load, store = kvplan.compile(theirs, mine), kvplan.compile(mine, theirs)
+        rng = np.random.default_rng(row)
+        for count in (1, blocks):
+            ids = [rng.permutation(blocks)[:count] for _ in range(2)]
+            for name, plan in (("pull", load.plan(*ids)), ("push", store.plan(*ids))):
+                for _ in range(3):
+                    peer.submit(plan, way="packed").synchronize(PATIENCE)
+                told = [_once(peer, plan, watch, pipe) for _ in range(scale.repeats)]
+                _show(f"{name} of {plan.nbytes / 1e6:.1f} MB, rows of {row:,} bytes", plan.nbytes, told)
+    pipe.send("end")
+    side.agent.close()
+
+
+def _once(peer: Any, plan: Any, watch: Watch, pipe: Connection) -> dict[str, Any]:
+    """Move a plan; return its seconds and chunks, and the notes of both processes."""
+    pipe.send("take")
+    before = watch.take()[2], pipe.recv()[2]
+    begun = time.perf_counter()
+    chunks = peer.submit(plan, way="packed").result().descriptors
+    seconds = time.perf_counter() - begun
+    time.sleep(2e-3)  # the last slots are given back
+    cpu = time.process_time() - before[0]
+    pipe.send("take")
+    sides = watch.take(), pipe.recv()
+    return {"seconds": seconds, "chunks": chunks, "sides": sides, "cpu": (cpu, sides[1][2] - before[1])}
+
+
+def _show(what: str, nbytes: int, told: list[dict[str, Any]]) -> None:
+    seconds, chunks = median(one["seconds"] for one in told), told[0]["chunks"]
+    cpu = [median(one["cpu"][k] for one in told) * 1e6 / chunks for k in (0, 1)]
+    print(f"{what}: {seconds * 1e6:,.0f} us, {nbytes / seconds / 1e9:.2f} GB/s, {chunks} chunks; CPU of a chunk "
+          f"{cpu[0]:.0f} us here, {cpu[1]:.0f} us there")  # fmt: skip
+    for name, first, last in SPANS:
+        taken = []
+        for one in told:
+            marks: Marks = defaultdict(dict)
+            for side in one["sides"]:
+                for step, times in side[0].items():
+                    marks[step] |= times
+            taken += [(marks[last][key] - at) * 1e6 for key, at in marks[first].items() if key in marks[last]]
+        if len(taken) > 1:
+            print(f"  {name:32} median {median(taken):7.0f} us, of ten one over {quantiles(taken, n=10)[-1]:7.0f} us")
+    for name in sorted({name for one in told for side in one["sides"] for name in side[1]}):
+        words = []
+        for k, where in enumerate(("here", "there")):
+            spent = [one["sides"][k][1].get(name, []) for one in told]
+            count = sum(map(len, spent))
+            if count:
+                each = sum(map(sum, spent)) / count * 1e6
+                words.append(f"{where} {count / len(told) / chunks:6.1f} a chunk of {each:6.1f} us")
+        print(f"  {name:32} {'; '.join(words)}")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run; 1 if a process failed."""
+    from benchmarks.wires.__main__ import devices
+
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.wires.steps", description=__doc__)
+    parser.add_argument("wire", choices=list(WIRES))
+    parser.add_argument("--rows", type=int, nargs="+", default=[576, 64 << 10], metavar="BYTES")
+    parser.add_argument("--repeats", type=int, default=9)
+    chosen = parser.parse_args(arguments)
+    places = devices() if WIRES[chosen.wire].memory == "gpu" else ("cpu", "cpu")
+    scale = Scale(tuple(chosen.rows), FULL.nbytes, FULL.most_rows, FULL.layers, chosen.repeats)
+    spawn = multiprocessing.get_context("spawn")
+    near, far = spawn.Pipe()
+    other = spawn.Process(target=_far, args=(chosen.wire, scale, places[1], far), daemon=True)
+    this = spawn.Process(target=_near, args=(chosen.wire, scale, places[0], near), daemon=True)
+    try:
+        other.start()
+        this.start()
+        this.join(3 * PATIENCE)
+        return int(this.exitcode != 0)
+    finally:
+        for process in (this, other):
+            process.kill()
+            process.join()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
