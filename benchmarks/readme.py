@@ -340,12 +340,14 @@ def main() -> None:
     """Write the tables into their pages."""
     from benchmarks import gain, peer_tables, process_tables, whole_engines
     from benchmarks.engines import pages as engine_pages
+    from benchmarks.wires import wire_pages
 
     for page, marks, made in (
         *peer_tables.pages(),
         *process_tables.pages(),
         *engine_pages.pages(),
         *whole_engines.pages(),
+        *wire_pages.pages(),
         (ROOT / "README.md", gain.MARKS, gain.table()),
         (SPEED, MARKS, table()),
         (SPEED, GPU_MARKS, gpu_table()),

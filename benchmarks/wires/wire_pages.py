@@ -1,0 +1,56 @@
+"""The tables of packed transfers on a GPU in the documents, from recorded runs.
+
+``python -m benchmarks.readme`` writes them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results" / "wires"
+WIRE, ALONE = RESULTS / "nvidia-h200-one-gpu.json", RESULTS / "staging-nvidia-h200.json"
+PAGE = ROOT / "docs" / "processes" / "packed.md"
+MARKS = "<!-- packed on a GPU -->", "<!-- end of packed on a GPU -->"
+COPY, SGLANG, EACH = "one contiguous copy", "SGLang's kernel", "a descriptor each"
+
+
+def pages() -> Iterator[tuple[Path, tuple[str, str], str]]:
+    """Yield the page, the marks in it, and what stands between."""
+    yield PAGE, MARKS, "\n".join([MARKS[0], *alone(), "", *between(), MARKS[1]])
+
+
+def _rows(result: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    return {(row["group"], row["what"]): row for row in json.loads(result.read_text())["rows"]}
+
+
+def alone() -> Iterator[str]:
+    """Yield the table of gather and scatter within one GPU.
+
+    >>> next(alone())
+    '| gather or scatter alone | kvplan, GB/s | of a contiguous copy | times SGLang 0.5.23 |'
+    """
+    yield "| gather or scatter alone | kvplan, GB/s | of a contiguous copy | times SGLang 0.5.23 |"
+    yield "| --- | --- | --- | --- |"
+    for (group, what), row in _rows(ALONE).items():
+        if set(row["beside"]) == {COPY}:
+            other = _rows(ALONE)[group, f"{what}, times SGLang"]
+            part = group.split(",")[0]
+            yield (f"| {part}, {what} | {row['ours']:,.0f} | {row['ratios'][COPY]:.2f} | "
+                   f"{other['ratios'][SGLANG]:.2f} |")  # fmt: skip
+
+
+def between() -> Iterator[str]:
+    """Yield the table of packed transfers between two processes of one GPU.
+
+    >>> next(between())
+    '| two processes, one GPU, NIXL over `cuda_ipc` | packed, GB/s | a descriptor each, GB/s | times as fast |'
+    """
+    yield "| two processes, one GPU, NIXL over `cuda_ipc` | packed, GB/s | a descriptor each, GB/s | times as fast |"
+    yield "| --- | --- | --- | --- |"
+    for (_, what), row in _rows(WIRE).items():
+        if EACH in row["beside"]:
+            yield f"| {what} | {row['ours']:.3g} | {row['beside'][EACH]:.2g} | {row['ratios'][EACH]:.3g} |"
