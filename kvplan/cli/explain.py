@@ -11,7 +11,7 @@ from kvplan.cli.answers.layout_facts import extent_facts, picked, side_facts, un
 from kvplan.cli.answers.plan_facts import candidates_of, plan_of
 from kvplan.cli.arguments.sources import SIDES, add_blocks, add_pair, add_reinterpret, pair_of
 from kvplan.cli.arguments.values import whole
-from kvplan.cli.screen.documents import print_json
+from kvplan.cli.screen.documents import check_file, print_json, write_file
 from kvplan.cli.screen.printing import PATIENCE, progress
 from kvplan.plan.copy_program import CopyProgram, compile_quietly
 from kvplan.program.explain import fitted
@@ -28,7 +28,9 @@ EXAMPLES = """examples:
       --sizes layer=80,block=1024,token=16,head=2,dim=128
   kvplan explain examples/specs/host_block_first.toml \\
       examples/specs/gpu_split_kv.toml \\
-      --blocks 0-15 --overlap decode --profile h100"""
+      --blocks 0-15 --overlap decode --profile h100
+  kvplan explain examples/specs/gpu_split_kv.toml \\
+      examples/specs/host_block_first.toml --svg program.svg"""
 PROGRAM = ("unit_tokens", "unit_nbytes", "src_units", "dst_units", "runs", "run_nbytes", "alignment")
 KNOBS = ("max_programs", "staging_bytes")
 
@@ -45,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--by-layer", action="store_true", help="the plan is submitted by_layer: cut into groups of layers"
     )
     add_wire(parser)
+    parser.add_argument("--svg", metavar="FILE", help="write a picture of the runs of one unit as SVG")
     parser.add_argument("--json", action="store_true", help="one JSON object (schema kvplan.explain)")
 
 
@@ -52,6 +55,8 @@ def run(args: argparse.Namespace) -> int:
     """Print the program after each pass, and the candidates of a plan if blocks are given."""
     from kvplan.cost.policy import Policy
 
+    if args.svg is not None:
+        check_file("--svg", args.svg)
     width = get_terminal_size().columns
     policy = Policy(overlap=args.overlap, **{name: getattr(args, name) for name in KNOBS})
     with progress(silent=args.json, after=PATIENCE) as tell:
@@ -63,6 +68,8 @@ def run(args: argparse.Namespace) -> int:
         )
         between = {} if args.wire is None else _between(args.wire, compiled, plan)
         explained = "" if args.json else compiled.explain(width)
+        if args.svg is not None:
+            write_file("--svg", args.svg, compiled.diagram().encode())
     if args.json:
         held = {"plan": candidates, "between_machines": between}
         print_json("explain", _facts(compiled) | {name: found for name, found in held.items() if found})

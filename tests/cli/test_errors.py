@@ -28,6 +28,7 @@ ROWS_SIZES = ("--sizes", "block=4,token=4,dim=8")
         (["explain", GPU, HOST, "--blocks", "5000"], "--blocks names block 5000; blocks there are 0 to 1023"),
         (["explain", GPU, HOST, "--blocks", "0", "--dst", "5000"], "--dst names block 5000"),
         (["inspect", GPU, "--json", "--svg", ""], "--svg '' cannot be written"),
+        (["explain", GPU, HOST, "--svg", "nowhere/made.svg"], "--svg 'nowhere/made.svg' cannot be written"),
         (["report", GPU, "--output", ""], "--output '' cannot be written"),
         (["inspect", str(ROOT)], "Is a directory"),
         (["inspect", str(ROOT / "pyproject.toml")], "pyproject.toml: spec has unknown key 'build-system'"),

@@ -105,6 +105,14 @@ def test_explain_is_the_programs_own_text(capsys):
     assert document(capsys, "explain", GPU, HOST)["text"] == program.explain()
 
 
+def test_the_runs_of_a_program_are_drawn(capsys, tmp_path):
+    drawn = tmp_path / "program.svg"
+    text = answer(capsys, "explain", GPU, HOST, "--svg", str(drawn))
+    program = kvplan.compile(KVLayout.from_spec(GPU), KVLayout.from_spec(HOST))
+    assert drawn.read_text(encoding="utf-8") == program.diagram()
+    assert text == answer(capsys, "explain", GPU, HOST)
+
+
 EXPLAINED = """\
 source       layer: kv block token head dim | layer=80 kv=2 block=1024 token=16
                head=2 dim=128 | bf16 on cuda:0, made-up addresses
