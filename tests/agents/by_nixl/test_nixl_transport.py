@@ -10,15 +10,16 @@ import pytest
 
 import kvplan
 from kvplan import Agent, KVLayout, LayoutError, PathError, TransferError
+from tests.agents.by_nixl.known_agents import KnownAgents, heard
 from tests.nixl import double
-from tests.patience import PATIENCE, until
+from tests.patience import PATIENCE
 
 
-class Far:
+class Far(KnownAgents):
     """Two agents that know each other through NIXL only."""
 
     def __init__(self, transports=("shm", "nixl")) -> None:
-        self.network = double.Network()
+        super().__init__()
         self.mine = np.zeros((3, 8, 64), np.uint8)
         self.theirs = (np.arange(8 * 3 * 64) % 251).astype(np.uint8).reshape(8, 3, 64)
         self.me = self.agent("me", {"kv": KVLayout.from_tensors("layer block dim", self.mine)}, transports)
@@ -33,23 +34,12 @@ class Far:
         self.store = kvplan.compile(self.me.layouts["kv"], self.peer.layouts["kv"])
         return self.peer
 
-    def close(self):
-        self.me.close()
-        self.you.close()
-        self.network.check_released()
-
 
 @pytest.fixture
 def far():
     made = Far()
     yield made
     made.close()
-
-
-def heard(agent):
-    found = []
-    until(lambda: found.extend(agent.notes()) or found)
-    return found
 
 
 def test_private_memory_goes_by_nixl(far):

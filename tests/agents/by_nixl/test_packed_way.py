@@ -10,6 +10,7 @@ import pytest
 
 import kvplan
 from kvplan import Agent, KVLayout, KVPlanError, LayoutError, PathError, TransferError
+from tests.agents.by_nixl.known_agents import KnownAgents, heard
 from tests.nixl import double
 from tests.patience import PATIENCE, until
 
@@ -17,11 +18,11 @@ LAYERS, BLOCKS, DIM = 3, 64, 64
 SLOTS = (8, 4096)
 
 
-class Far:
+class Far(KnownAgents):
     """Two agents that know each other through NIXL only."""
 
     def __init__(self, progress="thread", other="thread", seed=0) -> None:
-        self.network = double.Network()
+        super().__init__()
         self.mine = np.zeros((LAYERS, BLOCKS, DIM), np.uint8)
         self.theirs = np.random.default_rng(seed).integers(1, 256, (BLOCKS, LAYERS, DIM), dtype=np.uint8)
         self.me = self.agent("me", KVLayout.from_tensors("layer block dim", self.mine), progress)
@@ -36,23 +37,12 @@ class Far:
             slots=SLOTS,
         )  # fmt: skip
 
-    def close(self):
-        self.me.close()
-        self.you.close()
-        self.network.check_released()
-
 
 @pytest.fixture
 def far():
     made = Far()
     yield made
     made.close()
-
-
-def heard(agent, count=1):
-    found = []
-    until(lambda: found.extend(agent.notes()) or len(found) >= count)
-    return found
 
 
 def blocks(seed=1):
