@@ -172,6 +172,17 @@ def test_without_memory_for_a_ring_nixl_moves_all_and_the_log_says_it_once(pair,
     assert caplog.text.count("no 134,217,728 bytes for a ring") == 1
 
 
+def freeze_after_a_chunk(pair):
+    """Let the first chunk arrive; then all writes stay in progress."""
+    looks = [1]
+
+    def hook(name, who, what):
+        looks[0] -= name == "look"
+        pair.machine.frozen = looks[0] < 0
+
+    pair.machine.hook = hook
+
+
 @pytest.mark.parametrize("operation", ["READ", "WRITE"])
 def test_a_peer_that_stalls_touches_deregistered_memory_no_more(pair, operation, monkeypatch):
     """The memory may be freed after the call, and belong to somebody else when the peer goes on."""
@@ -179,13 +190,7 @@ def test_a_peer_that_stalls_touches_deregistered_memory_no_more(pair, operation,
     pair.pools[0][:], pair.pools[1][:] = 1, 2
     every = np.arange(len(pair.pools[0]))
     move(pair, "READ", [0], [0])
-    looks = [1]
-
-    def hook(name, who, what):  # the first chunk arrives, then all writes stay in progress
-        looks[0] -= name == "look"
-        pair.machine.frozen = looks[0] < 0
-
-    pair.machine.hook = hook
+    freeze_after_a_chunk(pair)
     handle = pair.make(operation, every, every, b"never")
     pair.agents[0].transfer(handle)
     end = pair.way(1).lanes.ring.end
@@ -208,14 +213,9 @@ def test_a_transfer_of_other_memory_outlives_a_deregistration(pair, operation, m
     other = np.zeros(4096, np.uint8)
     registered = pair.agents[1].register_memory([(other.ctypes.data, other.nbytes, 0, "")], "DRAM")
     pair.meet()
-    every, looks = np.arange(len(pair.pools[0])), [1]
+    every = np.arange(len(pair.pools[0]))
     move(pair, "READ", [0], [0])
-
-    def hook(name, who, what):
-        looks[0] -= name == "look"
-        pair.machine.frozen = looks[0] < 0
-
-    pair.machine.hook = hook
+    freeze_after_a_chunk(pair)
     handle = pair.make(operation, every, every, b"note")
     pair.agents[0].transfer(handle)
     end = pair.way(1).lanes.ring.end
