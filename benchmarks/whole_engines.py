@@ -9,6 +9,8 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+from benchmarks.engines.pages import source_of
+
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "evidence" / "whole-engines.md"
 RESULT = ROOT / "benchmarks" / "results" / "whole_engines" / "nvidia-h200.json"
@@ -28,10 +30,8 @@ def table(result: Path = RESULT) -> str:
     | case | tokens | stored, MB | loaded, MB | hits of the host | preemptions | failures |
     """
     record = json.loads(result.read_text())
-    name, gpu = result.relative_to(ROOT), record["gpu"]
-    made = ", ".join(f"{package} {number}" for package, number in record["versions"].items())
     columns = list(record["rows"][0])
-    source = f"From [{name}](../../{name}): {gpu['name']}, driver {gpu['driver']}, CUDA {gpu['cuda']}; {made}."
+    source = source_of(result, record["gpu"], record["versions"])
     lines = [MARKS[0], source, "", f"| {' | '.join(columns)} |", f"|{' --- |' * len(columns)}"]
     lines += [f"| {' | '.join('' if row[key] in NOTHING else row[key] for key in columns)} |" for row in record["rows"]]
     return "\n".join([*lines, MARKS[1]])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.engines.picture import OUT as PICTURE
@@ -30,15 +30,20 @@ def pages() -> Iterator[tuple[Path, tuple[str, str], str]]:
     yield PAGE, PICTURE_MARKS, trace()
 
 
+def source_of(result: Path, gpu: Mapping[str, str], versions: Mapping[str, str]) -> str:
+    """Return the sentence that says what made a result, with a link from a page of the docs."""
+    name, made = result.relative_to(ROOT), ", ".join(f"{package} {number}" for package, number in versions.items())
+    return f"From [{name}](../../{name}): {gpu['name']}, driver {gpu['driver']}, CUDA {gpu['cuda']}; {made}."
+
+
 def numbers(results: Sequence[Path] | None = None) -> str:
     """Return markdown of all measures of all recorded runs; marks alone before a run is recorded."""
     lines = [MARKS[0]]
     for result in recorded() if results is None else results:
         record = json.loads(result.read_text())
-        name, gpu, rounds = result.relative_to(ROOT), record["machine"]["gpu"], record["scale"]["rounds"]
-        made = ", ".join(f"{package} {number}" for package, number in record["versions"].items())
+        rounds = record["scale"]["rounds"]
         first = (
-            f"From [{name}](../../{name}): {gpu['name']}, driver {gpu['driver']}, CUDA {gpu['cuda']}; {made}. "
+            f"{source_of(result, record['machine']['gpu'], record['versions'])} "
             f"Medians of {rounds} rounds; in brackets the least and the most. A round has fewer than 100 first tokens, "
             "so the p99 of TTFT is the slowest one."
         )

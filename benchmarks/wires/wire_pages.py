@@ -35,9 +35,10 @@ def alone() -> Iterator[str]:
     """
     yield "| gather or scatter alone | kvplan, GB/s | of a contiguous copy | times SGLang 0.5.23 |"
     yield "| --- | --- | --- | --- |"
-    for (group, what), row in _rows(ALONE).items():
+    rows = _rows(ALONE)
+    for (group, what), row in rows.items():
         if set(row["beside"]) == {COPY}:
-            other = _rows(ALONE)[group, f"{what}, times SGLang"]
+            other = rows[group, f"{what}, times SGLang"]
             part = group.split(",")[0]
             yield (f"| {part}, {what} | {row['ours']:,.0f} | {row['ratios'][COPY]:.2f} | "
                    f"{other['ratios'][SGLANG]:.2f} |")  # fmt: skip
