@@ -114,9 +114,8 @@ def engine_arguments(setup: Setup) -> dict[str, Any]:
 def start(setup: Setup) -> Any:
     """Start the engine, with random weights that make a token depend on the whole prompt."""
     from vllm import LLM
-    from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
 
-    DummyModelLoader.load_weights = lambda _, model, *_config: scatter_weights(model)  # vLLM packs them afterwards
+    scatter_dummy_weights()
     folder = tempfile.TemporaryDirectory(prefix="kvplan-engine-")
     (Path(folder.name) / "config.json").write_text(json.dumps(SHAPES[setup.shape].config))
     config = transfer_config(way_of(setup.way), SHAPES[setup.shape], setup.work)
@@ -124,6 +123,13 @@ def start(setup: Setup) -> Any:
     llm = LLM(model=folder.name, **engine_arguments(setup), **more)
     folder.cleanup()
     return llm
+
+
+def scatter_dummy_weights() -> None:
+    """Let vLLM's format ``dummy`` give a model the weights of :func:`scatter_weights`."""
+    from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
+
+    DummyModelLoader.load_weights = lambda _, model, *_config: scatter_weights(model)  # vLLM packs them afterwards
 
 
 def scatter_weights(model: Any) -> None:

@@ -125,11 +125,9 @@ def main() -> None:
     if setup["ahead"]:
         schedule_ahead()
     if setup["arguments"].get("load_format") == "dummy":
-        from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
+        from benchmarks.engines.engine import scatter_dummy_weights
 
-        from benchmarks.engines.engine import scatter_weights
-
-        DummyModelLoader.load_weights = lambda _, model, *_config: scatter_weights(model)
+        scatter_dummy_weights()
     engine = Engine(setup["arguments"], setup["likely"])
     found: dict[str, Any] = {"answers": {name: WORKS[name](engine.generate) for name in setup["works"]}}
     found |= {"metrics": engine.metrics(), "left": engine.left(), "faults": dict(faults.made) if faults else {}}
