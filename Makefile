@@ -126,7 +126,7 @@ $(ENGINES)/engines.stamp: tests/whole_engines/install.py pyproject.toml
 .venv-sglang/sglang.stamp: tests/whole_sglang/install.py pyproject.toml
 	$(PYTHON) -m venv .venv-sglang
 	.venv-sglang/bin/python -m pip install --quiet --upgrade "pip>=25.1"
-	.venv-sglang/bin/python tests/whole_sglang/install.py
+	.venv-sglang/bin/python -m tests.whole_sglang.install
 	.venv-sglang/bin/python -m pip install --quiet --editable . --group engines
 	@touch $@
 

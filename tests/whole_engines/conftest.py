@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
-import os
 import sys
 import uuid
 from pathlib import Path
@@ -18,6 +15,7 @@ from tests.whole_engines.cases import HYBRID, Case
 from tests.whole_engines.gpu_cases import LIKELY, USUAL_CONFIGURATION, Configuration
 from tests.whole_engines.gpu_models import MODELS
 from tests.whole_engines.install import RELEASES, installed
+from tests.whole_engines.sharing import filled, shared_folder
 from tests.whole_engines.work import BLOCK, WORKS
 
 COLUMNS = ("tokens", "stored, MB", "loaded, MB", "hits of the host", "preemptions", "failures")
@@ -63,55 +61,35 @@ def vllm_version():
     return VERSION
 
 
-def shared_folder(tmp_path_factory) -> Path:
-    """A folder of all workers of pytest-xdist."""
-    own = tmp_path_factory.getbasetemp()
-    return (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "shared"
-
-
-@contextlib.contextmanager
-def filled(folder: Path):
-    """Give a folder, and whether an engine's answer is still to be put there; other processes wait meanwhile."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield folder, not (folder / "answer.json").exists()
-
-
-@pytest.fixture(scope="session")
-def shared(tmp_path_factory):
-    """A folder that all workers of pytest-xdist share, and that one of them has filled."""
-    with filled(shared_folder(tmp_path_factory)) as (folder, new):
+def plain_answers(folder: Path, case: Case, works, likely: int = 0):
+    """Answers of a case's engine without any cache of prefixes, which holds all requests; one worker asks for them."""
+    with filled(folder) as (_, new):
         if new:
-            model.write(folder / "model")
-            case = Case("without offloading")
-            arguments = case.arguments(str(folder / "model"), "", "")
+            path = folder / "model"
+            made = model.write_config(path, MODELS[case.model]) if case.model else str(model.write(path))
+            arguments = case.arguments(made, "", "")
             arguments |= {"enable_prefix_caching": False, "num_gpu_blocks_override": 400}
-            processes.serve(arguments, list(WORKS), folder, case)
-    return folder
+            processes.serve(arguments, works, folder, case, likely)
+    return json.loads((folder / "answer.json").read_text())["answers"]
 
 
 @pytest.fixture(scope="session")
-def model_folder(shared):
-    return str(shared / "model")
-
-
-@pytest.fixture(scope="session")
-def plain(shared):
+def plain(tmp_path_factory):
     """Answers without offloading and without any cache of prefixes, from an engine that holds all requests."""
-    return json.loads((shared / "answer.json").read_text())["answers"]
+    return plain_answers(shared_folder(tmp_path_factory), Case("without offloading"), list(WORKS))
+
+
+@pytest.fixture(scope="session")
+def model_folder(plain, tmp_path_factory):
+    """The folder of the model, which is made with the first answers."""
+    return str(shared_folder(tmp_path_factory) / "model")
 
 
 @pytest.fixture(scope="session")
 def plain_hybrid(tmp_path_factory):
     """The same of the model with sliding windows."""
-    with filled(shared_folder(tmp_path_factory) / "hybrid") as (folder, new):
-        if new:
-            case = Case("without offloading", engine=HYBRID[0].engine)
-            arguments = case.arguments(model.write_config(folder / "model", MODELS[HYBRID[0].model]), "", "")
-            arguments |= {"enable_prefix_caching": False, "num_gpu_blocks_override": 400}
-            processes.serve(arguments, [case.work], folder, case)
-    return json.loads((folder / "answer.json").read_text())["answers"]
+    case = Case("without offloading", engine=HYBRID[0].engine, model=HYBRID[0].model)
+    return plain_answers(shared_folder(tmp_path_factory) / "hybrid", case, [case.work])
 
 
 @pytest.fixture
@@ -122,16 +100,18 @@ def nothing_left():
     assert processes.left_behind(before) == set()
 
 
+def serve_case(case: Case, tmp_path: Path, model_folder: str, likely: int = 0):
+    """Run a case."""
+    folder = model.write_config(tmp_path / "model", MODELS[case.model]) if case.model else model_folder
+    # Folders of several workers may have the same name, and vLLM's region has the engine's.
+    arguments = case.arguments(folder, f"kvplan-{uuid.uuid4()}", str(tmp_path / "tier"))
+    return processes.serve(arguments, [case.work], tmp_path, case, likely)
+
+
 @pytest.fixture
 def served(model_folder, tmp_path, nothing_left):
     """Run a case."""
-
-    def run(case: Case):
-        folder = model.write_config(tmp_path / "model", MODELS[case.model]) if case.model else model_folder
-        arguments = case.arguments(folder, f"kvplan-{uuid.uuid4()}", str(tmp_path / "tier"))
-        return processes.serve(arguments, [case.work], tmp_path, case)
-
-    return run
+    return lambda case: serve_case(case, tmp_path, model_folder)
 
 
 @pytest.fixture(scope="session")
@@ -139,14 +119,10 @@ def plain_on_gpu(tmp_path_factory):
     """Answers without offloading of a configuration on the GPU, from an engine that holds all requests."""
 
     def answers(configuration: Configuration):
-        with filled(shared_folder(tmp_path_factory) / configuration.name) as (folder, new):
-            if new:
-                case = configuration.put_into(Case("without offloading"))
-                arguments = case.arguments(model.write_config(folder / "model", MODELS[case.model]), "", "")
-                arguments |= {"enable_prefix_caching": False, "num_gpu_blocks_override": 400}
-                crowd = ["crowd"] if configuration == USUAL_CONFIGURATION else []
-                processes.serve(arguments, [case.work, *crowd], folder, case, LIKELY)
-        return json.loads((folder / "answer.json").read_text())["answers"]
+        case = configuration.put_into(Case("without offloading"))
+        crowd = ["crowd"] if configuration == USUAL_CONFIGURATION else []
+        folder = shared_folder(tmp_path_factory) / configuration.name
+        return plain_answers(folder, case, [case.work, *crowd], LIKELY)
 
     return answers
 
@@ -154,14 +130,7 @@ def plain_on_gpu(tmp_path_factory):
 @pytest.fixture
 def served_on_gpu(tmp_path, nothing_left):
     """Run a case on the GPU."""
-
-    def run(case: Case):
-        folder = model.write_config(tmp_path / "model", MODELS[case.model])
-        # Folders of several workers may have the same name, and vLLM's region has the engine's.
-        arguments = case.arguments(folder, f"kvplan-{uuid.uuid4()}", str(tmp_path / "tier"))
-        return processes.serve(arguments, [case.work], tmp_path, case, LIKELY)
-
-    return run
+    return lambda case: serve_case(case, tmp_path, "", LIKELY)
 
 
 @pytest.fixture

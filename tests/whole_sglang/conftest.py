@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
 import os
 import sys
@@ -14,6 +12,7 @@ import pytest
 
 from kvplan.engines.versions import SGLANG
 from tests.whole_engines import model, processes
+from tests.whole_engines.sharing import filled, shared_folder
 from tests.whole_engines.work import BLOCK, WORKS
 
 STAND_INS = Path(__file__).parent / "stand_ins"
@@ -53,19 +52,11 @@ def serve(folder: Path, arguments, works, env=()):
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory):
     """A folder that all workers of pytest-xdist share, and that one of them has filled."""
-    own = tmp_path_factory.getbasetemp()
-    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "sglang"
-    folder.mkdir(exist_ok=True)
-    with (folder / "lock").open("w") as lock, contextlib.ExitStack() as held:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        held.callback(fcntl.flock, lock, fcntl.LOCK_UN)
-        if not (folder / "answer.json").exists():
+    with filled(shared_folder(tmp_path_factory) / "sglang") as (folder, new):
+        if new:
             path = str(model.write(folder / "model"))
-            serve(
-                folder,
-                {"model_path": path, "disable_radix_cache": True, "max_total_tokens": 8192, **ARGUMENTS},
-                list(WORKS),
-            )
+            plain = {"model_path": path, "disable_radix_cache": True, "max_total_tokens": 8192}
+            serve(folder, plain | ARGUMENTS, list(WORKS))
     return folder
 
 

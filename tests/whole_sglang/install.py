@@ -1,15 +1,13 @@
-"""Put SGLang into an environment without CUDA: its Python runs ``tests/whole_sglang/install.py``.
+"""Put SGLang into an environment without CUDA: its Python runs ``python -m tests.whole_sglang.install``.
 
 SGLang's own requirements name packages of CUDA. Only the standard library is imported.
 """
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from tests.whole_engines.install import TORCH, install
 
-SGLANG, TORCH = "sglang==0.5.23", "torch==2.13.0+cpu"
-TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
+SGLANG = "sglang==0.5.23"
 PLAIN = ("torchvision==0.29.2",)  # built for CUDA: only its Python code is used; see stand_ins
 # What SGLang imports when it serves a Llama by torch on a CPU, with the versions that it pins.
 NEEDED = (
@@ -23,18 +21,10 @@ NEEDED = (
 )  # fmt: skip
 
 
-def pip(*arguments: str) -> bool:
-    """Run pip, and return whether it succeeded."""
-    return subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", *arguments], check=False).returncode == 0
-
-
 def main() -> None:
-    """Install; look for torch in its own index if the indexes that pip knows lack the CPU's build."""
-    packages = (TORCH, *NEEDED)
-    if not pip(*packages) and not pip(*packages, "--extra-index-url", TORCH_INDEX):
-        sys.exit("cannot install what SGLang imports")
-    if not pip("--no-deps", SGLANG, *PLAIN):
-        sys.exit(f"cannot install {SGLANG}")
+    """Install."""
+    install(f"torch=={TORCH}", *NEEDED)
+    install("--no-deps", SGLANG, *PLAIN)
 
 
 if __name__ == "__main__":
