@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 
 import kvplan
-from kvplan.engines.vllm.in_step import UNBOUNDED, LayerOptions, StepBudget, bound_loads, layer_options_of
+from kvplan.engines.vllm.in_step import MOST_PUT_OFF, UNBOUNDED, LayerOptions, StepBudget, bound_loads, layer_options_of
 from kvplan.engines.vllm.step_time import Pace, StepClock, StepLine
 
 
@@ -75,6 +75,60 @@ def test_a_stall_may_be_as_long_as_a_further_step_unless_the_user_bounds_it(stal
     assert budget.of("a", 500) == round(1e10 * (step + 0.005 + allowed))
 
 
+def test_only_the_first_hit_of_a_step_may_stall_it_as_long_as_a_further_step():
+    budget = StepBudget(LayerOptions(None, UNBOUNDED), most_tokens=1000)
+    budget.learn(Pace(0.020, 1e-5, 1e10))
+    budget.ran({"running"})
+    assert budget.of("a", 500) == round(1e10 * (0.020 + 0.005 + 0.020))
+    budget.take("a", 500)
+    assert budget.of("b", 200) == round(1e10 * (0.020 + 0.007 + 0.005))
+
+
+def test_hits_that_a_step_does_not_hide_wait_for_the_next_one():
+    """In the order of their arrival; those behind a waiting hit are not looked up again."""
+    budget = StepBudget(LayerOptions(0.005, UNBOUNDED), most_tokens=1000)
+    budget.learn(Pace(0.010, 1e-5, 1e10))
+    budget.ran({"running"})
+    fits = round(1e10 * (0.010 + 0.001 + 0.005))
+    budget.leave("first", 100, fits)
+    assert not budget.waits("first")  # no hit of this step loads in it
+    budget.take("first", 100)
+    budget.leave("long", 100, fits + 1)
+    budget.leave("b", 100, fits)
+    budget.leave("c", 100, fits)
+    assert [budget.waits(name) for name in ("long", "b", "c")] == [False, True, True]
+    assert not budget.waits_again("d")  # it has just arrived
+    budget.ran({"running", "first"})
+    assert not any(budget.waits(name) for name in ("b", "c"))
+    assert not budget.waits_again("b")  # it is asked for its load
+    budget.take("b", 100)
+    assert not budget.waits_again("c")
+    budget.leave("c", 100, fits)
+    budget.ran({"running", "first", "b"})
+    budget.take("another", 100)
+    assert not budget.waits_again("c")
+    budget.leave("c", 100, fits)
+    budget.leave("e", 100, fits)
+    budget.ran({"running"})
+    budget.take("c", 100)
+    budget.leave("f", 100, fits)
+    assert budget.waits_again("e")
+    assert not budget.waits_again("g")
+
+
+def test_so_many_hits_wait_and_further_ones_load_asynchronously():
+    budget = StepBudget(LayerOptions(0.005, UNBOUNDED), most_tokens=1000)
+    budget.take("first", 100)
+    names = [str(number) for number in range(MOST_PUT_OFF + 2)]
+    for name in names:
+        budget.leave(name, 100, 1)
+    assert [budget.waits(name) for name in names] == [True] * MOST_PUT_OFF + [False] * 2
+    budget.ran({"first"})
+    budget.take(names[0], 100)
+    budget.leave("new", 100, 1)
+    assert all(budget.waits_again(name) for name in names[1:MOST_PUT_OFF])
+
+
 def test_the_users_own_bound_holds_always():
     budget = StepBudget(LayerOptions(0.005, 1 << 20), most_tokens=1000)
     assert budget.of("a", 500) == 1 << 20
@@ -86,6 +140,7 @@ class Config(NamedTuple):
     """The members of vLLM's SchedulerOffloadConfig that are read."""
 
     sync_load_budget_bytes: int = 0
+    kv_bytes_per_token: int = 1000
     kv_group_configs: tuple = (SimpleNamespace(tokens_per_block=16), SimpleNamespace(tokens_per_block=32))
 
 
@@ -101,6 +156,35 @@ def test_a_hit_that_ends_within_a_block_is_not_loaded_in_the_step(computed, hit,
     assert scheduler.config.sync_load_budget_bytes == allowed
     # A second hit of the step shares the budget with a first one, and would be alone without it.
     assert (budget.of("b", 200) == UNBOUNDED) is (allowed == 0)
+
+
+def test_a_second_hit_waits_if_the_next_step_can_load_it():
+    scheduler = SimpleNamespace(config=Config())
+    used = []
+
+    def reserve(status, computed, hit):
+        fits = sum(used) + hit * scheduler.config.kv_bytes_per_token <= scheduler.config.sync_load_budget_bytes
+        used.extend([hit * scheduler.config.kv_bytes_per_token] * fits)
+        return fits
+
+    scheduler._reserve_sync_load = reserve
+    budget = StepBudget(LayerOptions(0.005, UNBOUNDED), most_tokens=1000)
+    budget.learn(Pace(0.0, 1e-6, 1e8))  # 500,000 bytes of stall
+    budget.ran({"running"})
+    bound_loads(scheduler, budget)
+    asked = {}
+    for name, hit, tokens in (
+        ("a", 320, 400),
+        ("b", 320, 400),
+        ("all", 320, 320),
+        ("long", 640, 700),
+        ("part", 16, 99),
+    ):
+        status = SimpleNamespace(req=SimpleNamespace(num_tokens=tokens, request_id=name))
+        asked[name] = scheduler._reserve_sync_load(status, 0, hit), budget.waits(name)
+    # "all" has no token to compute, "long" fits into no step beside others, "part" ends within a block.
+    assert asked == {"a": (True, False), "b": (False, True), "all": (False, False), "long": (False, False),
+                     "part": (False, False)}  # fmt: skip
 
 
 @pytest.mark.parametrize("hit", [0, None])

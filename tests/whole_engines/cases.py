@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.whole_engines.model import TOKEN_NBYTES
-from tests.whole_engines.work import BLOCK, CROWD_GPU_BLOCKS, GPU_BLOCKS, SHARED
+from tests.whole_engines.work import BLOCK, CROWD_GPU_BLOCKS, GPU_BLOCKS, HELD, SHARED
 
 BLOCK_NBYTES = BLOCK * TOKEN_NBYTES
 LARGE = 1 << 28  # bytes of a host pool that holds all
@@ -112,6 +112,11 @@ PREEMPTED = [
     Case("crowd, small pool", OURS, {"cpu_bytes_to_use": SMALL}, work="crowd"),
     Case("crowd, tiers", OURS, TIERS, work="crowd"),
 ]
+TWO_IN_STEP = {**LAYERS, "sync_load_budget_bytes": 2 * HELD // BLOCK * BLOCK_NBYTES}
+WAITING = [
+    Case("queue, by layer", OURS, TWO_IN_STEP, work="queue"),
+    Case("queue, by layer, scheduled ahead", OURS, TWO_IN_STEP, work="queue", ahead=True),
+]
 FAILING = [
     Case("loads fail", OURS, faults={"loads": 2}),
     Case("loads by layer fail", OURS, LAYERS, faults={"loads": 2}),
@@ -155,4 +160,4 @@ HYBRID = [
     Case("hybrid, loads by layer fail", OURS, LAYERS, faults={"loads": 2}, **_WINDOW),
     Case("hybrid, loads by layer fail, scheduled ahead", OURS, LAYERS, faults={"loads": 2}, ahead=True, **_WINDOW),
 ]
-CASES = [*WHOLE, *SMALL_POOL, *TIERED, *PREEMPTED, *FAILING, *HOPELESS, *BLOCKS, *CACHED, *HYBRID]
+CASES = [*WHOLE, *SMALL_POOL, *TIERED, *PREEMPTED, *WAITING, *FAILING, *HOPELESS, *BLOCKS, *CACHED, *HYBRID]

@@ -27,6 +27,22 @@ class Engine:
         self.llm = LLM(**arguments)
         self.core = self.llm.llm_engine.engine_core.engine_core
         self.scheduler = self.core.scheduler
+        self.waits = self._watch_waits()
+
+    def _watch_waits(self) -> list[str]:
+        """Note each time that a hit waits for the next step, to load by layer there."""
+        connector, found = one_of(self.scheduler.connector), list[str]()
+        budget = getattr(connector, "_budget", None)
+        if budget is not None:
+            ask = connector.get_num_new_matched_tokens
+
+            def watched(request: Any, computed: int) -> Any:
+                answer = ask(request, computed)
+                found.extend([request.request_id] * budget.waits(request.request_id))
+                return answer
+
+            connector.get_num_new_matched_tokens = watched
+        return found
 
     def generate(self, prompts: list[list[int]], count: int) -> list[dict[str, Any]]:
         """Serve prompts at once, by greedy sampling; then step until no job is left, as a server does."""
@@ -131,6 +147,7 @@ def main() -> None:
     engine = Engine(setup["arguments"], setup["likely"])
     found: dict[str, Any] = {"answers": {name: WORKS[name](engine.generate) for name in setup["works"]}}
     found |= {"metrics": engine.metrics(), "left": engine.left(), "faults": dict(faults.made) if faults else {}}
+    found["waits"] = len(engine.waits)
     if engine.scheduler.connector is not None:
         found["worker"] = type(engine.worker()).__name__
         found["connector"] = type(one_of(engine.scheduler.connector)).__name__

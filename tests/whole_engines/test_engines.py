@@ -20,7 +20,7 @@ from tests.whole_engines.counters import (
     WRITTEN,
 )
 from tests.whole_engines.model import TOKEN_NBYTES
-from tests.whole_engines.work import BLOCK, SESSIONS
+from tests.whole_engines.work import BLOCK, HELD, SESSIONS, WAITING
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow]
 
@@ -118,6 +118,16 @@ def test_preempted_requests_go_on(case, served, plain, note):
     assert metrics[PREEMPTED] > 0
     # vLLM counts the hits of new requests. Blocks of preempted requests are loaded, too.
     assert metrics[LOADED] > metrics[HITS] * TOKEN_NBYTES > 0
+
+
+@each(cases.WAITING)
+def test_hits_wait_for_a_step_that_loads_them(case, served, plain, note):
+    """Two of five fit into a step: three wait for the second step, and one of them for the third."""
+    found = served(case)
+    metrics = check(case, found, plain, note)
+    assert [one["cached"] for one in found["answers"][case.work]] == [HELD] * WAITING
+    assert metrics[LOADED] == WAITING * HELD * TOKEN_NBYTES
+    assert found["waits"] == 4
 
 
 @each(cases.FAILING)

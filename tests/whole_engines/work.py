@@ -11,6 +11,7 @@ SESSIONS, TURNS, ASKED, ANSWERED = 6, 4, 40, 24
 GPU_BLOCKS = 64  # fewer than three sessions have
 CROWD, CROWD_PROMPT, CROWD_ANSWER = 8, 300, 150
 SHARED = 10 * BLOCK  # tokens of a prefix that requests have in common
+WAITING, HELD = 5, 8 * BLOCK  # requests at once, and tokens of the prefix of each
 CROWD_GPU_BLOCKS = 72  # five whole requests of the crowd
 
 Generate = Callable[[list[list[int]], int], list[Any]]
@@ -78,4 +79,23 @@ def shared(generate: Generate) -> list[dict[str, Any]]:
     return found
 
 
-WORKS = {"shared": shared, "chats": chats, "given chats": given_chats, "crowd": crowd, "prefixes": prefixes}
+def queue(generate: Generate) -> list[dict[str, Any]]:
+    """Several requests at once, each with a prefix of its own on the host."""
+    said = [tokens("queue", k, HELD) for k in range(WAITING)]
+    for prompt in said:
+        generate([prompt], 1)
+    for k in range(4):  # they take the place of the prefixes
+        generate([tokens("instead of the queue", k, 600)], 1)
+    prompts = [[*prompt, *tokens("asked in the queue", k, ASKED)] for k, prompt in enumerate(said)]
+    return [{"request": f"request {k}", "prompt": len(prompts[k]), **answer}
+            for k, answer in enumerate(generate(prompts, ANSWERED))]  # fmt: skip
+
+
+WORKS = {
+    "shared": shared,
+    "queue": queue,
+    "chats": chats,
+    "given chats": given_chats,
+    "crowd": crowd,
+    "prefixes": prefixes,
+}

@@ -101,6 +101,19 @@ def classes() -> tuple[type[Any], ...]:
 
                     start_over.install(Scheduler, KVPlanOffloadingConnector)
 
+        def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> Any:
+            """Return the tokens that the host holds beyond those computed, and whether they load asynchronously.
+
+            None tokens: a hit waits for the next step, in which its load goes by layer.
+            """
+            budget = self._budget
+            if budget is None:
+                return super().get_num_new_matched_tokens(request, num_computed_tokens)
+            if budget.waits_again(request.request_id):
+                return None, False
+            found = super().get_num_new_matched_tokens(request, num_computed_tokens)
+            return (None, False) if budget.waits(request.request_id) else found
+
         def register_kv_caches(self, kv_caches: Any) -> None:
             super().register_kv_caches(kv_caches)
             keep = getattr(self.connector_worker.worker, "keep_failures", None)

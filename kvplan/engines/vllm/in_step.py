@@ -1,4 +1,4 @@
-"""The scheduler's decision for each hit of the host: load in this step, layer by layer, or asynchronously.
+"""The scheduler's decision for each hit of the host: load in this step by layer, or in the next one, or asynchronously.
 
 Source: vLLM 0.33.0, ``distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py`` (``_reserve_sync_load``).
 """
@@ -13,6 +13,7 @@ from kvplan.engines.vllm.step_time import Pace
 from kvplan.errors import KVPlanError
 
 STALL_SECONDS = 0.005  # least stall that is allowed, unless the user gives another
+MOST_PUT_OFF = 16  # hits; each costs the scheduler a lookup, and later ones load asynchronously
 UNBOUNDED = 1 << 62  # bytes
 UNKNOWN = Pace(0.0, 0.0, 20e9)  # until a worker reports its pace: no compute hides loads, and PCIe 4 x16
 
@@ -68,8 +69,13 @@ class StepBudget:
     """The bytes that a step may load for the requests that it finds.
 
     Beside other requests, the compute of the found requests' new tokens must hide the loads, but for a stall. A request
-    that is left for a later step costs the others that step's time, however few tokens it has. So the stall may be as
-    long, unless the user gives a bound. Alone, a load in the step is always the fastest way to the first token.
+    that is left for a later step costs the others that step's time, however few tokens it has. So the first hit of a
+    step may stall it as long, unless the user gives a bound. Alone, a load in the step is always the fastest way to the
+    first token.
+
+    If several hits wait, a step takes as many as it hides, and the others wait for the next step. Each step then loads
+    while it computes, and no hit needs a further step of its own. As asynchronous loads, they would share the link with
+    the loads that a step waits for, and need such steps.
 
     Args:
         options: the user's options.
@@ -87,6 +93,12 @@ class StepBudget:
     >>> budget.learn(Pace(0.020, 1e-5, 5e10))
     >>> budget.of("a", new_tokens=100)  # 20 + 1 + 20 ms of loads
     2050000000
+    >>> budget.take("a", new_tokens=100)
+    >>> budget.of("c", new_tokens=100)  # 20 + 2 + 5 ms of loads, for both
+    1350000000
+    >>> budget.leave("c", new_tokens=100, nbytes=1000000000)
+    >>> budget.waits("c")  # it fits into the next step
+    True
     """
 
     def __init__(self, options: LayerOptions, most_tokens: int) -> None:
@@ -95,18 +107,47 @@ class StepBudget:
         self._pace: Pace | None = None
         self._running: set[str] = set()
         self._found: dict[str, int] = {}  # requests of this step that load in it, and their new tokens
+        self._put_off: set[str] = set()  # hits of this step that wait for the next one
+        self._before: set[str] = set()  # those of the last step
 
     def of(self, request: str, new_tokens: int) -> int:
         """Return the bytes that all loads of this step may have together, if this request is one of them."""
-        found = {**self._found, request: new_tokens}
-        if len(found) == 1 and self._running <= {request}:
+        return self._bytes({**self._found, request: new_tokens}, alone=self._running <= {request})
+
+    def _bytes(self, found: Mapping[str, int], *, alone: bool) -> int:
+        if len(found) == 1 and alone:
             return self._options.most_bytes
         tokens = min(sum(found.values()), self._most_tokens)
         pace = self._pace or UNKNOWN
         stall = self._options.stall_seconds
         if stall is None:
-            stall = max(STALL_SECONDS, pace.step_seconds)
+            stall = max(STALL_SECONDS, pace.step_seconds) if len(found) == 1 else STALL_SECONDS
         return round(min(pace.bytes_per_second * (pace.seconds(tokens) + stall), self._options.most_bytes))
+
+    def leave(self, request: str, new_tokens: int, nbytes: int) -> None:
+        """Let a hit that this step does not load wait for the next step, if that one can load it beside others.
+
+        Args:
+            request: its id.
+            new_tokens: tokens that it computes.
+            nbytes: bytes of its load.
+        """
+        if self._found and nbytes <= self._bytes({request: new_tokens}, alone=False):
+            self._note(request)
+
+    def waits(self, request: str) -> bool:
+        """Return whether a hit waits for the next step."""
+        return request in self._put_off
+
+    def waits_again(self, request: str) -> bool:
+        """Return whether a hit waits once more, without a lookup: hits that came before it already wait."""
+        if self._put_off and request in self._before:
+            self._note(request)
+        return self.waits(request)
+
+    def _note(self, request: str) -> None:
+        if len(self._put_off) < MOST_PUT_OFF:
+            self._put_off.add(request)
 
     def take(self, request: str, new_tokens: int) -> None:
         """Note that a request loads in this step."""
@@ -124,6 +165,7 @@ class StepBudget:
         """End the step, in which these requests ran."""
         self._running = set(requests)
         self._found = {}
+        self._before, self._put_off = self._put_off, set()
 
 
 def bound_loads(scheduler: Any, budget: StepBudget) -> None:
@@ -142,6 +184,8 @@ def bound_loads(scheduler: Any, budget: StepBudget) -> None:
         taken = bool(reserve(status, computed, hit))
         if taken:
             budget.take(status.req.request_id, new_tokens)
+        elif hit and allowed and new_tokens > 0:
+            budget.leave(status.req.request_id, new_tokens, hit * scheduler.config.kv_bytes_per_token)
         return taken
 
     scheduler._reserve_sync_load = reserve_within_budget
