@@ -169,7 +169,11 @@ _HELD = {
     / "nvidia-h200-one-gpu.json",
 }
 _HELD |= {f"Whole vLLM engines, {path.stem}": path for path in engine_results()}
-LIMITED = {title: result for title, result in _HELD.items() if result.exists()}
+LIMITED = {
+    title: result
+    for title, result in _HELD.items()
+    if result.exists() and any(row["limit"] is not None for row in json.loads(result.read_text())["rows"])
+}
 
 
 def gpu_table(result: Path = GPU_RESULT) -> str:

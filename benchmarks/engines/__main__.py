@@ -51,6 +51,10 @@ def arguments_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, help="default 5")
     parser.add_argument("--at-once", type=int, help="engines side by side; by default, what fits 139 GiB")
     parser.add_argument(
+        "--alone", type=int, default=0, metavar="TIMES",
+        help="start each engine so many times, alone on the GPU; each time it has all rounds",
+    )  # fmt: skip
+    parser.add_argument(
         "--graphs", choices=tuple(GRAPHS), default="piecewise",
         help="CUDA graphs: of all steps, as by vLLM's default, or of decoding only; default piecewise",
     )  # fmt: skip
@@ -115,6 +119,26 @@ def default_path(name: str, shapes: Sequence[str], ending: str = "") -> Path:
     return RESULTS / f"{'-'.join(['engines', slug, *some])}{ending}.json"
 
 
+def starts(chosen: argparse.Namespace, usable: Sequence[str]) -> list[tuple[str, int, list[str], int]]:
+    """Return what is started, in order: the shape, the batch's number, its ways, and the number of its first round.
+
+    Engines that are alone are one batch, whose ways are started in turn; another way is the first one each time.
+
+    >>> chosen = arguments_of(["--shapes", "8b", "--ways", "own,kvplan", "--alone", "2", "--rounds", "3"])
+    >>> for start in starts(chosen, chosen.ways):
+    ...     print(*start)
+    8b 0 ['own'] 0
+    8b 0 ['kvplan'] 0
+    8b 0 ['kvplan'] 3
+    8b 0 ['own'] 3
+    """
+    if chosen.alone:
+        return [(shape, 0, [usable[(place + time) % len(usable)]], time * chosen.work.rounds)
+                for shape in chosen.shapes for time in range(chosen.alone) for place in range(len(usable))]  # fmt: skip
+    return [(shape, number, ways, 0) for shape in chosen.shapes
+            for number, ways in enumerate(batches(usable, chosen.at_once or SHAPES[shape].at_once))]  # fmt: skip
+
+
 def measure(run: Run, chosen: argparse.Namespace, device: str) -> None:
     """Start the batches of every shape one after another, and measure each for its share of the time."""
     usable = []
@@ -123,15 +147,14 @@ def measure(run: Run, chosen: argparse.Namespace, device: str) -> None:
             run.failed[name] = f"not installed: {way_of(name).needs}"
         else:
             usable.append(name)
-    todo = [(shape, number, ways) for shape in chosen.shapes
-            for number, ways in enumerate(batches(usable, chosen.at_once or SHAPES[shape].at_once))]  # fmt: skip
-    for place, (shape, number, ways) in enumerate(todo):
+    todo = starts(chosen, usable)
+    for place, (shape, number, ways, first_round) in enumerate(todo):
         ends = run.left() / (len(todo) - place)
         began = run.left()
         if began < 0:
             run.failed[f"{shape}: batch {number + 1}"] = "not measured: the time is over"
             continue
-        batch = Batch(run, shape, number, ways, chosen.work, device, chosen.graphs)
+        batch = Batch(run, shape, number, ways, chosen.work, device, chosen.graphs, first_round)
         try:
             if chosen.trace:
                 batch.trace(chosen.work.held[-1 if chosen.phases == ("long",) else 0])
@@ -148,7 +171,8 @@ def made_of(run: Run, chosen: argparse.Namespace, started: dict[str, Any], gpu: 
     made["machine"]["gpu"] = gpu
     made["versions"] |= versions(PACKAGES)
     return {**made, "failed": run.failed, "faults": faults(run.samples), "tokens": different_tokens(run.samples),
-            "graphs": chosen.graphs, "facts": run.facts, "traces": run.traces, "samples": run.samples}  # fmt: skip
+            "graphs": chosen.graphs, "alone": bool(chosen.alone), "facts": run.facts, "traces": run.traces,
+            "samples": run.samples}  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from benchmarks.engines.columns import summary
 from benchmarks.engines.picture import OUT as PICTURE
 from benchmarks.engines.rows import tables
 
@@ -14,7 +15,8 @@ PAGE = ROOT / "docs" / "evidence" / "first-token.md"
 MARKS = "<!-- engine numbers -->", "<!-- end of engine numbers -->"
 PICTURE_MARKS = "<!-- engine trace -->", "<!-- end of engine trace -->"
 RESULTS = tuple(
-    ROOT / "benchmarks" / "results" / f"engines-nvidia-h200{shape}.json" for shape in ("", "-8b", "-gqa1", "-mla")
+    ROOT / "benchmarks" / "results" / f"engines-nvidia-h200{run}.json"
+    for run in ("", "-8b-alone", "-8b", "-8b-simple", "-gqa1", "-mla")
 )
 TRACE = ROOT / "benchmarks" / "results" / "engines-nvidia-h200-trace.json"
 
@@ -41,11 +43,12 @@ def numbers(results: Sequence[Path] | None = None) -> str:
     lines = [MARKS[0]]
     for result in recorded() if results is None else results:
         record = json.loads(result.read_text())
-        rounds = record["scale"]["rounds"]
+        rounds = {value.rounds for columns in summary(record["samples"]).values() for value in columns.values()}
         first = (
             f"{source_of(result, record['machine']['gpu'], record['versions'])} "
-            f"Medians of {rounds} rounds; in brackets the least and the most. A round has fewer than 100 first tokens, "
-            "so the p99 of TTFT is the slowest one."
+            f"{'Each engine was alone on the GPU. ' if record.get('alone') else ''}"
+            f"Medians of {' to '.join(map(str, sorted({min(rounds), max(rounds)})))} rounds; in brackets the least and "
+            "the most. A round has fewer than 100 first tokens, so the p99 of TTFT is the slowest one."
         )
         fewer = [f"{what}: {why}." for what, why in record.get("failed", {}).items()]
         lines += [" ".join([first, *fewer]), "", tables(record["samples"], record["facts"])]

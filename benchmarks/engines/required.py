@@ -67,12 +67,16 @@ class Limit(NamedTuple):
     share: float
 
 
+def _kvplan(way: Way) -> bool:
+    return way.base == "kvplan"  # and not kvplan's copies under another connector
+
+
 def _by_layer(way: Way) -> bool:
     return way.by_layer
 
 
 def _asynchronous(way: Way) -> bool:
-    return way.ours and not way.by_layer
+    return _kvplan(way) and not way.by_layer
 
 
 def _own_sync(way: Way) -> bool:
@@ -99,9 +103,9 @@ def shares(limits: Limits) -> list[Limit]:
         Limit("ITL of others p99, async", "beside", "itl_p99", _asynchronous, _own, best, limits.itl_p99),
         Limit(f"ITL of others p90, {layer}", "beside", "itl_p90", _by_layer, _own_sync, "vLLM's best sync",
               limits.itl_p90),
-        Limit("chats", "chats", "tokens_s", lambda way: way.ours, _own, best, limits.chats),
+        Limit("chats", "chats", "tokens_s", _kvplan, _own, best, limits.chats),
         Limit(f"CPU time per hit, alone, {layer}", "alone", "cpu", _by_layer, _own, best, limits.cpu),
-        Limit("CPU time of chats", "chats", "cpu_s", lambda way: way.ours, _own, best, limits.cpu),
+        Limit("CPU time of chats", "chats", "cpu_s", _kvplan, _own, best, limits.cpu),
     ]  # fmt: skip
 
 

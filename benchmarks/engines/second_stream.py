@@ -32,6 +32,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "a second stream launches 100, and is idle for 3,000 replays": ("captured 100", "second 100", "idle 3000"),
     "kvplan loads beside the graph, on streams of its own": ("captured 100", "kvplan own"),
     "kvplan loads beside the graph, on the stream of the capture": ("captured 100", "kvplan captured"),
+    "a second stream launches 100, and another process opens the GPU": ("captured 100", "second 100", "process 1"),
     "the graph has its own stream, and the default stream launches 100": ("replay captured", "default 100"),
     "the graph has its own stream, and kvplan loads beside it on the default stream": (
         "replay captured",
@@ -79,6 +80,8 @@ class Process:
             self.load(self.streams.get(count))
         elif kind == "replay":
             self.replays_on = self.streams[count]
+        elif kind == "process":
+            self.open_elsewhere()
         elif kind == "idle":
             self.pace(int(count))
         elif kind == "copies":
@@ -95,6 +98,13 @@ class Process:
                     if how:
                         self.torch.cuda.synchronize()
         self.torch.cuda.synchronize()
+
+    def open_elsewhere(self) -> None:
+        """Let another process open the GPU; it ends with this one."""
+        code = "import sys, torch; torch.zeros(1, device='cuda'); print(flush=True); sys.stdin.read()"
+        self.other = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # noqa: S603
+        assert self.other.stdout is not None
+        self.other.stdout.readline()
 
     def load(self, stream: Any) -> None:
         """Load blocks with kvplan's kernel while the graph is replayed."""

@@ -199,11 +199,22 @@ def note(text: str) -> None:
 
 
 class Batch:
-    """Engines of one shape that run side by side."""
+    """Engines of one shape that run side by side, or one engine that is alone on the GPU.
+
+    Args:
+        run: what the run has found so far.
+        shape: key of the model.
+        number: number of the batch; only figures of one batch are compared.
+        ways: a way for each engine.
+        work: sizes.
+        device: "cuda" or "cpu".
+        graphs: key of the CUDA graphs.
+        first_round: number of the first round, if the ways had rounds before.
+    """
 
     def __init__(self, run: Run, shape: str, number: int, ways: Sequence[str], work: Work, device: str,
-                 graphs: str) -> None:  # fmt: skip
-        self.run, self.shape, self.number, self.work = run, shape, number, work
+                 graphs: str, first_round: int = 0) -> None:  # fmt: skip
+        self.run, self.shape, self.number, self.work, self.first_round = run, shape, number, work, first_round
         self.facts = run.facts.setdefault(shape, {"started": {}, "filled": {}, "answers": {}})
         began = time.monotonic()
         self.engines = [Engine(Setup(shape, way, work, device, graphs)) for way in ways]
@@ -268,7 +279,7 @@ class Batch:
                     f"cut short after {number} of {self.work.rounds} rounds: the time is over"
                 )
                 break
-            self.round(phase, number)
+            self.round(phase, self.first_round + number)
             self.run.report(self.run)
 
     def round(self, phase: Phase, number: int) -> None:

@@ -134,13 +134,17 @@ def test_the_page_shows_recorded_figures(tmp_path, monkeypatch):
         "machine": {"gpu": gpu},
         "versions": {"vllm": "0.33.0"},
         "scale": {"rounds": 5},
-        "samples": alone("own", 40.0),
+        "samples": alone("own", 40.0, 40.0),
         "facts": {},
     }
     (tmp_path / "result.json").write_text(json.dumps(record))
     made = pages.numbers([tmp_path / "result.json"])
-    assert "a GPU, driver 580, CUDA 13.0; vllm 0.33.0. Medians of 5 rounds" in made
+    assert "a GPU, driver 580, CUDA 13.0; vllm 0.33.0. Medians of 2 rounds" in made
     assert "| vLLM's OffloadingConnector | 40.0 (40.0 to 40.0) |" in made
+    record |= {"alone": True, "samples": [*alone("own", 40.0, 40.0), *alone("kvplan", 30.0)]}
+    (tmp_path / "result.json").write_text(json.dumps(record))
+    made = pages.numbers([tmp_path / "result.json"])
+    assert "vllm 0.33.0. Each engine was alone on the GPU. Medians of 1 to 2 rounds" in made
 
 
 @pytest.mark.skipif(not pages.TRACE.exists(), reason="no trace is recorded yet")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import textwrap
 import time
@@ -79,6 +80,19 @@ def test_every_way_has_every_measure_in_every_round(child):
     assert len(run.samples) == 2 * SMOKE.rounds * asks == reports[-1]
     assert run.facts["tiny"]["link"] == 5e10
     assert set(run.facts["tiny"]["answers"]) == {"640", "1280"}
+
+
+def test_engines_that_are_alone_have_their_rounds_each_time_and_are_compared(child, tmp_path):
+    made = tmp_path / "made.json"
+    given = ["--smoke", "--ways", "kvplan,kvplan-layers", "--alone", "2", "--phases", "short", "--out", str(made)]
+    assert main(given) == 0
+    result = json.loads(made.read_text())
+    assert result["alone"] is True
+    samples = [one for one in result["samples"] if one["measure"] == "beside"]
+    assert [(one["way"], one["round"], one["batch"]) for one in samples] == [
+        ("kvplan", 0, 0), ("kvplan", 1, 0), ("kvplan-layers", 0, 0), ("kvplan-layers", 1, 0),
+        ("kvplan-layers", 2, 0), ("kvplan-layers", 3, 0), ("kvplan", 2, 0), ("kvplan", 3, 0),
+    ]  # fmt: skip
 
 
 def test_a_child_of_a_dead_engine_holds_nothing_up(child):
