@@ -63,6 +63,7 @@ test-peers: $(VENV)/vllm.stamp
 OF_VLLM := $(patsubst %,tests/peers/test_vllm_%.py,connector offloading layer_loads losses peer)
 test-engines: $(ENGINES)/engines.stamp
 	$(ENGINES)/bin/python -m pytest -m engines -n 2 --dist worksteal --timeout 900 --timeout-method signal tests/whole_engines
+	$(ENGINES)/bin/python -m pytest -m engines --timeout 300 --timeout-method signal tests/whole_pairs
 	$(if $(strip $(VLLM)),$(ENGINES)/bin/python -m pytest -m peers $(OF_VLLM))
 
 # Whole SGLang engines on the CPU, in an environment of their own.

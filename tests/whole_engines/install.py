@@ -28,6 +28,7 @@ COMPILED = (".so", "vllm-rs")
 
 # LMCache for tests under vLLM, and what it imports on a CPU; its own requirements name packages of CUDA.
 LMCACHE = "lmcache==0.5.6"
+NIXL = "nixl==1.5.1"  # for engines in pairs
 OF_LMCACHE = ("aiofile", "aiofiles", "awscrt", "blake3", "caio", "nvtx", "opentelemetry-exporter-otlp",
               "opentelemetry-exporter-prometheus", "opentelemetry-sdk", "redis", "sortedcontainers")  # fmt: skip
 
@@ -101,6 +102,7 @@ def main() -> None:
     if release == RELEASES[0]:
         install("--no-deps", LMCACHE)
         install(*OF_LMCACHE)
+        install(NIXL)
     # Each test starts a process, and without compiled files each of them would compile vLLM again.
     subprocess.run([sys.executable, "-m", "compileall", "-q", "-j", "0", str(site / "vllm")], check=False,
                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip

@@ -28,6 +28,7 @@ from kvplan.errors import KVPlanError, LayoutError, PathError, TransferError
 from kvplan.execute.executor import Executor
 from kvplan.execute.transfer import Transfer
 from kvplan.layout.kvlayout import KVLayout
+from kvplan.plan import loops
 from kvplan.plan.plan import Plan
 
 PART_SECONDS = 1.0  # that a removal waits for the peer's answer to a goodbye, and an end for those of all peers
@@ -62,6 +63,7 @@ class PackedPeers:
         self._shared = SharedNixl(real)
         self._offer = offer = LiveOffer()
         self._devices = devices = {"ring": "cpu"}
+        self._ready = False  # whether compiled loops were loaded
         backends = tuple(getattr(real, "backends", ())) or ("UCX",)
         end = NixlEnd(name, {}, self._shared, backends, progress_thread=False)
         end.agent()
@@ -77,7 +79,24 @@ class PackedPeers:
         self._offer.renew(held)
         for layout in held:
             self.ring_on(layout.device)
+        if held:
+            self._warm_up()
         return self.way.serve_peers() if held else 0
+
+    def _warm_up(self) -> None:
+        """Load compiled loops while the engine starts, so that the first request need not wait for a compiler."""
+        if self._ready:
+            return
+        self._ready = True
+        try:
+            from kvplan.engines.nixl import row_loops  # these import numba
+            from kvplan.execute.host import memcpy
+
+            loops.load()
+            row_loops.load()
+            memcpy.load()
+        except Exception as error:  # noqa: BLE001  # the engine starts in any case
+            log.warning("the first packed transfer will wait: %s: %s", type(error).__name__, error)
 
     def ring_on(self, device: str) -> None:
         """Prefer a device for the ring; a GPU is preferred to the CPU. A ring that is allocated stays."""
@@ -135,6 +154,7 @@ class PackedPeers:
         if known is not None and (not takes or known.gone() is not None or known.refused is not None):
             self.leave(name)
         if takes and name not in self.peers:
+            self._warm_up()  # an agent that has given no card
             self.peers[name] = PackedPeer(name, self)
             self.way.start()
             log.info("transfers with %s that NIXL moves: %s", name, PackedPeer.words)

@@ -39,6 +39,23 @@ def opened():
         one.close()
 
 
+def test_compiled_loops_are_loaded_while_the_engine_starts(opened, monkeypatch, caplog):
+    """The first request would otherwise wait for them, up to seconds."""
+    loaded = []
+
+    def load():
+        loaded.append(True)
+        raise KVPlanError("no compiler")
+
+    monkeypatch.setattr("kvplan.execute.host.memcpy.load", load)
+    pair = opened()
+    assert len(loaded) == 2  # once for each agent
+    pair.agents[0].get_agent_metadata()
+    assert len(loaded) == 2
+    assert "the first packed transfer will wait: KVPlanError: no compiler" in caplog.text
+    move(pair, "READ", *pair.rows())
+
+
 @pytest.mark.parametrize("operation", ["READ", "WRITE"])
 @pytest.mark.parametrize("order", ["random", "strided"])
 def test_rows_become_few_writes(pair, operation, order):

@@ -1,0 +1,1 @@
+"""Whole vLLM engines in pairs: one computes prompts, the other takes their KV cache by NIXL and decodes."""

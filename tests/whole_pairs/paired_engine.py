@@ -1,0 +1,79 @@
+"""One engine of a pair: ``python -m tests.whole_pairs.paired_engine SETUP``, a JSON file.
+
+It connects to the socket that the setup names, answers requests until it gets None, and then says what is left in it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from multiprocessing.connection import Client
+from pathlib import Path
+from typing import Any
+
+from tests.whole_engines.counters import HITS
+from tests.whole_engines.engine import Engine
+
+
+class PairedEngine(Engine):
+    """An engine whose requests tell where their KV cache goes to, or comes from."""
+
+    def __init__(self, arguments: dict[str, Any]) -> None:
+        self.packed = watch_packed()
+        super().__init__(arguments)
+
+    def serve(self, prompt: list[int], count: int, params: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Serve a prompt by greedy sampling; ``params`` are vLLM's ``kv_transfer_params``."""
+        from vllm import SamplingParams
+
+        extra = {"kv_transfer_params": params} if params else None
+        sampling = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True, detokenize=False, extra_args=extra)
+        (one,) = self.llm.generate([{"prompt_token_ids": prompt}], sampling, use_tqdm=False)
+        hits = self.metrics().get(HITS, 0)
+        return {"tokens": list(one.outputs[0].token_ids), "params": one.kv_transfer_params, "hits": hits,
+                "packed": len(self.packed)}  # fmt: skip
+
+    def told_in_the_end(self) -> dict[str, Any]:
+        """What the engine says in the end."""
+        pool = self.scheduler.kv_cache_manager.block_pool
+        agent = type(self.worker_agent()).__module__
+        used = pool.num_gpu_blocks - 1 - pool.get_num_free_blocks()  # one is vLLM's null block
+        return {"agent": agent, "used blocks": used}
+
+    def worker_agent(self) -> Any:
+        """The agent of the engine's worker, NIXL's or kvplan's."""
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+        return get_kv_transfer_group().connector_worker.nixl_wrapper
+
+
+def watch_packed() -> list[int]:
+    """Note the units of each transfer that this process lets kvplan pack."""
+    from kvplan.engines.nixl.packed_peers import PackedPeer
+
+    found, submit = list[int](), PackedPeer.submit
+
+    def watched(peer: PackedPeer, plan: Any) -> Any:
+        found.append(plan.units)
+        return submit(peer, plan)
+
+    PackedPeer.submit = watched  # type: ignore[method-assign]
+    return found
+
+
+def main() -> None:
+    """Start, and answer."""
+    setup = json.loads(Path(sys.argv[1]).read_text())
+    with Client(setup["address"]) as parent:
+        engine = PairedEngine(setup["arguments"])
+        parent.send("ready")
+        while (request := parent.recv()) is not None:
+            parent.send(engine.serve(**request))
+        parent.send(engine.told_in_the_end())
+    engine.core.shutdown()
+    os._exit(0)  # threads of NIXL and ZeroMQ may outlive the engine
+
+
+if __name__ == "__main__":
+    main()
