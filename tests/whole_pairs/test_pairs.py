@@ -33,16 +33,17 @@ def model(tmp_path_factory):
 def test_the_tokens_are_those_of_one_engine(prefill, decode, packed, model, tmp_path):
     with pair(model, tmp_path, {"prefill": prefill, "decode": decode}) as both:
         in_vain = both.meet()
-        hits = BLOCK
+        hits = in_vain // 2 * BLOCK
         for number, prompt in enumerate(PROMPTS, 2):
             given = both.through(prompt, ANSWERED)
             right = both.prefill.ask(prompt=prompt, count=ANSWERED)
             assert given["tokens"] == right["tokens"]
+            assert given["failed"] == in_vain // 2  # only those before the meeting
             assert right["packed"] == 0  # the reader asks
             assert given["packed"] == (number if packed else 0) or packed is None
             hits += len(prompt) - 1  # vLLM computes the last token of a prompt
             assert given["hits"] >= hits
-        told = [both.prefill.end(), both.decode.end()]
+        told = [both.prefill.end(in_vain), both.decode.end()]
         assert [one["agent"].startswith("kvplan.") for one in told] == [bool(prefill), bool(decode)]
         assert [one["used blocks"] for one in told] == [in_vain, 0]
         assert ("packed into few large messages" in both.decode.log()) == bool(prefill and decode)
