@@ -16,7 +16,6 @@ from typing import Any
 from tests.whole_engines.counters import HITS
 from tests.whole_engines.engine import Engine
 
-
 PATIENCE_S = 30
 
 
