@@ -19,8 +19,8 @@ MARKS = "<!-- gain -->", "<!-- end of gain -->"
 RESULTS = ROOT / "benchmarks" / "results"
 ENGINE, ALONE, HOST, PEER, PROCESSES = (
     RESULTS / f"{name}.json"
-    for name in ("engines-nvidia-h200-8b", "engines-nvidia-h200-8b-alone", "gpu-nvidia-h200", "gpu-nvidia-h200-peer",
-                 "gpu-nvidia-h200-processes")
+    for name in ("engines-nvidia-h200-8b", "engines/engines-nvidia-h200-8b-alone", "gpu-nvidia-h200",
+                 "gpu-nvidia-h200-peer", "gpu-nvidia-h200-processes")
 )  # fmt: skip
 LINK, BETTER = "one large copy", "the better of push and pull"
 HELD, TOKENS = "6,000 held", 6000
@@ -102,7 +102,7 @@ def table() -> str:
         lines.append(f"| {one.words} | {number(one.ours)} {one.unit} | {best} | x{number(one.times)} |")
     first = json.loads(ENGINE.read_text())
     gpu, results = first["machine"]["gpu"], dict.fromkeys(result for _, result, *_ in SHOWN)
-    named = ", ".join(f"[{result.stem}](benchmarks/results/{result.name})" for result in results)
+    named = ", ".join(f"[{result.stem}]({result.relative_to(ROOT)})" for result in results)
     made = (f"Medians of recorded runs on {gpu['name']}, driver {gpu['driver']}; the results name all versions: "
             f"{named}. The vLLM rows are of Llama-8B's shape, 512 new tokens, in chunks of 5 blocks; kvplan loads by "
             f"layer. In the chats it serves x{_served():.2f} the tokens per second.")  # fmt: skip

@@ -15,8 +15,15 @@ PAGE = ROOT / "docs" / "evidence" / "first-token.md"
 MARKS = "<!-- engine numbers -->", "<!-- end of engine numbers -->"
 PICTURE_MARKS = "<!-- engine trace -->", "<!-- end of engine trace -->"
 RESULTS = tuple(
-    ROOT / "benchmarks" / "results" / f"engines-nvidia-h200{run}.json"
-    for run in ("", "-8b-alone", "-8b", "-8b-simple", "-gqa1", "-mla")
+    ROOT / "benchmarks" / "results" / f"{run}.json"
+    for run in (
+        "engines-nvidia-h200",
+        "engines/engines-nvidia-h200-8b-alone",
+        "engines-nvidia-h200-8b",
+        "engines/engines-nvidia-h200-8b-simple",
+        "engines-nvidia-h200-gqa1",
+        "engines-nvidia-h200-mla",
+    )
 )
 TRACE = ROOT / "benchmarks" / "results" / "engines-nvidia-h200-trace.json"
 
