@@ -75,6 +75,8 @@ def arguments_of(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--smoke", action="store_true", help="a tiny model on the CPU: shows that it runs, and nothing else"
     )
     chosen = parser.parse_args(arguments)
+    if chosen.alone < 0:
+        parser.error(f"--alone is {chosen.alone}; give how often each engine is started, or 0 for engines side by side")
     chosen.work = work_of(chosen, parser)
     if chosen.smoke:
         chosen.shapes = ("tiny",)

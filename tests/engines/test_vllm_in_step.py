@@ -109,11 +109,28 @@ def test_hits_that_a_step_does_not_hide_wait_for_the_next_one():
     assert not budget.waits_again("c")
     budget.leave("c", 100, fits)
     budget.leave("e", 100, fits)
-    budget.ran({"running"})
+    budget.ran({"running", "another"})
     budget.take("c", 100)
     budget.leave("f", 100, fits)
     assert budget.waits_again("e")
     assert not budget.waits_again("g")
+
+
+def test_nothing_waits_behind_a_hit_that_vllm_does_not_run():
+    """It would be taken in every step, and the others would wait until it runs."""
+    budget = StepBudget(LayerOptions(0.005, UNBOUNDED), most_tokens=1000)
+    budget.take("stuck", 100)
+    budget.leave("b", 100, 1)
+    assert budget.waits("b")
+    budget.ran({"running"})
+    budget.take("stuck", 100)
+    budget.leave("b", 100, 1)
+    assert not budget.waits("b")
+    assert not budget.waits_again("b")
+    budget.ran({"running", "stuck"})
+    budget.take("c", 100)
+    budget.leave("d", 100, 1)
+    assert budget.waits("d")
 
 
 def test_so_many_hits_wait_and_further_ones_load_asynchronously():

@@ -17,7 +17,7 @@ from kvplan.agents.by_nixl.packed_way import PackedWay
 from kvplan.agents.packed.pack_jobs import Job
 from kvplan.agents.packed.pack_receiver import Inbound
 from kvplan.agents.packed.pack_transfer import PackedTransfer
-from kvplan.base.process import generation
+from kvplan.base.process import compiling, generation
 from kvplan.base.quoting import quoted
 from kvplan.engines.nixl.live_offer import LiveOffer
 from kvplan.engines.nixl.neighbours import CLOSE_SECONDS, PACKED, card_of
@@ -89,12 +89,13 @@ class PackedPeers:
             return
         self._ready = True
         try:
-            from kvplan.engines.nixl import row_loops  # these import numba
-            from kvplan.execute.host import memcpy
-
             loops.load()
-            row_loops.load()
-            memcpy.load()
+            with compiling():  # a fork waits for imports of numba
+                from kvplan.engines.nixl import row_loops
+                from kvplan.execute.host import memcpy
+
+                row_loops.load()
+                memcpy.load()
         except Exception as error:  # noqa: BLE001  # the engine starts in any case
             log.warning("the first packed transfer will wait: %s: %s", type(error).__name__, error)
 

@@ -109,6 +109,7 @@ class StepBudget:
         self._found: dict[str, int] = {}  # requests of this step that load in it, and their new tokens
         self._put_off: set[str] = set()  # hits of this step that wait for the next one
         self._before: set[str] = set()  # those of the last step
+        self._stuck = False  # whether vLLM did not run a hit that the last step had taken
 
     def of(self, request: str, new_tokens: int) -> int:
         """Return the bytes that all loads of this step may have together, if this request is one of them."""
@@ -132,7 +133,7 @@ class StepBudget:
             new_tokens: tokens that it computes.
             nbytes: bytes of its load.
         """
-        if self._found and nbytes <= self._bytes({request: new_tokens}, alone=False):
+        if self._found and not self._stuck and nbytes <= self._bytes({request: new_tokens}, alone=False):
             self._note(request)
 
     def waits(self, request: str) -> bool:
@@ -162,8 +163,13 @@ class StepBudget:
         self._running.discard(request)
 
     def ran(self, requests: Collection[str]) -> None:
-        """End the step, in which these requests ran."""
+        """End the step, in which these requests ran.
+
+        vLLM may leave out a hit that the budget has taken, for example while an encoder's output is on its way. Nothing
+        waits behind such a hit in the next step, since it may be taken and left out again.
+        """
         self._running = set(requests)
+        self._stuck = not self._found.keys() <= self._running
         self._found = {}
         self._before, self._put_off = self._put_off, set()
 

@@ -95,6 +95,12 @@ def test_engines_that_are_alone_have_their_rounds_each_time_and_are_compared(chi
     ]  # fmt: skip
 
 
+def test_engines_are_alone_as_often_as_is_said(capsys):
+    with pytest.raises(SystemExit):
+        arguments_of(["--alone", "-1"])
+    assert "--alone is -1; give how often each engine is started" in capsys.readouterr().err
+
+
 def test_a_child_of_a_dead_engine_holds_nothing_up(child):
     began = time.monotonic()
     batch = Batch(Run(9.0, lambda run: None), "tiny", 0, ["lmcache"], SMOKE, "cpu", "decode")
