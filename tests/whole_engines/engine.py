@@ -70,9 +70,8 @@ class Engine:
 
     def left(self) -> dict[str, int]:
         """What must not be left when no request is served: blocks, requests and jobs."""
-        pool = self.scheduler.kv_cache_manager.block_pool
         found = {
-            "used blocks": pool.num_gpu_blocks - 1 - pool.get_num_free_blocks(),  # one is vLLM's null block
+            "used blocks": self.used_blocks(),
             "requests": len(self.scheduler.requests),
         }
         if self.scheduler.connector is None:
@@ -96,6 +95,11 @@ class Engine:
             "fenced blocks": len(offload._block_id_to_pending_jobs),
             "jobs of the worker": sum(len(line.jobs) for line in lines),
         }
+
+    def used_blocks(self) -> int:
+        """Blocks of requests; one other block is vLLM's null block."""
+        pool = self.scheduler.kv_cache_manager.block_pool
+        return int(pool.num_gpu_blocks - 1 - pool.get_num_free_blocks())
 
     def has_lmcache(self) -> bool:
         """Whether LMCache holds the cache."""

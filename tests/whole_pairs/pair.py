@@ -13,8 +13,9 @@ from pathlib import Path
 from subprocess import Popen
 from typing import Any
 
+from tests.whole_engines.cases import Case
 from tests.whole_engines.processes import LIMIT_S, end_of_log, process
-from tests.whole_engines.work import BLOCK, GPU_BLOCKS, tokens
+from tests.whole_engines.work import BLOCK, tokens
 
 REMOTE_PREFILL = {"do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None,
                   "remote_block_ids": None, "remote_host": None, "remote_port": None}  # fmt: skip
@@ -113,10 +114,7 @@ def side(name: str, model: str, folder: Path, env: Mapping[str, str]) -> Iterato
     folder.mkdir(parents=True)
     config = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu",
               "kv_load_failure_policy": "recompute"}  # fmt: skip
-    arguments = {
-        "model": model, "dtype": "float32", "enforce_eager": True, "disable_log_stats": False, "block_size": BLOCK,
-        "num_gpu_blocks_override": GPU_BLOCKS, "max_model_len": 1024, "max_num_seqs": 8, "kv_transfer_config": config,
-    }  # fmt: skip
+    arguments = Case(name).arguments(model, "", "") | {"kv_transfer_config": config}
     address = str(folder / "socket")
     (folder / "setup.json").write_text(json.dumps({"address": address, "arguments": arguments}))
     own = {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()), "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",

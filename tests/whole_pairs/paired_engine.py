@@ -46,11 +46,6 @@ class PairedEngine(Engine):
         agent = type(self.connector_worker().nixl_wrapper).__module__
         return {"agent": agent, "used blocks": self.used_blocks()}
 
-    def used_blocks(self) -> int:
-        """Blocks of requests; one other block is vLLM's null block."""
-        pool = self.scheduler.kv_cache_manager.block_pool
-        return int(pool.num_gpu_blocks - 1 - pool.get_num_free_blocks())
-
     def connector_worker(self) -> Any:
         """The worker of vLLM's NixlConnector; its agent is NIXL's or kvplan's."""
         from vllm.distributed.kv_transfer import get_kv_transfer_group

@@ -26,9 +26,9 @@ from kvplan.engines.nixl.packed_transfers import FarMemory, FarTransfer
 from kvplan.engines.nixl.shared_nixl import SharedNixl
 from kvplan.errors import KVPlanError, LayoutError, PathError, TransferError
 from kvplan.execute.executor import Executor
+from kvplan.execute.host.path import load_loops
 from kvplan.execute.transfer import Transfer
 from kvplan.layout.kvlayout import KVLayout
-from kvplan.plan import loops
 from kvplan.plan.plan import Plan
 
 PART_SECONDS = 1.0  # that a removal waits for the peer's answer to a goodbye, and an end for those of all peers
@@ -89,13 +89,11 @@ class PackedPeers:
             return
         self._ready = True
         try:
-            loops.load()
+            load_loops()
             with compiling():  # a fork waits for imports of numba
                 from kvplan.engines.nixl import row_loops
-                from kvplan.execute.host import memcpy
 
                 row_loops.load()
-                memcpy.load()
         except Exception as error:  # noqa: BLE001  # the engine starts in any case
             log.warning("the first packed transfer will wait: %s: %s", type(error).__name__, error)
 

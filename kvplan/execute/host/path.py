@@ -38,6 +38,13 @@ MAX_THREADS = 8
 EXIT_SECONDS = 5.0  # time that an exit waits after all remaining transfers wait for their after=
 
 
+def load_loops() -> None:
+    """Load the compiled loops of plans and of copies, so that the first transfer need not wait for a compiler."""
+    with compiling():
+        loops.load()
+        import_module("kvplan.execute.host.memcpy").load()
+
+
 class HostPath:
     """The backend of a CPU executor. It runs transfers one by one, in order of submits, each on all threads.
 
@@ -103,9 +110,7 @@ class HostPath:
         self.check_open()
         if plan is not None:
             check_plan(plan)
-        with compiling():
-            loops.load()
-            import_module("kvplan.execute.host.memcpy").load()
+        load_loops()
 
     def submit(self, plan: Plan, after: Any, *, by_layer: bool = False, urgent: bool = False) -> Transfer:
         """Queue a plan and return at once; see :meth:`kvplan.Executor.submit`. All layers arrive at its end."""
