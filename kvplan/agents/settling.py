@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections import deque
 from collections.abc import Callable
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Protocol
 
-from kvplan.base.latch import Wake
+from kvplan.base.latch import Wake, woken
 from kvplan.base.threads import Standby, Worker
 from kvplan.execute.transfer import Transfer
 
@@ -135,8 +134,7 @@ class Lane:
             return False
         self._dozing = True
         if not self._hurried:
-            with contextlib.suppress(Empty):
-                self._wake.get(timeout=LOOK_SECONDS)
+            woken(self._wake, LOOK_SECONDS)
         self._dozing = False
         return True
 
@@ -146,8 +144,10 @@ class Lane:
         self._dozing = True
         self._asleep = self._idle > IDLE_LOOKS
         if not self._line:  # otherwise a submit has come that did not see that it must wake this thread
-            with contextlib.suppress(Empty):
-                self._wake.get(timeout=None if self._asleep else LOOK_SECONDS)
+            if self._asleep:
+                self._wake.get()
+            else:
+                woken(self._wake, LOOK_SECONDS)
         self._dozing = self._asleep = False
 
     def _ended(self, inner: Transfer | None) -> bool:
@@ -168,8 +168,10 @@ class Lane:
             inner.sleepers.append(self._wake)
             if inner.done():
                 return True
-        with contextlib.suppress(Empty):
-            self._wake.get(timeout=None if due is None else max(0.0, due - time.monotonic()))
+        if due is None:
+            self._wake.get()
+        else:
+            woken(self._wake, max(0.0, due - time.monotonic()))
         return inner.done()
 
     def _expire(self) -> None:

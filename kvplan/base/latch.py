@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import repeat
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -24,6 +25,24 @@ _nothing = repeat(None)
 def waking(sleepers: list[Wake]) -> Iterator[None]:
     """Return an iterator that wakes all sleepers when ``any()`` consumes it, also sleepers added before that."""
     return map(_put, sleepers, _nothing)
+
+
+def woken(wake: Wake, seconds: float) -> bool:
+    """Take an entry of a queue, and wait for one at most so long; return whether there was one.
+
+    ``SimpleQueue.get(timeout=...)`` of CPython 3.11 waits without end if the time is over between two of its inner
+    steps: it computes how much is left, and takes a negative number for no limit. A ``get`` that does not block leaves
+    only one such step to do. This holds for a queue on which no other thread waits.
+
+    >>> wake = SimpleQueue()
+    >>> wake.put(None), woken(wake, 1e-6), woken(wake, 1e-6)
+    (None, True, False)
+    """
+    for block, timeout in ((False, None), (True, seconds)):
+        with suppress(Empty):
+            wake.get(block, timeout)
+            return True
+    return False
 
 
 def sleep(
@@ -53,9 +72,7 @@ def sleep(
             left = end - time.monotonic()
             if left <= 0:
                 return False
-            try:
-                mine.get(timeout=left)
-            except Empty:
+            if not woken(mine, left):
                 return over()
         return True
     finally:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from contextlib import suppress
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 
-from kvplan.base.latch import Wake
+from kvplan.base.latch import Wake, woken
 from kvplan.base.short_naps import exact_naps
 from kvplan.base.threads import Worker
 
@@ -109,8 +108,7 @@ class NixlProgress:
                     continue
             else:
                 nap = nap_after(at - active_at, busy=False)
-            with suppress(Empty):
-                wake.get(timeout=nap)
+            if woken(wake, nap):
                 active_at = now()
                 while not wake.empty():
                     wake.get()

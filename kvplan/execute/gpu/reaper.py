@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
+from kvplan.base.latch import woken
 from kvplan.base.process import generation
 from kvplan.base.threads import Worker
 from kvplan.errors import TransferError
@@ -105,8 +106,7 @@ class Reaper:
                 duties.stop()
             idle = 0
             while idle < IDLE_LOOKS and not self._stopped:
-                with contextlib.suppress(queue.Empty):
-                    alarm.calls.get(timeout=LOOK_SECONDS)
+                woken(alarm.calls, LOOK_SECONDS)
                 idle = 0 if duties.reap() else idle + 1
                 duties.settle()
             alarm.asleep = True
