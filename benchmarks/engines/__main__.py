@@ -48,6 +48,7 @@ def arguments_of(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--suffixes", type=_numbers, help="numbers of new tokens behind a prefix; default 1,128,512,2048"
     )
     parser.add_argument("--held", type=_numbers, help="a short and a long prefix, in tokens; default 6000,28000")
+    parser.add_argument("--block", type=int, metavar="TOKENS", help="tokens of a block; default 16")
     parser.add_argument("--rounds", type=int, help="default 5")
     parser.add_argument("--at-once", type=int, help="engines side by side; by default, what fits 139 GiB")
     parser.add_argument(
@@ -95,7 +96,7 @@ def arguments_of(arguments: Sequence[str] | None) -> argparse.Namespace:
 def work_of(chosen: argparse.Namespace, parser: argparse.ArgumentParser) -> Work:
     """Return the sizes of a run."""
     work = SMOKE if chosen.smoke else FULL
-    given = {name: getattr(chosen, name) for name in ("suffixes", "held", "rounds") if getattr(chosen, name)}
+    given = {name: getattr(chosen, name) for name in ("suffixes", "held", "rounds", "block") if getattr(chosen, name)}
     if len(given.get("held", work.held)) > len(work.prompts):
         parser.error(f"--held takes at most {len(work.prompts)} lengths")
     work = replace(work, **given)

@@ -33,6 +33,7 @@ GRAPHS = {
     "decode": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": _DECODED},
 }  # fmt: skip
 _ATTENTION = ("qkv_proj", "q_proj", "kv_a_proj", "kv_b_proj")
+_DECAY = -0.01  # of the states of a state-space model
 
 
 @dataclass(frozen=True)
@@ -136,14 +137,15 @@ def scatter_weights(model: Any) -> None:
     """Give a model random weights, the same in every engine of a shape.
 
     Under vLLM's dummy weights, attention adds next to nothing to a token's logits. Here queries and keys are large, so
-    that attention picks few tokens, and all other matrices keep the size of their input.
+    that attention picks few tokens, and all other matrices keep the size of their input. The states of a state-space
+    model fade by 1 % a token or so; they would grow without end if the factor of this decay were not negative.
     """
     import torch
 
     for number, (name, weight) in enumerate(model.named_parameters()):
         with torch.no_grad():
             if weight.dim() < 2:
-                weight.fill_(0.0 if name.endswith("bias") else 1.0)
+                weight.fill_(0.0 if name.endswith("bias") else _DECAY if name.endswith(".A") else 1.0)
                 continue
             source = torch.Generator(device=weight.device).manual_seed(number)
             attends = any(word in name for word in _ATTENTION)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,10 +25,16 @@ def gap(answer: Mapping[str, Any], wanted: Mapping[str, Any]) -> float:
     It is 0 for equal answers, and infinite for a token that is not among the most likely ones. Tokens after the first
     difference have other prompts, and say nothing.
 
+    Raises:
+        ValueError: the wanted answer has a log probability that is not a number: its engine lost all it knew, and
+            every answer would be equal to it.
+
     >>> wanted = {"tokens": [4, 5], "likely": [[[4, -0.1]], [[5, -1.0], [7, -1.25]]]}
     >>> gap({"tokens": [4, 5]}, wanted), gap({"tokens": [4, 7]}, wanted), gap({"tokens": [9, 5]}, wanted)
     (0.0, 0.25, inf)
     """
+    if any(math.isnan(chance) for step in wanted["likely"] for _, chance in step):
+        raise ValueError("a log probability of the wanted answer is not a number")
     place = first_difference(answer["tokens"], wanted["tokens"])
     if place is None:
         return 0.0

@@ -12,7 +12,7 @@ import pytest
 from kvplan.engines.vllm.releases import VERSIONS
 from tests.whole_engines import model, processes, summary
 from tests.whole_engines.cases import HYBRID, Case
-from tests.whole_engines.gpu_cases import LIKELY, USUAL_CONFIGURATION, Configuration
+from tests.whole_engines.gpu_cases import LIKELY, OTHERS, USUAL_CONFIGURATION, Configuration
 from tests.whole_engines.gpu_models import MODELS
 from tests.whole_engines.install import RELEASES, installed
 from tests.whole_engines.sharing import filled, shared_folder
@@ -120,9 +120,10 @@ def plain_on_gpu(tmp_path_factory):
 
     def answers(configuration: Configuration):
         case = configuration.put_into(Case("without offloading"))
-        crowd = ["crowd"] if configuration == USUAL_CONFIGURATION else []
+        others = [other.work for other in OTHERS] if configuration == USUAL_CONFIGURATION else []
         folder = shared_folder(tmp_path_factory) / configuration.name
-        return plain_answers(folder, case, [case.work, *crowd], LIKELY)
+        works = dict.fromkeys([case.work, *(configuration.put_into(Case("", work=work)).work for work in others)])
+        return plain_answers(folder, case, list(works), LIKELY)
 
     return answers
 

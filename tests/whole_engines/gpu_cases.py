@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tests.whole_engines import cases
-from tests.whole_engines.cases import LAYERS, OURS, SIMPLE, SMALL, Case
+from tests.whole_engines.cases import LAYERS, OURS, SIMPLE, Case
 from tests.whole_engines.gpu_models import TOKEN_NBYTES
 
 # Answers in prompts are given: in 16 bits, two tokens that are nearly as likely may change places.
@@ -74,9 +74,16 @@ WAYS = [Case("kvplan", OURS), Case("kvplan, by layer", OURS, LAYERS)]
 # Those of the CPU, but for what WAYS are already. On a GPU, vLLM always schedules ahead. LMCache has its own connector
 # for GPUs.
 _OURS = [*cases.SMALL_POOL, *cases.TIERED, *cases.PREEMPTED, *cases.FAILING, *cases.BLOCKS]
-OTHERS = [replace(case, extra={**case.extra, "cpu_bytes_to_use": SMALL // 2} if case.pool == SMALL else case.extra)
-          for case in [cases.WHOLE[0], *(case for case in _OURS if case.connector in (OURS, SIMPLE) and not case.ahead)]
-          ]  # fmt: skip
+_GIVEN = [cases.WHOLE[0], *(case for case in _OURS if case.connector in (OURS, SIMPLE) and not case.ahead)]
+
+
+def in_16_bits(case: Case) -> Case:
+    """Return a case of the CPU, whose cache has 32 bits an element, with half of the bytes."""
+    extra = {key: value // 2 if "bytes" in key else value for key, value in case.extra.items()}
+    return replace(case, extra=extra)
+
+
+OTHERS = [in_16_bits(case) for case in _GIVEN]
 
 
 def token_nbytes(case: Case) -> int:
