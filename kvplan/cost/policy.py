@@ -51,8 +51,11 @@ CHUNK_NBYTES = 42 << 20  # bytes of a chunk of the staged path
 # fewer bytes takes less than 10 us.
 SMALL_CHUNKS, SMALL_CHUNK_NBYTES = 3, 4 << 20
 # A transfer by layers is cut into at most 8 groups of layers, of at least 16 MiB each. More groups do not let the
-# model begin much earlier, and cost the CPU as many more copies.
+# model begin much earlier, and cost the CPU as many more copies. But the model computes the layers of the last group
+# when all bytes have arrived. So a long transfer is cut into 16 or 32 groups, of at least 48 MiB each, if a group has
+# at least 64 KiB of each unit: where the host keeps all layers of a block together, shorter pieces are slower.
 LAYER_GROUPS, LAYER_GROUP_NBYTES = 8, 16 << 20
+LONG_GROUP_NBYTES, LONG_PIECE_NBYTES = 48 << 20, 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,10 +137,29 @@ class Policy:
 BESIDE_COMPUTE = Policy(overlap="decode")
 
 
-def layer_groups(nbytes: int, most: int = LAYER_GROUPS, least_nbytes: int = LAYER_GROUP_NBYTES) -> int:
-    """Return the largest number of groups of layers that a transfer by layers of ``nbytes`` bytes is cut into.
+def layer_groups(nbytes: int, units: int, most: int = LAYER_GROUPS, least_nbytes: int = LAYER_GROUP_NBYTES) -> int:
+    """Return the largest number of groups of layers that a transfer by layers is cut into.
 
-    >>> layer_groups(1 << 20), layer_groups(40 << 20), layer_groups(1 << 30)
-    (1, 2, 8)
+    Args:
+        nbytes: its bytes.
+        units: its units.
+        most: most groups of a transfer that is not long.
+        least_nbytes: least bytes of a group.
+
+    >>> [layer_groups(mebibytes << 20, mebibytes // 2) for mebibytes in (1, 40, 700, 1000, 3500)]
+    [1, 2, 8, 16, 32]
+    >>> layer_groups(3500 << 20, units=7000)  # of 512 KiB
+    8
     """
-    return max(min(most, nbytes // max(least_nbytes, 1)), 1)
+    short = max(min(most, nbytes // max(least_nbytes, 1)), 1)
+    share = max(LONG_GROUP_NBYTES, units * LONG_PIECE_NBYTES)
+    return max([short, *[count for count in group_counts(most)[1:] if nbytes >= count * share]])
+
+
+def group_counts(most: int = LAYER_GROUPS) -> tuple[int, ...]:
+    """Return the numbers of groups of transfers that are not short: ``most``, and those of long transfers.
+
+    >>> group_counts()
+    (8, 16, 32)
+    """
+    return most, 2 * most, 4 * most

@@ -127,9 +127,16 @@ def test_the_kernel_wins_whatever_merges():
     assert kernel_wins_by_layer([PLAN] * 4, profile(COSTS), Policy(), ("copy_engine", "copy_engine_2d", "staged"))
 
 
-@pytest.mark.parametrize(("nbytes", "groups"), [(0, 1), (31 << 20, 1), (32 << 20, 2), (127 << 20, 7), (1 << 30, 8)])
-def test_how_many_groups(nbytes, groups):
-    assert layer_groups(nbytes) == groups
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(("nbytes", "units", "groups"), [
+    (0, 0, 1), (31 * MIB, 1, 1), (32 * MIB, 1, 2), (127 * MIB, 1, 7), (128 * MIB, 1, 8), (768 * MIB - 1, 1, 8),
+    (768 * MIB, 1, 16), (1536 * MIB - 1, 1, 16), (1536 * MIB, 1, 32), (1 << 36, 1, 32),
+    (4096 * MIB, 2048, 32), (4096 * MIB, 2049, 16), (4096 * MIB, 4096, 16), (4096 * MIB, 4097, 8),
+])  # fmt: skip
+def test_how_many_groups(nbytes, units, groups):
+    assert layer_groups(nbytes, units) == groups
 
 
 def load_of(layers: int, page: int, blocks: int) -> kvplan.Plan:

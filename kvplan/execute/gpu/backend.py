@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from kvplan.base.process import check_process, compiles, generation
 from kvplan.base.threads import acting
 from kvplan.cost.model import Candidate
-from kvplan.cost.policy import Policy
+from kvplan.cost.policy import Policy, group_counts
 from kvplan.cost.profile import DeviceProfile
 from kvplan.cuda.device import Device, Uncaptured
 from kvplan.errors import PathError, TransferError
@@ -126,9 +126,8 @@ class GpuBackend:
 
     def prepare(self, plan: Plan | None, *, by_layer: bool) -> None:
         """See :meth:`kvplan.Executor.prepare`."""
-        groups = self.resources.limits.layer_groups if by_layer else 1
-        likely = partial(self.selection.likely, by_layer=by_layer)
-        self._while_open(partial(warm_up, self.resources.device, plan, likely, groups))
+        cuts = group_counts(self.resources.limits.layer_groups) if by_layer else ()
+        self._while_open(partial(warm_up, self.resources.device, plan, partial(self.selection.likely, cuts=cuts), cuts))
 
     def _while_open(self, call: Callable[[], Made]) -> Made:
         """Make a call for which close() waits, as it does for transfers, so that it frees nothing that is in use."""

@@ -54,7 +54,8 @@ class Limits:
             memory. Within a GPU, to copy them to the GPU first takes as long as such reads of 1,000 rows (H200).
         flat_nbytes: most bytes per flat descriptor of the kernel path. Longer descriptors are cut, so that programs
             share the work; the kernel loops over the bytes of one descriptor.
-        layer_groups: most groups of layers that a transfer by layers is cut into; each is issued by itself.
+        layer_groups: most groups of layers that a transfer by layers is cut into; each is issued by itself. A long
+            transfer is cut into two or four times as many (:func:`kvplan.cost.policy.layer_groups`).
         layer_group_nbytes: least bytes of such a group.
         layer_batch_copies: most copies per batched call of a transfer by layers. The driver holds a lock during the
             call, and the model's launches wait for this lock.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -87,8 +87,10 @@ class Selection:
 
     def groups(self, plan: Plan, *, by_layer: bool) -> int:
         """Return the largest number of groups of layers that a transfer is cut into; 0 if it is not by layers."""
+        if not by_layer:
+            return 0
         limits = self._resources.limits
-        return layer_groups(plan.nbytes, limits.layer_groups, limits.layer_group_nbytes) if by_layer else 0
+        return layer_groups(plan.nbytes, plan.units, limits.layer_groups, limits.layer_group_nbytes)
 
     def choose(self, plan: Plan, *, capturing: bool, groups: int = 0) -> Choice:
         """Choose the path for a plan, before any bytes move.
@@ -127,14 +129,19 @@ class Selection:
         ruled = _ruled(plan, sides)
         return sorted(found, key=lambda one: one.path != ruled) if ruled else found
 
-    def likely(self, plan: Plan, *, by_layer: bool = False) -> list[Path]:
-        """Return the path of the policy. For ``auto``, return all paths that plans of other sizes may take."""
+    def likely(self, plan: Plan, cuts: Sequence[int] = ()) -> list[Path]:
+        """Return the path of the policy. For ``auto``, return all paths that plans of other sizes may take.
+
+        Args:
+            plan: the plan.
+            cuts: numbers of groups of layers that transfers are cut into.
+        """
         chosen = self.choose(plan, capturing=False)
         if chosen.predicted is None:
             return [chosen.path]
         found = self.all(plan)
-        if by_layer:
-            found += self.all(plan, self._resources.limits.layer_groups)
+        for count in cuts:
+            found += self.all(plan, count)
         return [self._paths[path] for path in dict.fromkeys(one.path for one in found if not one.refused)]
 
     def expected(self, plan: Plan, name: str, groups: int = 0) -> float | None:

@@ -13,14 +13,16 @@ from kvplan.plan.layers import split_layers
 from kvplan.plan.plan import Plan
 
 
-def warm_up(device: Device, plan: Plan | None, likely: Callable[[Plan], Sequence[Path]], layer_groups: int) -> None:
+def warm_up(
+    device: Device, plan: Plan | None, likely: Callable[[Plan], Sequence[Path]], cuts: Sequence[int] = ()
+) -> None:
     """Load compiled loops, kernels and run tables of every path that plans of these programs may take; move nothing.
 
     Args:
         device: the GPU.
         plan: one of the plans; if None, only the loops are loaded.
         likely: returns the paths that a plan may take.
-        layer_groups: number of groups of layers that a transfer is cut into; 1 if it is not cut.
+        cuts: numbers of groups of layers that transfers are cut into; empty if they are not cut.
 
     Raises:
         KVPlanError: a submit of the plan would raise this error.
@@ -31,9 +33,9 @@ def warm_up(device: Device, plan: Plan | None, likely: Callable[[Plan], Sequence
         device.load_loops()
         if plan is None or not plan.nbytes:
             return
-        if layer_groups > 1:
+        if cuts:
             layer_loops().load()
-        parts = [part for _, part in split_layers(plan, layer_groups)] if layer_groups > 1 else [plan]
+        parts = [part for count in cuts for _, part in split_layers(plan, count)] or [plan]
         for part in parts:
             for path in paths:
                 path.warm_up(part)
