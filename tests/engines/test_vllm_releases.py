@@ -8,6 +8,7 @@ import sys
 from enum import Enum
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 
@@ -135,11 +136,19 @@ class Spec:
         return self._worker
 
 
+class Limits(NamedTuple):
+    sync_load_budget_bytes: int
+
+
 class Jobs:
     """vLLM's ``OffloadingConnector``, which starts what it is given."""
 
     def __init__(self, vllm_config, role, kv_cache_config):
         self.connector_scheduler, self.connector_worker, self.started = None, None, []
+        if role == "scheduler":
+            budget = vllm_config.kv_transfer_config.kv_connector_extra_config.get("sync_load_budget_bytes", 0)
+            self.connector_scheduler = SimpleNamespace(config=Limits(budget), manager=SimpleNamespace())
+            self.connector_scheduler.manager.complete_store = self.connector_scheduler._reserve_sync_load = None
 
     def start_load_kv(self, forward_context, **kwargs):
         self.started.append(self._connector_metadata)
@@ -163,6 +172,7 @@ def engine(monkeypatch):
             "vllm": {"__version__": version.release},
             "vllm.config.compilation": {"CUDAGraphMode": Enum("CUDAGraphMode", "NONE FULL")},
             "vllm.platforms": {"current_platform": SimpleNamespace(is_cpu=lambda: True)},
+            "vllm.v1.core.sched.scheduler": {"Scheduler": type("Scheduler", (), {})},
             "vllm.v1.kv_offload.base": {"OffloadingWorker": type("OffloadingWorker", (), {}), "TransferResult": dict},
             "vllm.v1.kv_offload.cpu.gpu_worker": {"pin_mmap_region": None},
             "vllm.v1.kv_offload.cpu.shared_offload_region": {"SharedOffloadRegion": region},
@@ -198,9 +208,10 @@ def config_of(**extra):
     return SimpleNamespace(extra_config=extra, engine_id="e", parallel=parallel, canonical_layout=False)
 
 
-def connected(kind, **extra):
-    transfer = SimpleNamespace(kv_connector_extra_config=extra)
-    return kind(SimpleNamespace(kv_transfer_config=transfer), "role", None)
+def connected(kind, role="worker", states=False, **extra):
+    transfer, limits = SimpleNamespace(kv_connector_extra_config=extra), SimpleNamespace(max_num_batched_tokens=2048)
+    config = SimpleNamespace(kv_transfer_config=transfer, scheduler_config=limits)
+    return kind(config, role, SimpleNamespace(has_mamba_layers=states))
 
 
 @rows
@@ -253,3 +264,20 @@ def test_jobs_of_a_version_without_loads_in_a_step_have_no_mark(version, engine)
     made._connector_metadata = SimpleNamespace(load_jobs={1: SimpleNamespace(req_id="r")})
     made.start_load_kv(None)
     assert made.started == [made._connector_metadata]
+
+
+@pytest.mark.parametrize("extra", [{"load_by_layer": True}, {"sync_load_budget_bytes": 7},
+                                   {"load_by_layer": True, "sync_load_budget_bytes": 7}], ids=" and ".join)  # fmt: skip
+def test_states_of_a_model_are_loaded_before_the_step(extra, engine, caplog, monkeypatch):
+    """vLLM copies states from block to block before a step loads: a load in the step would come too late."""
+    monkeypatch.setattr(connector.start_over, "install", lambda *classes: None)
+    kind = engine(VERSIONS[0]).KVPlanOffloadingConnector
+    made = connected(kind, "scheduler", states=True, **extra)
+    assert made.connector_scheduler.config.sync_load_budget_bytes == 0
+    assert made._budget is None
+    assert not connected(kind, states=True, **extra)._by_layer
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert f"hits load asynchronously, and {' and '.join(map(repr, extra))} has no effect" in told
+    plain = connected(kind, "scheduler", **extra)
+    assert plain._by_layer == ("load_by_layer" in extra)
+    assert plain.connector_scheduler.config.sync_load_budget_bytes == extra.get("sync_load_budget_bytes", 0)

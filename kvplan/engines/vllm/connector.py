@@ -6,6 +6,7 @@ was not stored. This connector reports failures to the scheduler. If a job fails
 
 With ``load_by_layer``, a hit of the host runs in the step that found it, and each attention layer waits on the GPU for
 its own bytes. vLLM 0.33.0 has such "sync" loads, but its worker waits for them on the CPU before the forward pass.
+Models with state-space layers have no loads in the step (``preprocess_mamba`` in vLLM's ``v1/worker/mamba_utils.py``).
 
 Source: vLLM 0.31.0 to 0.33.0, ``distributed/kv_transfer/kv_connector/v1/base.py`` (``get_transfer_results``,
 ``get_block_ids_with_load_errors``), ``.../v1/offloading/worker.py``, ``.../v1/offloading/scheduler.py``.
@@ -14,6 +15,7 @@ Source: vLLM 0.31.0 to 0.33.0, ``distributed/kv_transfer/kv_connector/v1/base.py
 from __future__ import annotations
 
 import functools
+import logging
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,6 +24,8 @@ from kvplan.engines.vllm.in_step import UNKNOWN, StepBudget, bound_loads, layer_
 from kvplan.engines.vllm.layer_loads import LayerLoads, places_of
 from kvplan.engines.vllm.releases import LOADS_IN_STEP, running_version
 from kvplan.engines.vllm.step_time import Pace, StepClock, StepLine
+
+logger = logging.getLogger("kvplan.engines.vllm")
 
 
 @functools.cache
@@ -53,9 +57,15 @@ def classes() -> tuple[type[Any], ...]:
 
     @dataclass
     class StepJobs(OffloadingConnectorMetadata):  # type: ignore[misc]
-        """The jobs of a step, and its number of tokens if the workers shall measure the step; else 0."""
+        """The jobs of a step.
+
+        Attributes:
+            tokens: its number of tokens, if the workers shall measure the step; else 0.
+            early: whether loads may begin before the model runner has updated its states.
+        """
 
         tokens: int = 0
+        early: bool = False
 
     class KVPlanOffloadingConnector(OffloadingConnector):  # type: ignore[misc]
         """vLLM's ``OffloadingConnector`` for a spec of :mod:`kvplan.engines.vllm`."""
@@ -73,11 +83,24 @@ def classes() -> tuple[type[Any], ...]:
             version.check(extra_config, LOADS_IN_STEP)
             super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
             self._watch_failures()
+            if kv_cache_config.has_mamba_layers:
+                options = None
+                self._load_before_steps(extra_config)
             self._by_layer = options is not None
             if options is not None and self.connector_scheduler is not None:
                 self._budget = StepBudget(options, vllm_config.scheduler_config.max_num_batched_tokens)
                 self._decoded = 1 + getattr(vllm_config, "num_speculative_tokens", 0)
                 bound_loads(self.connector_scheduler, self._budget)
+
+        def _load_before_steps(self, extra_config: Any) -> None:
+            """Let all hits load asynchronously, since vLLM copies states between blocks before the loads of a step."""
+            keys = [key for key in LOADS_IN_STEP if extra_config.get(key)]
+            if keys and self.connector_scheduler is not None:
+                logger.warning(
+                    "this model has state-space layers, whose states vLLM copies before a step loads: hits load "
+                    "asynchronously, and %s has no effect", " and ".join(map(repr, keys))
+                )  # fmt: skip
+                self.connector_scheduler.config = self.connector_scheduler.config._replace(sync_load_budget_bytes=0)
 
         @classmethod
         def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
@@ -133,6 +156,22 @@ def classes() -> tuple[type[Any], ...]:
             self._layers = LayerLoads(worker, places_of(names, worker.groups, kv_caches), self._clock.stall)
             self._rate = worker.load_rate() or UNKNOWN.bytes_per_second
 
+        def handle_preemptions(self, kv_connector_metadata: Any) -> None:
+            """Submit stores that new blocks wait for, and then the loads of the step: vLLM calls it first in a step.
+
+            The model runner prepares the inputs while the first bytes move.
+            """
+            super().handle_preemptions(kv_connector_metadata)
+            if self._layers is not None and getattr(kv_connector_metadata, "early", False):
+                self._submit(kv_connector_metadata)
+
+        def _submit(self, jobs: Any) -> None:
+            """Submit the loads that the step itself uses."""
+            now = {number: job for number, job in jobs.load_jobs.items() if job.sync}
+            if now and self._layers is not None:
+                self.connector_worker._load_jobs.update(dict.fromkeys(now))  # their requests run already
+                self._layers.submit([(number, job.src_spec, job.dst_spec) for number, job in now.items()])
+
         def bind_connector_metadata(self, connector_metadata: Any) -> None:
             """Begin a step of a worker."""
             super().bind_connector_metadata(connector_metadata)
@@ -143,10 +182,8 @@ def classes() -> tuple[type[Any], ...]:
 
         def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
             """Submit the loads of a step. Loads that the step itself uses are awaited layer by layer."""
-            jobs, now = self._connector_metadata, {}
-            if self._layers is not None:
-                now = {number: job for number, job in jobs.load_jobs.items() if job.sync}
-            if self._layers is None or not now:
+            jobs = self._connector_metadata
+            if self._layers is None or not any(job.sync for job in jobs.load_jobs.values()):
                 super().start_load_kv(forward_context, **kwargs)
                 return
             # The runner of full graphs replays outside of a context with metadata. Two microbatches have two lists.
@@ -156,8 +193,9 @@ def classes() -> tuple[type[Any], ...]:
                 and getattr(forward_context, "ubatch_slices", None) is None
                 and forward_context.cudagraph_runtime_mode != CUDAGraphMode.FULL
             )
-            self.connector_worker._load_jobs.update(dict.fromkeys(now))  # their requests run already
-            self._layers.load([(number, job.src_spec, job.dst_spec) for number, job in now.items()], hooked=hooked)
+            if not jobs.early:
+                self._submit(jobs)
+            self._layers.order(hooked=hooked)
             later = {number: job for number, job in jobs.load_jobs.items() if not job.sync}
             self.connector_worker.start_kv_transfers(replace(jobs, load_jobs=later))
 
@@ -224,7 +262,9 @@ def classes() -> tuple[type[Any], ...]:
             measured = max(counts.values(), default=0) > self._decoded  # a step that only decodes may replay a graph
             self._budget.ran(counts)
             tokens = scheduler_output.total_num_scheduled_tokens if measured else 0
-            return StepJobs(jobs.load_jobs, jobs.store_jobs, jobs.jobs_to_flush, tokens)
+            # Blocks that the model runner clears or copies first must not be loaded before.
+            early = not (scheduler_output.new_block_ids_to_zero or scheduler_output.kv_cache_block_copies)
+            return StepJobs(jobs.load_jobs, jobs.store_jobs, jobs.jobs_to_flush, tokens, early)
 
         def request_finished(self, request: Any, block_ids: list[int]) -> Any:
             """Note that a request has ended."""
