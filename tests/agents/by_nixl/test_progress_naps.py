@@ -40,7 +40,9 @@ class Run:
         assert seconds == 0
         self.yields += 1
 
-    def get(self, timeout):
+    def get(self, block, timeout):
+        if not block:
+            raise Empty
         self.naps.append(timeout)
         if len(self.naps) - 1 not in self.wakes:
             self.time += timeout
