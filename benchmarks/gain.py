@@ -17,10 +17,10 @@ from benchmarks.readme import ROOT, number
 PICTURE = ROOT / "docs" / "pictures" / "gain.svg"
 MARKS = "<!-- gain -->", "<!-- end of gain -->"
 RESULTS = ROOT / "benchmarks" / "results"
-ENGINE, ALONE, HOST, PEER, PROCESSES = (
+ENGINE, HOST, PEER, PROCESSES = (
     RESULTS / f"{name}.json"
-    for name in ("engines-nvidia-h200-8b", "engines/engines-nvidia-h200-8b-alone", "gpu-nvidia-h200",
-                 "gpu-nvidia-h200-peer", "gpu-nvidia-h200-processes")
+    for name in ("engines/engines-nvidia-h200-8b-alone", "gpu-nvidia-h200", "gpu-nvidia-h200-peer",
+                 "gpu-nvidia-h200-processes")
 )  # fmt: skip
 LINK, BETTER = "one large copy", "the better of push and pull"
 HELD, TOKENS = "6,000 held", 6000
@@ -32,7 +32,7 @@ SHOWN = (  # words, result, group, row, and words for the baseline instead of it
      f"alone, 6,000 held + 512 new: TTFT p50, {OURS}", VLLM),
     ("vLLM: the same beside 16 decoding requests", ENGINE, "8b",
      f"beside decoding, 6,000 held + 512 new: TTFT p50, {OURS}", VLLM),
-    ("vLLM: chats of several turns, first token", ALONE, "8b", f"chats: TTFT p50, {OURS}", VLLM),
+    ("vLLM: chats of several turns, first token", ENGINE, "8b", f"chats: TTFT p50, {OURS}", VLLM),
     ("host to GPU, runs of 8 KiB", HOST, "staged", "load, 336 MB", ""),
     ("GPU to GPU, NVLink, runs of 8 KiB", PEER, "between", "the better of push and pull, 8 KiB", ""),
     ("process to process, NVLink, runs of 8 KiB", PROCESSES, "between", "pull, 8 KiB", ""),
@@ -89,7 +89,7 @@ def _gains() -> Iterator[Gain]:
 
 def _served() -> float:
     """Return the tokens per second of the chats as a share of vLLM's best."""
-    rows = {row["what"]: row for row in json.loads(ALONE.read_text())["rows"]}
+    rows = {row["what"]: row for row in json.loads(ENGINE.read_text())["rows"]}
     row = rows[f"chats: tokens/s, {OURS}"]
     return float(row["ours"]) / max(row["beside"].values())
 

@@ -19,6 +19,8 @@ RESULTS = tuple(
     for run in (
         "engines-nvidia-h200",
         "engines/engines-nvidia-h200-8b-alone",
+        "engines/engines-nvidia-h200-8b-blocks-of-64",
+        "engines/engines-nvidia-h200-8b-alone-async",
         "engines-nvidia-h200-8b",
         "engines/engines-nvidia-h200-8b-simple",
         "engines-nvidia-h200-gqa1",
