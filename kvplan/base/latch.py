@@ -9,6 +9,8 @@ interrupts that call.
 
 from __future__ import annotations
 
+import _thread
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -32,7 +34,8 @@ def woken(wake: Wake, seconds: float) -> bool:
 
     ``SimpleQueue.get(timeout=...)`` of CPython 3.11 waits without end if the time is over between two of its inner
     steps: it computes how much is left, and takes a negative number for no limit. A ``get`` that does not block leaves
-    only one such step to do. This holds for a queue on which no other thread waits.
+    only one such step to do. This holds for a queue on which no other thread waits, and not in the main thread: a
+    signal handler divides the wait into two steps.
 
     >>> wake = SimpleQueue()
     >>> wake.put(None), woken(wake, 1e-6), woken(wake, 1e-6)
@@ -63,20 +66,43 @@ def sleep(
         return True
     mine: Wake = SimpleQueue() if wake is None else wake
     end = None if timeout is None else time.monotonic() + timeout
+    alarm: _thread.LockType | None = None
     sleepers.append(mine)
     try:
         while not over():
             if end is None:
                 mine.get()
                 continue
-            left = end - time.monotonic()
+            left = min(end - time.monotonic(), _thread.TIMEOUT_MAX)
             if left <= 0:
                 return False
-            if not woken(mine, left):
+            if alarm is None and _thread.get_ident() == threading.main_thread().ident:
+                alarm = _alarm(mine, left)
+            if alarm is not None:
+                mine.get()
+            elif not woken(mine, left):
                 return over()
         return True
     finally:
         sleepers.remove(mine)
+        if alarm is not None:
+            alarm.release()
+
+
+def _alarm(wake: Wake, seconds: float) -> _thread.LockType | None:
+    """Let a thread wake a sleeper after some seconds; return a lock to release before, or None without a thread."""
+    asleep = _thread.allocate_lock()
+    asleep.acquire()
+    try:
+        _thread.start_new_thread(_ring, (asleep, seconds, wake))
+    except RuntimeError:  # no more threads
+        return None
+    return asleep
+
+
+def _ring(asleep: _thread.LockType, seconds: float, wake: Wake) -> None:
+    if not asleep.acquire(timeout=seconds):
+        wake.put(None)
 
 
 class Latch:
