@@ -10,7 +10,6 @@ interrupts that call.
 from __future__ import annotations
 
 import _thread
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -19,6 +18,8 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 Wake = SimpleQueue[Any]  # only the number of entries counts
+
+NAP = 1e-3  # seconds between two looks of a wait that has a limit, and no thread for its alarm
 
 _put = SimpleQueue.put
 _nothing = repeat(None)
@@ -34,8 +35,8 @@ def woken(wake: Wake, seconds: float) -> bool:
 
     ``SimpleQueue.get(timeout=...)`` of CPython 3.11 waits without end if the time is over between two of its inner
     steps: it computes how much is left, and takes a negative number for no limit. A ``get`` that does not block leaves
-    only one such step to do. This holds for a queue on which no other thread waits, and not in the main thread: a
-    signal handler divides the wait into two steps.
+    only one such step to do. This holds for a queue on which no other thread waits, and for threads that block signals,
+    as those of :class:`kvplan.base.threads.Worker` do: a signal divides the wait into two steps.
 
     >>> wake = SimpleQueue()
     >>> wake.put(None), woken(wake, 1e-6), woken(wake, 1e-6)
@@ -52,6 +53,9 @@ def sleep(
     over: Callable[[], bool], sleepers: list[Wake], timeout: float | None = None, wake: Wake | None = None
 ) -> bool:
     """Block until a condition holds; the thread that makes it true calls :func:`waking`.
+
+    With a timeout, a thread is started to wake the caller, which takes about 50 us: the caller may have to take signals
+    (see :func:`woken`).
 
     Args:
         over: a function that returns whether the condition holds; called again after every wake.
@@ -70,17 +74,15 @@ def sleep(
     sleepers.append(mine)
     try:
         while not over():
-            if end is None:
-                mine.get()
-                continue
-            left = min(end - time.monotonic(), _thread.TIMEOUT_MAX)
-            if left <= 0:
-                return False
-            if alarm is None and _thread.get_ident() == threading.main_thread().ident:
-                alarm = _alarm(mine, left)
-            if alarm is not None:
-                mine.get()
-            elif not woken(mine, left):
+            if end is not None and alarm is None:
+                if not time.monotonic() < end:  # also for nan
+                    return False
+                alarm = _alarm(mine, end)
+                if alarm is None:
+                    time.sleep(NAP)
+                    continue
+            mine.get()
+            if end is not None and time.monotonic() >= end:
                 return over()
         return True
     finally:
@@ -89,20 +91,25 @@ def sleep(
             alarm.release()
 
 
-def _alarm(wake: Wake, seconds: float) -> _thread.LockType | None:
-    """Let a thread wake a sleeper after some seconds; return a lock to release before, or None without a thread."""
+def _alarm(wake: Wake, end: float) -> _thread.LockType | None:
+    """Let a thread wake a sleeper at a time of ``time.monotonic``; return a lock to release before.
+
+    It is None if the system starts no more threads.
+    """
     asleep = _thread.allocate_lock()
     asleep.acquire()
     try:
-        _thread.start_new_thread(_ring, (asleep, seconds, wake))
-    except RuntimeError:  # no more threads
+        _thread.start_new_thread(_ring, (asleep, end, wake))
+    except RuntimeError:
         return None
     return asleep
 
 
-def _ring(asleep: _thread.LockType, seconds: float, wake: Wake) -> None:
-    if not asleep.acquire(timeout=seconds):
-        wake.put(None)
+def _ring(asleep: _thread.LockType, end: float, wake: Wake) -> None:
+    while (left := end - time.monotonic()) > 0:
+        if asleep.acquire(timeout=min(left, _thread.TIMEOUT_MAX)):
+            return
+    wake.put(None)
 
 
 class Latch:

@@ -6,6 +6,7 @@ Python runs signal handlers only in the main thread. Work that must be completed
 from __future__ import annotations
 
 import _thread
+import signal
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,6 +19,11 @@ from kvplan.errors import TransferError
 
 Made = TypeVar("Made")
 Job = Callable[[], None]
+
+FAULTS = frozenset(
+    getattr(signal, f"SIG{name}") for name in ("SEGV", "BUS", "FPE", "ILL", "ABRT", "TRAP", "SYS")
+    if hasattr(signal, f"SIG{name}")
+)  # fmt: skip
 
 acting: set[int] = set()  # identifiers of threads that act for a waiting caller, which may hold locks
 
@@ -50,6 +56,16 @@ def _call(make: Callable[[], Made], told: SimpleQueue[tuple[BaseException | None
         told.put((error, None))
     finally:
         acting.discard(me)
+
+
+def block_signals() -> None:
+    """Let other threads of this process take its signals, but for those that tell of this thread's own faults.
+
+    Python runs handlers in its main thread anyway. A signal that another thread takes would divide its timed waits; see
+    :func:`kvplan.base.latch.woken`. Threads and processes that this thread starts block the signals, too.
+    """
+    if hasattr(signal, "pthread_sigmask"):  # not on Windows
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - FAULTS)
 
 
 @dataclass(eq=False)
@@ -115,6 +131,7 @@ class Worker:
         self._threads.append(thread)
 
     def _serve(self) -> None:
+        block_signals()
         me = _thread.get_ident()
         self._claims.append(me)
         if self._claims[0] == me:

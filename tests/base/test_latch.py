@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import threading
 from queue import SimpleQueue
+from types import SimpleNamespace
 
 from kvplan.base import latch
 from kvplan.base.latch import sleep, waking, woken
+from kvplan.base.threads import Worker
 from tests.patience import PATIENCE, until
 
 SOON = [k * 1e-6 for k in range(1, 11)]  # seconds
@@ -48,10 +51,33 @@ def test_a_wait_for_a_condition_ends():
     assert sleepers == []
 
 
-ALONE = """
-import signal, sys, time
-from kvplan.base.latch import sleep
+def alone(code):
+    """Run code in a process of its own, which says that it has ended."""
+    made = subprocess.run(
+        [sys.executable, "-c", SIGNALS + code], capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+    assert (made.stdout, made.stderr) == ("ended\n", "")
 
+
+SIGNALS = """
+import signal, sys, threading, time
+from queue import SimpleQueue
+from kvplan.base.latch import sleep, woken
+from kvplan.base.threads import Worker
+
+signal.signal(signal.SIGUSR1, lambda *_: None)
+sys.setswitchinterval(1.0)  # a thread that was interrupted gets its turn too late
+
+def disturb(thread):
+    signal.pthread_kill(thread, signal.SIGUSR1)
+    end = time.monotonic() + 0.05
+    while time.monotonic() < end:
+        pass
+"""
+
+
+def test_a_handler_of_the_main_thread_may_take_longer_than_the_wait():
+    alone("""
 def handler(*_):
     time.sleep(0.2)  # past the end of the wait
 
@@ -61,23 +87,56 @@ sleepers = []
 assert sleep(lambda: False, sleepers, 0.1) is False
 assert sleepers == []
 print("ended")
-"""
+""")
 
 
-def test_a_handler_of_the_main_thread_may_take_longer_than_the_wait():
-    made = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, timeout=PATIENCE, check=False)
-    assert (made.stdout, made.stderr) == ("ended\n", "")
+def test_a_signal_may_come_to_a_thread_of_the_user():
+    alone("""
+for _ in range(5):
+    thread = threading.Thread(target=sleep, args=(lambda: False, [], 0.02))
+    thread.start()
+    time.sleep(0.005)
+    disturb(thread.ident)
+    thread.join()
+print("ended")
+""")
 
 
-def test_a_wait_of_the_main_thread_ends_early_and_its_alarm_with_it(monkeypatch):
-    wakes, sleepers = [], []
+def test_a_signal_may_come_to_a_thread_of_kvplan():
+    alone("""
+for _ in range(5):
+    started = []
+
+    def work():
+        started.append(threading.get_ident())
+        woken(SimpleQueue(), 0.02)
+
+    worker = Worker("naps", work, "it cannot start", set())
+    worker.start()
+    while not started:
+        time.sleep(1e-3)
+    disturb(started[0])
+    assert worker.join()
+print("ended")
+""")
+
+
+def test_threads_of_kvplan_take_no_signals_but_faults():
+    told = []
+    worker = Worker(
+        "masked", lambda: told.append(signal.pthread_sigmask(signal.SIG_BLOCK, [])), "it cannot start", set()
+    )
+    worker.start()
+    assert worker.join(PATIENCE)
+    assert {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGPROF} <= told[0]
+    assert not {signal.SIGSEGV, signal.SIGBUS} & told[0]
+    assert signal.SIGUSR1 not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+def test_a_wait_ends_early_and_its_alarm_with_it(monkeypatch):
+    rings, sleepers = [], []
     ring = latch._ring
-
-    def rings(asleep, seconds, wake):
-        ring(asleep, seconds, wake)
-        wakes.append(seconds)
-
-    monkeypatch.setattr(latch, "_ring", rings)
+    monkeypatch.setattr(latch, "_ring", lambda *given: (ring(*given), rings.append(given[1])))
     done = threading.Event()
 
     def end():
@@ -87,15 +146,37 @@ def test_a_wait_of_the_main_thread_ends_early_and_its_alarm_with_it(monkeypatch)
 
     threading.Thread(target=end).start()
     assert sleep(done.is_set, sleepers, 1e12)
-    until(lambda: wakes)
+    until(lambda: rings)
     assert sleepers == []
+
+
+def test_an_alarm_that_comes_too_early_is_no_end(monkeypatch):
+    """The clock of the system may be set anew while a thread waits by it."""
+    now = [0.0]
+    monkeypatch.setattr(latch, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    wake, tries = SimpleQueue(), []
+
+    class Early:
+        def acquire(self, timeout):
+            tries.append(timeout)
+            now[0] += timeout / 2 if len(tries) < 4 else timeout
+            return False
+
+    latch._ring(Early(), 16.0, wake)
+    assert tries == [16.0, 8.0, 4.0, 2.0]
+    assert wake.qsize() == 1
+
+
+def test_a_wait_without_a_number_ends_at_once():
+    assert in_time(lambda: sleep(lambda: False, [], float("nan"))) is False
 
 
 def test_without_a_thread_for_the_alarm_the_wait_ends_all_the_same(monkeypatch):
     def refused(*_):
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(latch._thread, "start_new_thread", refused)
+    stand_in = SimpleNamespace(allocate_lock=threading.Lock, start_new_thread=refused)
+    monkeypatch.setattr(latch, "_thread", stand_in)
     assert sleep(lambda: False, [], 0.01) is False
 
 
