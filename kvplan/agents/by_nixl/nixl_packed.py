@@ -56,7 +56,8 @@ class NixlPacked:
         self._device_of = device
         self._name, self._nixl, self._executor, self._way = name, nixl, executor, way
         self.lanes = NixlLanes(nixl, offered, self._allocated)
-        self._progress = NixlProgress(self.poll, self._busy, inside) if way.threaded else None
+        progress = NixlProgress(self.poll, self._busy, inside, driven=way.driven)
+        self._progress = progress if way.threaded else None
         self._reading = threading.RLock()  # one thread at a time takes notes
         self._inbox: deque[tuple[str, bytes]] = deque()  # notes of users
         self._profiles: dict[str, WireProfile] = {}  # by NIXL's name of the memory

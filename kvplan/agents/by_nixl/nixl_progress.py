@@ -18,26 +18,32 @@ RECENT_SECONDS = 0.02  # since a transfer was in flight
 IDLE_NAP = 2e-4  # the same later: a peer's direct transfer over TCP moves on by these looks
 REST_NAP = 2e-3  # the same after REST_SECONDS
 REST_SECONDS = 10.0
+REST_SHARE = 0.01  # a nap's share of the time without a transfer, where NIXL has a thread of its own for direct ones
 
 log = logging.getLogger("kvplan.agents")
 
 
-def nap_after(seconds: float, *, busy: bool) -> float:
+def nap_after(seconds: float, *, busy: bool, driven: bool = False) -> float:
     """Return the seconds until the next look.
 
     Args:
         seconds: since the last look that moved something, if transfers are in flight; since one was, otherwise.
         busy: whether transfers are in flight.
+        driven: whether NIXL moves direct transfers on by itself, so that a nap delays the next packed one only.
 
     >>> [nap_after(seconds, busy=True) for seconds in (1e-6, 1e-3)]
     [0.0, 2e-05]
     >>> [nap_after(seconds, busy=False) for seconds in (1e-3, 1.0, 60.0)]
     [3e-05, 0.0002, 0.002]
+    >>> [nap_after(seconds, busy=False, driven=True) for seconds in (1e-3, 0.05, 1.0)]
+    [3e-05, 0.0005, 0.002]
     """
     if busy:
         return 0.0 if seconds < SPIN_SECONDS else BUSY_NAP
     if seconds < RECENT_SECONDS:
         return RECENT_NAP
+    if driven:
+        return min(seconds * REST_SHARE, REST_NAP)
     return IDLE_NAP if seconds < REST_SECONDS else REST_NAP
 
 
@@ -51,6 +57,7 @@ class NixlProgress:
         look: does what can be done now; returns whether anything was done.
         busy: returns whether transfers are in flight.
         inside: identifiers of the agent's own threads; this one is added.
+        driven: whether NIXL has a thread of its own, too.
 
     Attributes:
         looks: number of looks while transfers were in flight.
@@ -58,8 +65,10 @@ class NixlProgress:
         longest: the longest of them.
     """
 
-    def __init__(self, look: Callable[[], bool], busy: Callable[[], bool], inside: set[int]) -> None:
-        self._look, self._busy = look, busy
+    def __init__(
+        self, look: Callable[[], bool], busy: Callable[[], bool], inside: set[int], *, driven: bool = False
+    ) -> None:
+        self._look, self._busy, self._driven = look, busy, driven
         self._wake: Wake = SimpleQueue()
         self._stopped = False
         self.looks, self.waited, self.longest = 0, 0.0, 0.0
@@ -107,7 +116,7 @@ class NixlProgress:
                     time.sleep(0)  # lets the threads run that gather, scatter, or wait for the interpreter
                     continue
             else:
-                nap = nap_after(at - active_at, busy=False)
+                nap = nap_after(at - active_at, busy=False, driven=self._driven)
             if woken(wake, nap):
                 active_at = now()
                 while not wake.empty():

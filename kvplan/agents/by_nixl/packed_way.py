@@ -33,10 +33,12 @@ class PackedWay(NamedTuple):
     Attributes:
         slots: its ring; None for one that fits its device.
         threaded: whether a thread makes progress; otherwise :meth:`kvplan.Agent.poll` does.
+        driven: whether NIXL has a thread of its own, too.
     """
 
     slots: Slots | None = None
     threaded: bool = True
+    driven: bool = False
 
 
 def checked_progress(progress: object) -> str:

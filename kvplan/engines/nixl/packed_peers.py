@@ -47,6 +47,7 @@ class PackedPeers:
         name: name of the agent.
         real: NIXL's agent. Two threads may call it at a time.
         options: when transfers are packed, and the ring.
+        driven: whether NIXL's agent has a thread that makes progress.
 
     Attributes:
         peers: by name, peers that take packed transfers.
@@ -56,7 +57,7 @@ class PackedPeers:
         KVPlanError: the name is too long for a card, or cannot be printed.
     """
 
-    def __init__(self, name: str, real: Any, options: PackedOptions) -> None:
+    def __init__(self, name: str, real: Any, options: PackedOptions, *, driven: bool) -> None:
         self.peers: dict[str, PackedPeer] = {}
         self.always = options.when == ALWAYS
         self._name = name
@@ -67,7 +68,7 @@ class PackedPeers:
         backends = tuple(getattr(real, "backends", ())) or ("UCX",)
         end = NixlEnd(name, {}, self._shared, backends, progress_thread=False)
         end.agent()
-        way = PackedWay(options.slots, threaded=True)
+        way = PackedWay(options.slots, threaded=True, driven=driven)
         self.way = NixlPacked(name, end, lambda: offer, cache(Executor), way, set(), lambda: devices["ring"])
         self.finalize = weakref.finalize(self, _close, self.way, generation())
 

@@ -38,7 +38,7 @@ class State(AgentPeers):
     """
 
     def __init__(self, real: Any, config: Any, options: PackedOptions = UNPACKED) -> None:
-        super().__init__(real, options)
+        super().__init__(real, options, driven=bool(getattr(config, "enable_pthread", True)))
         self.telemetry = config is None or bool(getattr(config, "capture_telemetry", True))
 
     # Transfers.

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from queue import Empty
 from types import SimpleNamespace
+
+import pytest
 
 from kvplan.agents.by_nixl import nixl_progress
 from kvplan.agents.by_nixl.nixl_progress import NixlProgress, nap_after
@@ -21,11 +24,11 @@ class Run:
         wakes: numbers of naps that a submit ends at once.
     """
 
-    def __init__(self, monkeypatch, looks, wakes=()):
+    def __init__(self, monkeypatch, looks, wakes=(), **options):
         self.time, self.naps, self.yields, self.left = 1.0, [], 0, list(looks)
         self.state, self.wakes = (False, False), set(wakes)
         monkeypatch.setattr(nixl_progress, "time", SimpleNamespace(monotonic=lambda: self.time, sleep=self.let_run))
-        self.progress = NixlProgress(self.look, lambda: self.state[1], set())
+        self.progress = NixlProgress(self.look, lambda: self.state[1], set(), **options)
         self.progress._wake = self
         self.progress._serve()
 
@@ -75,6 +78,15 @@ def test_naps_become_longer_after_the_last_transfer(monkeypatch):
     assert run.naps.count(short) * short <= nixl_progress.RECENT_SECONDS + short
     assert run.naps.count(long) * long <= nixl_progress.REST_SECONDS + long
     assert run.naps[-1] == nixl_progress.REST_NAP
+
+
+def test_naps_become_long_at_once_where_nixl_has_a_thread(monkeypatch):
+    """In the first 10 s, there are 5,600 looks instead of 48,000; no nap is longer than 1 % of the time before it."""
+    run = Run(monkeypatch, [MOVED, *[IDLE] * 20_000], driven=True)
+    ends = list(accumulate(nap + LOOK for nap in run.naps))
+    assert run.naps == sorted(run.naps)
+    assert all(nap <= max(end * 0.01, nixl_progress.RECENT_NAP) for nap, end in zip(run.naps, ends, strict=True))
+    assert sum(end < nixl_progress.REST_SECONDS for end in ends) == pytest.approx(5_600, rel=0.05)
 
 
 def test_a_submit_ends_a_nap_and_the_next_ones_are_short(monkeypatch):
