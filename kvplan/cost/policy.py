@@ -152,14 +152,14 @@ def layer_groups(nbytes: int, units: int, most: int = LAYER_GROUPS, least_nbytes
     8
     """
     short = max(min(most, nbytes // max(least_nbytes, 1)), 1)
-    share = max(LONG_GROUP_NBYTES, units * LONG_PIECE_NBYTES)
+    share = max(LONG_GROUP_NBYTES, least_nbytes, units * LONG_PIECE_NBYTES)
     return max([short, *[count for count in group_counts(most)[1:] if nbytes >= count * share]])
 
 
 def group_counts(most: int = LAYER_GROUPS) -> tuple[int, ...]:
     """Return the numbers of groups of transfers that are not short: ``most``, and those of long transfers.
 
-    >>> group_counts()
-    (8, 16, 32)
+    >>> group_counts(), group_counts(1)  # which cuts nothing
+    ((8, 16, 32), (1,))
     """
-    return most, 2 * most, 4 * most
+    return (most, 2 * most, 4 * most) if most > 1 else (most,)

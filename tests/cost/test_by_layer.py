@@ -139,6 +139,12 @@ def test_how_many_groups(nbytes, units, groups):
     assert layer_groups(nbytes, units) == groups
 
 
+def test_the_limits_hold_for_long_transfers():
+    assert layer_groups(1 << 40, 1, most=1) == 1
+    assert layer_groups(4096 * MIB, 1, least_nbytes=256 * MIB) == 16
+    assert layer_groups(4096 * MIB, 1, least_nbytes=1024 * MIB) == 4
+
+
 def load_of(layers: int, page: int, blocks: int) -> kvplan.Plan:
     """Random blocks of a pool that keeps all layers of a block together, into a cache with a tensor for each layer."""
     told = {"sizes": {"layer": layers, "block": blocks, "token": 16, "dim": page // 16}, "dtype": "uint8"}
