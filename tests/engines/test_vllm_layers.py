@@ -66,8 +66,7 @@ class Loads:
         self.transfers, found = transfers, []
         self.layers.begin_forward()
         if transfers:
-            self.layers.submit([(1, None, None)])
-            self.layers.order(hooked=hooked)
+            self.layers.load([(1, None, None)], hooked=hooked)
             found.append([list(transfer.waits) for transfer, _ in transfers])
         for name in hooks:
             if self.layers.waiting:
@@ -161,7 +160,8 @@ def test_before_a_hook_was_seen_everything_is_awaited_before_the_model():
 
 def test_a_step_without_hooks_waits_for_everything_first():
     loads = Loads([["a", "b"]], [references(0, 1)], "ab")
-    assert loads.step("", (Asked((0,), (1,)), (0,)), hooked=False) == [[[None]], [[None]]]
+    assert loads.step("", (Asked((0, 1)), (0,)), hooked=False) == [[[None]], [[None]]]
+    assert loads.whole == {0}
     assert loads.failed == []
 
 
@@ -183,8 +183,7 @@ def test_a_job_that_cannot_be_planned_is_told_in_its_step(made, caplog):
     pool.fill_(3)
     layers = LayerLoads(worker, places_of([["a", "b"]], worker.groups))
     layers.begin_forward()
-    layers.submit([(1, on_host([77]), on_device([3])), (2, on_host([1]), on_device([4]))])
-    layers.order(hooked=True)
+    layers.load([(1, on_host([77]), on_device([3])), (2, on_host([1]), on_device([4]))], hooked=True)
     layers.wait_layer("a")
     layers.leave_forward()
     layers.settle()
@@ -276,8 +275,7 @@ def test_a_shared_transfer_that_fails_fails_all_of_its_loads():
     loads = Loads([["a", "b"]], [references(0, 1)], "ab")
     loads.transfers = [(Asked((0,), (1,), error=kvplan.TransferError("the link is gone")), (0,))]
     loads.layers.begin_forward()
-    loads.layers.submit([(1, None, None), (2, None, None)])
-    loads.layers.order(hooked=True)
+    loads.layers.load([(1, None, None), (2, None, None)], hooked=True)
     loads.layers.wait_layer("a")
     loads.layers.leave_forward()
     loads.layers.settle()
@@ -344,7 +342,6 @@ def test_hooks_and_idle_steps_cost_little(made):
     loads = Loads([["a", "b"]], [references(0, 1)], "ab")
     loads.layers.begin_forward()
     loads.transfers = [(Asked((0,), (1,)), (0,))]
-    loads.layers.submit([(1, None, None)])
-    loads.layers.order(hooked=True)
+    loads.layers.load([(1, None, None)], hooked=True)
     loads.layers.wait_layer("a")
     assert best_us(lambda: loads.layers.wait_layer("a")) < 5

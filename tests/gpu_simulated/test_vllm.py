@@ -135,8 +135,7 @@ def test_each_layer_reads_what_was_loaded(path, seed):
     with engine_on(device, path) as (worker, layers, forward, wanted, _):
         read = {}
         layers.begin_forward()
-        layers.submit([job()])
-        layers.order(hooked=True)
+        layers.load([job()], hooked=True)
         forward(read=read)
         layers.leave_forward()
         layers.settle()
@@ -151,8 +150,7 @@ def test_the_stream_waits_for_one_event_before_each_layer(monkeypatch):
     with engine_on(device, "copy_engine") as (_, layers, forward, _, stream):
         seen, wait, put = [], device.wait, device.put
         layers.begin_forward()
-        layers.submit([job()])
-        layers.order(hooked=True)
+        layers.load([job()], hooked=True)
         (flight,) = layers._flights
         transfer, wait_layer = flight.transfer, flight.transfer.wait_layer
         assert transfer.layer_groups == ((0,), (1,), (2,))
@@ -178,8 +176,7 @@ def test_an_early_layer_is_read_before_the_last_has_arrived():
         with engine_on(device, "copy_engine") as (worker, layers, forward, wanted, _):
             read = {}
             layers.begin_forward()
-            layers.submit([job()])
-            layers.order(hooked=True)
+            layers.load([job()], hooked=True)
             forward(read=read)
             layers.leave_forward()
             layers.settle()
@@ -197,8 +194,7 @@ def test_layers_in_another_order_and_skipped_layers_lose_no_wait():
         with engine_on(device, "copy_engine") as (_, layers, forward, wanted, stream):
             read = {}
             layers.begin_forward()
-            layers.submit([job()])
-            layers.order(hooked=True)
+            layers.load([job()], hooked=True)
             forward([NAMES[k] for k in order], read=read)
             layers.leave_forward()
             layers.settle()
@@ -212,9 +208,10 @@ def test_a_replayed_graph_waits_for_all_layers_before():
     with engine_on(device, "copy_engine") as (_, layers, forward, wanted, _):
         read = {}
         layers.begin_forward()
-        layers.submit([job()])
-        layers.order(hooked=False)
+        layers.load([job()], hooked=False)
         assert not layers.waiting
+        (flight,) = layers._flights
+        assert flight.transfer.layer_groups == ((0, 1, 2),)
         forward(hooks=(), read=read)
         layers.leave_forward()
         layers.settle()
@@ -234,8 +231,7 @@ def test_layers_without_a_hook_are_awaited_before_the_forward_pass():
         layers.begin_forward()
         waits, wait = [], device.wait
         device.wait = lambda on, event: (waits.append(on), wait(on, event))
-        layers.submit([job()])
-        layers.order(hooked=True)
+        layers.load([job()], hooked=True)
         assert waits.count(stream) == 1  # layer 1 has no hook, and layer 0 arrives before it
         layers.wait_layer(NAMES[0])
         assert waits.count(stream) == 1
@@ -250,8 +246,7 @@ def test_a_forward_pass_that_calls_no_hook_fails_its_loads(caplog):
     device = Device(0)
     with engine_on(device, "copy_engine") as (worker, layers, forward, wanted, _):
         layers.begin_forward()
-        layers.submit([job()])
-        layers.order(hooked=True)
+        layers.load([job()], hooked=True)
         forward(hooks=())
         layers.leave_forward()
         layers.settle()
@@ -259,8 +254,7 @@ def test_a_forward_pass_that_calls_no_hook_fails_its_loads(caplog):
         assert "the hooks of the attention layers were not called" in caplog.text
         read = {}
         layers.begin_forward()
-        layers.submit([job(2)])
-        layers.order(hooked=True)
+        layers.load([job(2)], hooked=True)
         forward(hooks=(), read=read)
         layers.leave_forward()
         layers.settle()
@@ -276,8 +270,7 @@ def test_a_refused_call_fails_its_load_in_the_same_step(path, call):
     with engine_on(device, path) as (worker, layers, forward, wanted, _):
         used = len(device.calls)
         layers.begin_forward()
-        layers.submit([job(1)])
-        layers.order(hooked=True)
+        layers.load([job(1)], hooked=True)
         forward()
         layers.leave_forward()
         layers.settle()
@@ -285,8 +278,7 @@ def test_a_refused_call_fails_its_load_in_the_same_step(path, call):
         used = call in device.calls[used:]
         device.fail(call, code=719)
         layers.begin_forward()
-        layers.submit([job(2)])
-        layers.order(hooked=True)
+        layers.load([job(2)], hooked=True)
         forward()  # raises nothing
         layers.leave_forward()
         layers.settle()
@@ -294,8 +286,7 @@ def test_a_refused_call_fails_its_load_in_the_same_step(path, call):
         device.faults.clear()
         read = {}
         layers.begin_forward()
-        layers.submit([job(3)])
-        layers.order(hooked=True)
+        layers.load([job(3)], hooked=True)
         forward(read=read)
         layers.leave_forward()
         layers.settle()
@@ -308,8 +299,7 @@ def test_loads_of_one_step_are_awaited_together():
     with engine_on(device, "copy_engine") as (worker, layers, forward, wanted, _):
         read = {}
         layers.begin_forward()
-        layers.submit([job(1), (2, chunks(1), spec([5, 6]))])
-        layers.order(hooked=True)
+        layers.load([job(1), (2, chunks(1), spec([5, 6]))], hooked=True)
         forward(read=read)
         layers.leave_forward()
         layers.settle()

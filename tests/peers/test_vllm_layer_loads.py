@@ -67,12 +67,10 @@ class Rank:
         self.connector._watch_failures()
         self.connector._watch_layers(dict(zip(NAMES, self.rows, strict=True)))
 
-    def step(self, jobs=None, given=None, hooks=NAMES, tokens=0, early=True):
+    def step(self, jobs=None, given=None, hooks=NAMES, tokens=0):
         """One step as the model runners make it; returns what the worker reports."""
         connector, given = self.connector, given or context()
-        metadata = vllm.StepJobs(jobs or {}, {}, None, tokens, early)
-        connector.handle_preemptions(metadata)
-        connector.bind_connector_metadata(metadata)
+        connector.bind_connector_metadata(vllm.StepJobs(jobs or {}, {}, None, tokens))
         if jobs:
             connector.start_load_kv(given)
         for name in hooks:
@@ -96,7 +94,6 @@ def sync(source, target):
     return TransferJob("r", source, target, sync=True)
 
 
-@pytest.mark.parametrize("early", [True, False])
 @pytest.mark.parametrize(
     ("given", "hooked"),
     [
@@ -107,26 +104,18 @@ def sync(source, target):
         (context(slices=[object(), object()]), False),
     ],
 )
-def test_a_forward_pass_with_hooks_loads_by_layer(ranks, monkeypatch, given, hooked, early):
-    seen, order, submit = [], LayerLoads.order, LayerLoads.submit
+def test_a_forward_pass_with_hooks_loads_by_layer(ranks, monkeypatch, given, hooked):
+    seen, load = [], LayerLoads.load
 
-    def ordered(self, *, hooked):
+    def loads(self, jobs, *, hooked):
         seen.append(hooked)
-        order(self, hooked=hooked)
+        load(self, jobs, hooked=hooked)
 
-    def submitted(self, loads):
-        seen.append("submit")
-        submit(self, loads)
-
-    monkeypatch.setattr(LayerLoads, "order", ordered)
-    monkeypatch.setattr(LayerLoads, "submit", submitted)
-    begin = vllm.KVPlanOffloadingConnector.bind_connector_metadata
-    monkeypatch.setattr(vllm.KVPlanOffloadingConnector, "bind_connector_metadata",
-                        lambda self, metadata: (seen.append("bind"), begin(self, metadata)))  # fmt: skip
+    monkeypatch.setattr(LayerLoads, "load", loads)
     rank = ranks[0]
     jobs = {1: sync(host(3, 4), device(7, 8)), 2: TransferJob("q", host(5), device(2))}
-    results, invalid, first = rank.step(jobs, given, NAMES if hooked else [], early=early)
-    assert seen == (["submit", "bind", hooked] if early else ["bind", "submit", hooked])
+    results, invalid, first = rank.step(jobs, given, NAMES if hooked else [])
+    assert seen == [hooked]
     assert invalid == set()
     assert all(torch.equal(row[[7, 8]], pool[[3, 4]]) for row, pool in zip(rank.rows, rank.pool, strict=True))
     rank.connector.connector_worker.worker.wait({1, 2})
@@ -170,20 +159,8 @@ def test_a_measured_step_is_reported_with_or_without_jobs(ranks):
     both = pickle.loads(pickle.dumps(slow.aggregate(meta)))
     assert both.pace == Pace(meta.pace.step_seconds, meta.pace.token_seconds, 1.0)
     assert slow.aggregate(vllm.ReportedJobs()).pace == slow.pace
-    jobs = vllm.StepJobs({}, {}, {3}, tokens=7, early=True)
+    jobs = vllm.StepJobs({}, {}, {3}, 7)
     assert pickle.loads(pickle.dumps(jobs)) == jobs
-
-
-@pytest.mark.parametrize("first", ["", "new_block_ids_to_zero", "kv_cache_block_copies"])
-def test_loads_begin_early_unless_the_model_runner_writes_blocks_first(first):
-    kind = vllm.KVPlanOffloadingConnector
-    made = kind.__new__(kind)
-    made.connector_scheduler = SimpleNamespace(build_connector_meta=lambda _: OffloadingConnectorMetadata({}, {}, None))
-    made._spoiled, made._decoded = set(), 1
-    made._budget = StepBudget(LayerOptions(0.005, 1 << 40), most_tokens=2048)
-    output = dict.fromkeys(["new_block_ids_to_zero", "kv_cache_block_copies"]) | {first: [object()]}
-    step = SimpleNamespace(num_scheduled_tokens={"r": 600}, total_num_scheduled_tokens=600, **output)
-    assert made.build_connector_meta(step).early is not bool(first)
 
 
 def scheduler():

@@ -57,15 +57,9 @@ def classes() -> tuple[type[Any], ...]:
 
     @dataclass
     class StepJobs(OffloadingConnectorMetadata):  # type: ignore[misc]
-        """The jobs of a step.
-
-        Attributes:
-            tokens: its number of tokens, if the workers shall measure the step; else 0.
-            early: whether loads may begin before the model runner has updated its states.
-        """
+        """The jobs of a step, and its number of tokens if the workers shall measure the step; else 0."""
 
         tokens: int = 0
-        early: bool = False
 
     class KVPlanOffloadingConnector(OffloadingConnector):  # type: ignore[misc]
         """vLLM's ``OffloadingConnector`` for a spec of :mod:`kvplan.engines.vllm`."""
@@ -156,22 +150,6 @@ def classes() -> tuple[type[Any], ...]:
             self._layers = LayerLoads(worker, places_of(names, worker.groups, kv_caches), self._clock.stall)
             self._rate = worker.load_rate() or UNKNOWN.bytes_per_second
 
-        def handle_preemptions(self, kv_connector_metadata: Any) -> None:
-            """Submit stores that new blocks wait for, and then the loads of the step: vLLM calls it first in a step.
-
-            The model runner prepares the inputs while the first bytes move.
-            """
-            super().handle_preemptions(kv_connector_metadata)
-            if self._layers is not None and getattr(kv_connector_metadata, "early", False):
-                self._submit(kv_connector_metadata)
-
-        def _submit(self, jobs: Any) -> None:
-            """Submit the loads that the step itself uses."""
-            now = {number: job for number, job in jobs.load_jobs.items() if job.sync}
-            if now and self._layers is not None:
-                self.connector_worker._load_jobs.update(dict.fromkeys(now))  # their requests run already
-                self._layers.submit([(number, job.src_spec, job.dst_spec) for number, job in now.items()])
-
         def bind_connector_metadata(self, connector_metadata: Any) -> None:
             """Begin a step of a worker."""
             super().bind_connector_metadata(connector_metadata)
@@ -182,8 +160,10 @@ def classes() -> tuple[type[Any], ...]:
 
         def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
             """Submit the loads of a step. Loads that the step itself uses are awaited layer by layer."""
-            jobs = self._connector_metadata
-            if self._layers is None or not any(job.sync for job in jobs.load_jobs.values()):
+            jobs, now = self._connector_metadata, {}
+            if self._layers is not None:
+                now = {number: job for number, job in jobs.load_jobs.items() if job.sync}
+            if self._layers is None or not now:
                 super().start_load_kv(forward_context, **kwargs)
                 return
             # The runner of full graphs replays outside of a context with metadata. Two microbatches have two lists.
@@ -193,9 +173,8 @@ def classes() -> tuple[type[Any], ...]:
                 and getattr(forward_context, "ubatch_slices", None) is None
                 and forward_context.cudagraph_runtime_mode != CUDAGraphMode.FULL
             )
-            if not jobs.early:
-                self._submit(jobs)
-            self._layers.order(hooked=hooked)
+            self.connector_worker._load_jobs.update(dict.fromkeys(now))  # their requests run already
+            self._layers.load([(number, job.src_spec, job.dst_spec) for number, job in now.items()], hooked=hooked)
             later = {number: job for number, job in jobs.load_jobs.items() if not job.sync}
             self.connector_worker.start_kv_transfers(replace(jobs, load_jobs=later))
 
@@ -262,9 +241,7 @@ def classes() -> tuple[type[Any], ...]:
             measured = max(counts.values(), default=0) > self._decoded  # a step that only decodes may replay a graph
             self._budget.ran(counts)
             tokens = scheduler_output.total_num_scheduled_tokens if measured else 0
-            # Blocks that the model runner clears or copies first must not be loaded before.
-            early = not (scheduler_output.new_block_ids_to_zero or scheduler_output.kv_cache_block_copies)
-            return StepJobs(jobs.load_jobs, jobs.store_jobs, jobs.jobs_to_flush, tokens, early)
+            return StepJobs(jobs.load_jobs, jobs.store_jobs, jobs.jobs_to_flush, tokens)
 
         def request_finished(self, request: Any, block_ids: list[int]) -> Any:
             """Note that a request has ended."""

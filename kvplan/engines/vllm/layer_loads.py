@@ -11,11 +11,11 @@ Source: vLLM 0.33.0, ``model_executor/layers/attention/kv_transfer_utils.py`` (`
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kvplan.engines.streams import current_stream
-from kvplan.engines.vllm.lines import Job, LayerTransfer
+from kvplan.engines.vllm.lines import Job
 from kvplan.engines.vllm.worker import Worker
 from kvplan.errors import TransferError
 from kvplan.execute.transfer import Transfer
@@ -108,9 +108,8 @@ class _Flight:
 class LayerLoads:
     """The loads of a worker that run in the step that uses them.
 
-    The connector calls, for each step: :meth:`begin_forward`; if the step has such loads, before that or after it
-    :meth:`submit`, and then :meth:`order`; then :meth:`wait_layer` from the hooks, while :attr:`waiting`;
-    :meth:`leave_forward`, and :meth:`settle`.
+    The connector calls, for each step: :meth:`begin_forward`; :meth:`load`, if the step has such loads; then
+    :meth:`wait_layer` from the hooks, while :attr:`waiting`; :meth:`leave_forward`, and :meth:`settle`.
 
     Args:
         worker: the worker that moves the blocks.
@@ -138,24 +137,7 @@ class LayerLoads:
         self._in_forward = self._called = False
         self._routes: dict[Any, _Route] = {}
         self._jobs: list[Job] = []
-        self._submitted: list[LayerTransfer] = []
         self._flights: list[_Flight] = []
-
-    def submit(self, loads: Sequence[tuple[int, Any, Any]]) -> None:
-        """Submit the loads of this step.
-
-        An error of a job is kept until :meth:`settle`, because the forward pass runs in any case.
-
-        Args:
-            loads: for each load, its number, its host chunks and its device blocks.
-        """
-        jobs, transfers = self._worker.submit_layers(loads, self._groups - self._split(self._hooked))
-        self._jobs += jobs
-        self._submitted += transfers
-
-    def _split(self, hooked: Iterable[str]) -> set[int]:
-        """Return the groups whose layers are awaited one by one."""
-        return {place.group for name in hooked for place in self._places.get(name, ()) if place.layer is not None}
 
     def begin_forward(self) -> None:
         """Note the beginning of a step, before its loads and its forward pass."""
@@ -164,18 +146,24 @@ class LayerLoads:
         self._in_forward, self._called = True, False
         self.waiting = self._noting
 
-    def order(self, *, hooked: bool) -> None:
-        """Let the stream wait for the submitted bytes that no hook waits for, before the forward pass.
+    def load(self, loads: Sequence[tuple[int, Any, Any]], *, hooked: bool) -> None:
+        """Submit the loads of this step, and let the stream wait for the bytes that no hook waits for.
+
+        An error of a job is kept until :meth:`settle`, because the forward pass runs in any case.
 
         Args:
+            loads: for each load, its number, its host chunks and its device blocks.
             hooked: whether the hooks of this forward pass will be called. If not, the stream waits for all bytes.
         """
-        split = self._split(self._hooked if hooked else ())
-        submitted, self._submitted = self._submitted, []
-        for transfer, groups, mine in submitted:
+        known = self._hooked if hooked else {}
+        split = {place.group for name in known for place in self._places.get(name, ()) if place.layer is not None}
+        whole = self._groups - split
+        jobs, transfers = self._worker.submit_layers(loads, whole)
+        self._jobs += jobs
+        for transfer, groups, mine in transfers:
             flight = _Flight(mine, transfer, self._route(transfer, groups))
             self._flights.append(flight)
-            if not split.issuperset(groups) or not hooked:
+            if not hooked or not split.issuperset(groups):
                 self._wait_whole(flight)
             elif flight.route.early:
                 self._wait_until(flight, flight.route.early)
