@@ -69,6 +69,7 @@ CONFIGURATIONS = [
     Configuration("state-space, FlashAttention 3", "mamba", FA3 | FEWER_BLOCKS),
 ]
 HYBRID = next(one for one in CONFIGURATIONS if one.model == "sliding window")
+STATES = next(one for one in CONFIGURATIONS if one.model == "mamba")
 ONE_OF_EACH_MODEL = list({one.model: one for one in reversed(CONFIGURATIONS)}.values())
 WAYS = [Case("kvplan", OURS), Case("kvplan, by layer", OURS, LAYERS)]
 # Those of the CPU, but for what WAYS are already. On a GPU, vLLM always schedules ahead. LMCache has its own connector
