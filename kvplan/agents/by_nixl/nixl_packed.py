@@ -21,7 +21,10 @@ from kvplan.errors import TransferError
 from kvplan.execute.executor import Executor
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.plan.nixl_lists import memory_of
+from kvplan.plan.packing.chunk_half import Slot
 from kvplan.plan.packing.pack_checks import Offered
+from kvplan.plan.packing.pack_order import GRAIN
+from kvplan.plan.packing.packing import packing_of
 from kvplan.plan.plan import Plan
 
 PACKED_VERSION = 1  # in the card of an agent that takes packed transfers
@@ -79,6 +82,25 @@ class NixlPacked:
         """Let the thread look now, if there is one."""
         if self._progress is not None:
             self._progress.wake()
+
+    def prepare(self, plan: Plan, mine: KVLayout, *, reading: bool) -> None:
+        """Warm up for the copies between this process's side of plans like this one and a ring, which need not exist.
+
+        Args:
+            plan: a plan with a peer. Nothing of it is moved.
+            mine: the layout of this side, whose first bytes stand for a slot. If it is too small for that, nothing is
+                warmed up.
+            reading: whether the plan reads from the peer.
+
+        Raises:
+            KVPlanError: a transfer would raise it.
+        """
+        packing = packing_of(plan, most=self._slots.nbytes)
+        half, memory = packing.dst if reading else packing.src, mine.regions[0]
+        start = -(-memory.address // GRAIN) * GRAIN
+        slot = Slot(mine, start, memory.address + memory.nbytes - start)
+        if half.units and half.unit_nbytes <= slot.nbytes:
+            self._executor(mine.device).prepare(half.plan(0, 1, slot))
 
     def _threaded(self) -> bool:
         return self._progress is not None and self._progress.running

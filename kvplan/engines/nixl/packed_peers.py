@@ -24,12 +24,14 @@ from kvplan.engines.nixl.neighbours import CLOSE_SECONDS, PACKED, card_of
 from kvplan.engines.nixl.packed_options import ALWAYS, PackedOptions
 from kvplan.engines.nixl.packed_transfers import FarMemory, FarTransfer
 from kvplan.engines.nixl.shared_nixl import SharedNixl
+from kvplan.engines.nixl.spans import Placed
 from kvplan.errors import KVPlanError, LayoutError, PathError, TransferError
 from kvplan.execute.executor import Executor
 from kvplan.execute.host.path import load_loops
 from kvplan.execute.transfer import Transfer
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.plan.plan import Plan
+from kvplan.plan.row_plans import RowProgram
 
 PART_SECONDS = 1.0  # that a removal waits for the peer's answer to a goodbye, and an end for those of all peers
 LOOK_SECONDS = 1e-4  # between two looks of such a wait
@@ -65,6 +67,7 @@ class PackedPeers:
         self._offer = offer = LiveOffer()
         self._devices = devices = {"ring": "cpu"}
         self._ready = False  # whether compiled loops were loaded
+        self._prepared: set[tuple[str, int, int]] = set()  # device, bytes and alignment of rows
         backends = tuple(getattr(real, "backends", ())) or ("UCX",)
         end = NixlEnd(name, {}, self._shared, backends, progress_thread=False)
         end.agent()
@@ -97,6 +100,27 @@ class PackedPeers:
                 row_loops.load()
         except Exception as error:  # noqa: BLE001  # the engine starts in any case
             log.warning("the first packed transfer will wait: %s: %s", type(error).__name__, error)
+
+    def prepare(self, placed: Placed) -> None:
+        """Warm up for rows of this process that a list names, on a GPU, so that the first transfer does not compile.
+
+        Args:
+            placed: the rows.
+        """
+        rows, layout = placed.rows, placed.layout
+        key = layout.device, rows.one_size, rows.alignment
+        if layout.device == "cpu" or not rows.one_size or key in self._prepared:
+            return
+        self._prepared.add(key)
+        self.ring_on(layout.device)
+        far = FarMemory().place(rows)
+        if far is None:
+            return
+        one = rows.addresses(np.array([len(rows) - 1]))  # the first bytes stand for a slot
+        for reading in (True, False):
+            sides = (far.layout, layout) if reading else (layout, far.layout)
+            plan = RowProgram(*sides).plan(one, one, rows.one_size, rows.alignment)
+            self.way.prepare(plan, layout, reading=reading)
 
     def ring_on(self, device: str) -> None:
         """Prefer a device for the ring; a GPU is preferred to the CPU. A ring that is allocated stays."""

@@ -61,11 +61,13 @@ class State(AgentPeers):
             made.version = version
 
     def prepare(self, made: PreparedList) -> None:
-        """Warm up for reads of a peer's rows, so that the first transfer does not wait for compilers."""
+        """Warm up for a list's rows, so that the first transfer does not wait for compilers."""
         neighbour, there = made.neighbour, made.placed
-        if neighbour is None:
-            return
         try:
+            if not made.peer and there is not None and self.packed is not None:
+                self.packed.prepare(there)
+            if neighbour is None:
+                return
             with self._lock:
                 local = self.local()
             here = local.first("VRAM") or local.first("DRAM")
@@ -78,7 +80,7 @@ class State(AgentPeers):
 
                 row_loops.load()
         except Exception as error:  # noqa: BLE001  # the first transfer compiles, or is refused
-            log.warning("the first transfer with %s will wait: %s", neighbour.name, told(error))
+            log.warning("the first transfer with %s will wait: %s", made.peer or "a peer", told(error))
 
     def take(
         self, operation: str, lists: Sequence[Any], chosen: tuple[Any, Any], note: Any, by_nixl: Callable[..., Any]

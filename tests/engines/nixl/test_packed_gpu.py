@@ -7,6 +7,7 @@ import pytest
 
 from kvplan.agents.by_nixl import nixl_packed
 from kvplan.engines.nixl import Agent
+from kvplan.errors import TransferError
 from kvplan.plan.row_plans import Memory
 from tests.engines.nixl import nixl_double as nixl
 from tests.engines.nixl.pair import heard
@@ -41,6 +42,8 @@ def test_rows_of_two_gpus_are_packed(operation, monkeypatch):
             agents[0].prep_xfer_dlist(who, np.array([[p.ctypes.data, SIZE, 0, STRIDE, ROWS]], np.uint64), "VRAM")
             for who, p in zip(("", name), pools, strict=True)
         ]
+        compiled = set(device.modules)
+        assert compiled, "the lists name rows of a size, for which kernels are compiled at once"
         here, there = rng.permutation(ROWS)[:300], rng.permutation(ROWS)[:300]
         wanted = [pool.copy() for pool in pools]
         if operation == "READ":
@@ -54,5 +57,29 @@ def test_rows_of_two_gpus_are_packed(operation, monkeypatch):
         for pool, want in zip(pools, wanted, strict=True):
             np.testing.assert_array_equal(pool, want)
         assert heard(agents[1]) == [b"note"]
+        assert set(device.modules) == compiled
         for agent in agents:
             agent._kvplan.packed.finalize()
+
+
+def test_a_gpu_that_cannot_warm_up_does_not_stop_the_engine(caplog):
+    """The lists stay NIXL's and kvplan's; the first transfer waits, or NIXL moves it."""
+    pool = np.zeros((ROWS, STRIDE), np.uint8)
+    agent = Agent(agent=nixl.Machine().agent("decode"), packed="always", slots=(6, 1 << 14))
+    agent.register_memory([(pool.ctypes.data, pool.nbytes, 0, "")], "VRAM")
+    asked = []
+
+    def refused(name):
+        asked.append(name)
+        raise TransferError("the GPU is full")
+
+    agent._kvplan.packed.way._executor = refused
+    rows = np.array([[pool.ctypes.data, SIZE, 0, STRIDE, ROWS]], np.uint64)
+    with caplog.at_level("WARNING", "kvplan.engines.nixl"):
+        made = [agent.prep_xfer_dlist("", rows, "VRAM") for _ in range(2)]
+    assert [one.placed is not None for one in made] == [True, True]
+    assert asked == ["cuda:0"], "it is not tried again for rows of the same size"
+    assert [record.getMessage() for record in caplog.records] == [
+        "the first transfer with a peer will wait: the GPU is full"
+    ]
+    agent._kvplan.packed.finalize()
