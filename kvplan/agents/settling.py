@@ -9,7 +9,7 @@ from queue import SimpleQueue
 from typing import Protocol
 
 from kvplan.base.latch import Wake, woken
-from kvplan.base.threads import Standby, Worker
+from kvplan.base.threads import Standby, Worker, block_signals
 from kvplan.execute.transfer import Transfer
 
 SLICE_SECONDS = 0.05  # a wait for a GPU's transfer ends after this time if a transfer of the lane has a deadline
@@ -100,6 +100,7 @@ class Lane:
         self._wake.put(None)
 
     def _serve(self) -> None:
+        block_signals()
         while True:
             if not self._line:
                 if self._stopped:

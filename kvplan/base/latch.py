@@ -10,6 +10,7 @@ interrupts that call.
 from __future__ import annotations
 
 import _thread
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -35,8 +36,8 @@ def woken(wake: Wake, seconds: float) -> bool:
 
     ``SimpleQueue.get(timeout=...)`` of CPython 3.11 waits without end if the time is over between two of its inner
     steps: it computes how much is left, and takes a negative number for no limit. A ``get`` that does not block leaves
-    only one such step to do. This holds for a queue on which no other thread waits, and for threads that block signals,
-    as those of :class:`kvplan.base.threads.Worker` do: a signal divides the wait into two steps.
+    only one such step to do. This holds for a queue on which no other thread waits, and for threads that block signals
+    (:func:`kvplan.base.threads.block_signals`): a signal divides the wait into two steps.
 
     >>> wake = SimpleQueue()
     >>> wake.put(None), woken(wake, 1e-6), woken(wake, 1e-6)
@@ -70,39 +71,42 @@ def sleep(
         return True
     mine: Wake = SimpleQueue() if wake is None else wake
     end = None if timeout is None else time.monotonic() + timeout
-    alarm: _thread.LockType | None = None
-    sleepers.append(mine)
+    alarm: _thread.LockType | None = None  # a thread wakes the caller at the end, unless this lock is released before
     try:
+        sleepers.append(mine)
         while not over():
             if end is not None and alarm is None:
                 if not time.monotonic() < end:  # also for nan
                     return False
-                alarm = _alarm(mine, end)
-                if alarm is None:
+                asleep = _thread.allocate_lock()
+                asleep.acquire()
+                alarm = asleep  # before the start, whose return may be interrupted
+                if not _start(_ring, (alarm, end, mine)):
+                    alarm = None
                     time.sleep(NAP)
                     continue
             mine.get()
             if end is not None and time.monotonic() >= end:
                 return over()
         return True
-    finally:
-        sleepers.remove(mine)
-        if alarm is not None:
-            alarm.release()
+    finally:  # an interrupted append may not have come
+        try:
+            if alarm is not None:
+                alarm.release()
+        finally:
+            if mine in sleepers:
+                sleepers.remove(mine)
 
 
-def _alarm(wake: Wake, end: float) -> _thread.LockType | None:
-    """Let a thread wake a sleeper at a time of ``time.monotonic``; return a lock to release before.
-
-    It is None if the system starts no more threads.
-    """
-    asleep = _thread.allocate_lock()
-    asleep.acquire()
+def _start(call: Callable[..., object], given: tuple[object, ...]) -> bool:
+    """Start a thread; return False if there are no more, or if the interpreter ends: threads do not run any more."""
+    if sys.is_finalizing():
+        return False
     try:
-        _thread.start_new_thread(_ring, (asleep, end, wake))
+        _thread.start_new_thread(call, given)
     except RuntimeError:
-        return None
-    return asleep
+        return False
+    return True
 
 
 def _ring(asleep: _thread.LockType, end: float, wake: Wake) -> None:

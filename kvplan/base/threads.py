@@ -62,7 +62,8 @@ def block_signals() -> None:
     """Let other threads of this process take its signals, but for those that tell of this thread's own faults.
 
     Python runs handlers in its main thread anyway. A signal that another thread takes would divide its timed waits; see
-    :func:`kvplan.base.latch.woken`. Threads and processes that this thread starts block the signals, too.
+    :func:`kvplan.base.latch.woken`. Processes that this thread starts block the signals, too, so only threads call this
+    that have timed waits.
     """
     if hasattr(signal, "pthread_sigmask"):  # not on Windows
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - FAULTS)
@@ -131,7 +132,6 @@ class Worker:
         self._threads.append(thread)
 
     def _serve(self) -> None:
-        block_signals()
         me = _thread.get_ident()
         self._claims.append(me)
         if self._claims[0] == me:

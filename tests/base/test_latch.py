@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from queue import SimpleQueue
 from types import SimpleNamespace
 
+import pytest
+
+from kvplan.agents.by_nixl import nixl_progress
+from kvplan.agents.by_nixl.nixl_progress import NixlProgress
 from kvplan.base import latch
 from kvplan.base.latch import sleep, waking, woken
-from kvplan.base.threads import Worker
 from tests.patience import PATIENCE, until
 
 SOON = [k * 1e-6 for k in range(1, 11)]  # seconds
@@ -63,7 +68,7 @@ SIGNALS = """
 import signal, sys, threading, time
 from queue import SimpleQueue
 from kvplan.base.latch import sleep, woken
-from kvplan.base.threads import Worker
+from kvplan.base.threads import Worker, block_signals
 
 signal.signal(signal.SIGUSR1, lambda *_: None)
 sys.setswitchinterval(1.0)  # a thread that was interrupted gets its turn too late
@@ -108,6 +113,7 @@ for _ in range(5):
     started = []
 
     def work():
+        block_signals()
         started.append(threading.get_ident())
         woken(SimpleQueue(), 0.02)
 
@@ -121,16 +127,88 @@ print("ended")
 """)
 
 
-def test_threads_of_kvplan_take_no_signals_but_faults():
-    told = []
-    worker = Worker(
-        "masked", lambda: told.append(signal.pthread_sigmask(signal.SIG_BLOCK, [])), "it cannot start", set()
-    )
-    worker.start()
-    assert worker.join(PATIENCE)
-    assert {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGPROF} <= told[0]
-    assert not {signal.SIGSEGV, signal.SIGBUS} & told[0]
+def test_threads_with_naps_take_no_signals_but_faults(monkeypatch):
+    asked = []
+    monkeypatch.setattr(nixl_progress, "exact_naps", lambda: asked.append(None))
+    found = []
+
+    def look():
+        found.append(signal.pthread_sigmask(signal.SIG_BLOCK, []))
+        return False
+
+    progress = NixlProgress(look, lambda: False, set())
+    progress.start()
+    until(lambda: found)
+    progress.stop()
+    assert progress.thread.join(PATIENCE)
+    assert {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGPROF} <= found[0]
+    assert not {signal.SIGSEGV, signal.SIGBUS} & found[0]
     assert signal.SIGUSR1 not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+@pytest.mark.parametrize("module", ["kvplan/agents/settling.py", "kvplan/agents/by_nixl/nixl_progress.py",
+                                    "kvplan/execute/gpu/reaper.py"])  # fmt: skip
+def test_every_thread_that_naps_blocks_signals(module):
+    """``woken`` is right only there."""
+    root = Path(latch.__file__).parents[2]
+    users = {str(path.relative_to(root)) for path in (root / "kvplan").rglob("*.py")
+             if re.search("latch import .*woken", path.read_text(encoding="utf-8"))}  # fmt: skip
+    assert module in users
+    assert len(users) == 3
+    assert "block_signals()" in (root / module).read_text(encoding="utf-8")
+
+
+END = """
+import gc, os
+from kvplan.base.latch import Latch
+
+class Last:
+    def __init__(self):
+        self.wait, self.write, self.me = Latch().wait, os.write, self
+
+    def __del__(self):
+        self.write(1, b"woken\\n" if self.wait(0.05) else b"ended\\n")
+
+gc.disable()
+last = Last()  # in a cycle: it goes when the modules have gone
+"""
+
+
+def test_a_wait_ends_while_the_interpreter_ends():
+    alone(END)
+
+
+INTERRUPTED = """
+class Interrupt(Exception):
+    pass
+
+def handler(*_):
+    if armed:
+        raise Interrupt
+
+armed = False
+signal.signal(signal.SIGALRM, handler)
+sleepers = []
+for k in range(2000):
+    try:
+        armed = True
+        signal.setitimer(signal.ITIMER_REAL, (k % 250 + 1) * 1e-6, 0.01)  # again: it may come just before the wait
+        sleep(lambda: False, sleepers, 1e5)
+    except Interrupt:
+        armed = False
+    signal.setitimer(signal.ITIMER_REAL, 0)
+assert sleepers == []
+import os
+end = time.monotonic() + 60
+while len(os.listdir("/proc/self/task")) > 1 and time.monotonic() < end:
+    time.sleep(0.01)
+assert len(os.listdir("/proc/self/task")) == 1
+print("ended")
+"""
+
+
+def test_interrupted_waits_leave_no_alarm():
+    alone("sys.setswitchinterval(0.005)\n" + INTERRUPTED)
 
 
 def test_a_wait_ends_early_and_its_alarm_with_it(monkeypatch):

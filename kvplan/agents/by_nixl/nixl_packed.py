@@ -83,20 +83,25 @@ class NixlPacked:
         if self._progress is not None:
             self._progress.wake()
 
+    @property
+    def ring_device(self) -> str:
+        """The device of the ring, or of the one that the first packed transfer would allocate."""
+        return self._device if self.lanes.ring is None else self.lanes.ring.memory.device
+
     def prepare(self, plan: Plan, mine: KVLayout, *, reading: bool) -> None:
         """Warm up for the copies between this process's side of plans like this one and a ring, which need not exist.
 
         Args:
             plan: a plan with a peer. Nothing of it is moved.
-            mine: the layout of this side, whose first bytes stand for a slot. If it is too small for that, nothing is
-                warmed up.
+            mine: the layout of this side, whose largest region stands for a slot. If it is too small for that, nothing
+                is warmed up.
             reading: whether the plan reads from the peer.
 
         Raises:
             KVPlanError: a transfer would raise it.
         """
         packing = packing_of(plan, most=self._slots.nbytes)
-        half, memory = packing.dst if reading else packing.src, mine.regions[0]
+        half, memory = packing.dst if reading else packing.src, max(mine.regions, key=lambda region: region.nbytes)
         start = -(-memory.address // GRAIN) * GRAIN
         slot = Slot(mine, start, memory.address + memory.nbytes - start)
         if half.units and half.unit_nbytes <= slot.nbytes:
@@ -134,9 +139,8 @@ class NixlPacked:
             if len(devices) > 1:
                 return f"its memory {where} is on {' and '.join(sorted(devices))}, and a ring is on one device"
         own = plan.layouts[0][1 if reading else 0].device
-        ring_device = self._device if self.lanes.ring is None else self.lanes.ring.memory.device
-        if own not in ("cpu", ring_device):
-            return f"its memory here is on {own}, and the ring on {ring_device}"
+        if own not in ("cpu", self.ring_device):
+            return f"its memory here is on {own}, and the ring on {self.ring_device}"
         return None
 
     def choose(self, plan: Plan, *, reading: bool) -> WireChoice:

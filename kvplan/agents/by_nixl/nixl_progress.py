@@ -9,7 +9,7 @@ from queue import SimpleQueue
 
 from kvplan.base.latch import Wake, woken
 from kvplan.base.short_naps import exact_naps
-from kvplan.base.threads import Worker
+from kvplan.base.threads import Worker, block_signals
 
 SPIN_SECONDS = 5e-5  # after a look that moved a transfer on: the next ones follow without a nap
 BUSY_NAP = 20e-6  # seconds between two looks while transfers are in flight
@@ -95,6 +95,7 @@ class NixlProgress:
 
     def _serve(self) -> None:
         exact_naps()
+        block_signals()
         wake, now = self._wake, time.monotonic
         moved_at = active_at = now()
         before: float | None = None  # end of the look before, if transfers were in flight then

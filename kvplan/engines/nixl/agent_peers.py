@@ -35,7 +35,7 @@ class AgentPeers:
         neighbours: by name, peers whose memory is open here.
     """
 
-    def __init__(self, real: Any, options: PackedOptions = UNPACKED, *, driven: bool = True) -> None:
+    def __init__(self, real: Any, options: PackedOptions = UNPACKED, *, driven: bool = False) -> None:
         self.real = real
         self.neighbours: dict[str, Neighbour] = {}
         self._cards: dict[str, bytes | None] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable
@@ -34,6 +35,7 @@ from kvplan.plan.plan import Plan
 from kvplan.plan.row_plans import RowProgram
 
 PART_SECONDS = 1.0  # that a removal waits for the peer's answer to a goodbye, and an end for those of all peers
+SAMPLE = 1024  # rows by which it is known whether others like them are packed
 LOOK_SECONDS = 1e-4  # between two looks of such a wait
 _kept: list[object] = []  # rings into which peers that do not answer may still write
 
@@ -72,7 +74,7 @@ class PackedPeers:
         end = NixlEnd(name, {}, self._shared, backends, progress_thread=False)
         end.agent()
         way = PackedWay(options.slots, threaded=True, driven=driven)
-        self.way = NixlPacked(name, end, lambda: offer, cache(Executor), way, set(), lambda: devices["ring"])
+        self.way = NixlPacked(name, end, lambda: offer, _once_each(Executor), way, set(), lambda: devices["ring"])
         self.finalize = weakref.finalize(self, _close, self.way, generation())
 
     # ---- memory ------------------------------------------------------------------------------------------------------
@@ -102,25 +104,28 @@ class PackedPeers:
             log.warning("the first packed transfer will wait: %s: %s", type(error).__name__, error)
 
     def prepare(self, placed: Placed) -> None:
-        """Warm up for rows of this process that a list names, on a GPU, so that the first transfer does not compile.
+        """Warm up for rows of this process on a GPU, if such rows will be packed: the first transfer compiles nothing.
 
         Args:
-            placed: the rows.
+            placed: the rows of a list.
         """
         rows, layout = placed.rows, placed.layout
         key = layout.device, rows.one_size, rows.alignment
-        if layout.device == "cpu" or not rows.one_size or key in self._prepared:
+        far = FarMemory().place(rows)
+        if far is None or key in self._prepared or layout.device == "cpu" or not self._may_ring_on(layout.device):
             return
         self._prepared.add(key)
-        self.ring_on(layout.device)
-        far = FarMemory().place(rows)
-        if far is None:
-            return
-        one = rows.addresses(np.array([len(rows) - 1]))  # the first bytes stand for a slot
+        some = rows.addresses(np.arange(len(rows) - 1, -1, -2)[:SAMPLE])  # every second one, so that none touch
         for reading in (True, False):
             sides = (far.layout, layout) if reading else (layout, far.layout)
-            plan = RowProgram(*sides).plan(one, one, rows.one_size, rows.alignment)
-            self.way.prepare(plan, layout, reading=reading)
+            plan = RowProgram(*sides).plan(some, some, rows.one_size, rows.alignment) if rows.one_size else None
+            if plan is not None and (self.always or self.way.choose(plan, reading=reading).way == "packed"):
+                self.way.prepare(plan, layout, reading=reading)
+
+    def _may_ring_on(self, device: str) -> bool:
+        """Return whether the ring is on a GPU, or may be allocated there."""
+        chosen = self.way.ring_device
+        return chosen == device or (chosen == "cpu" and self.way.lanes.ring is None)
 
     def ring_on(self, device: str) -> None:
         """Prefer a device for the ring; a GPU is preferred to the CPU. A ring that is allocated stays."""
@@ -301,6 +306,17 @@ class PackedPeer:
     def close(self) -> None:
         """See :meth:`Neighbour.close`."""
         self._mine.leave(self.name)
+
+
+def _once_each(make: Callable[[str], Executor]) -> Callable[[str], Executor]:
+    """Return a function that makes an executor of each device once, also if two threads ask at the same time."""
+    lock, made = threading.Lock(), cache(make)
+
+    def get(device: str) -> Executor:
+        with lock:
+            return made(device)
+
+    return get
 
 
 def _nothing() -> None:

@@ -32,13 +32,14 @@ class State(AgentPeers):
         real: NIXL's agent.
         config: its config, or None.
         options: when transfers are packed.
+        driven: whether NIXL's agent has a thread that makes progress.
 
     Attributes:
         telemetry: whether figures of transfers are asked for.
     """
 
-    def __init__(self, real: Any, config: Any, options: PackedOptions = UNPACKED) -> None:
-        super().__init__(real, options, driven=bool(getattr(config, "enable_pthread", True)))
+    def __init__(self, real: Any, config: Any, options: PackedOptions = UNPACKED, *, driven: bool = False) -> None:
+        super().__init__(real, options, driven=driven)
         self.telemetry = config is None or bool(getattr(config, "capture_telemetry", True))
 
     # Transfers.
@@ -80,7 +81,7 @@ class State(AgentPeers):
 
                 row_loops.load()
         except Exception as error:  # noqa: BLE001  # the first transfer compiles, or is refused
-            log.warning("the first transfer with %s will wait: %s", made.peer or "a peer", told(error))
+            log.warning("the first transfer with %s may wait: %s", made.peer or "a peer", told(error))
 
     def take(
         self, operation: str, lists: Sequence[Any], chosen: tuple[Any, Any], note: Any, by_nixl: Callable[..., Any]
