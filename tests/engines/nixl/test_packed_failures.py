@@ -300,6 +300,7 @@ def test_a_transfer_in_flight_with_a_removed_peer_fails(pair):
 
 
 def test_nothing_is_left_of_agents(monkeypatch):
+    gc.collect()  # agents of other tests, some of whose peers never answer
     monkeypatch.setattr(packed_peers, "PART_SECONDS", PATIENCE)  # otherwise, a ring is kept from a peer that is slow
     pair = PackedPair()
     move(pair, "READ", *pair.rows())
