@@ -22,13 +22,19 @@ class InterruptError(Exception):
 
 @contextmanager
 def interrupting(seconds):
-    """Raise an error in the main thread after some time, once."""
+    """Raise an error in the main thread after some time, once.
+
+    A signal that comes just before Python blocks in a wait is seen at the next signal only, so others follow.
+    """
+    raised = []
 
     def handler(*_):
-        raise InterruptError
+        if not raised:
+            raised.append(None)
+            raise InterruptError
 
     before = signal.signal(signal.SIGALRM, handler)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_REAL, seconds, 0.05)
     try:
         yield
     finally:
