@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 import kvplan
@@ -14,6 +16,14 @@ profiles.load()
 def pytest_collection_modifyitems(items):
     """Laws and other slow tests begin first, so that no worker ends long after the others."""
     items.sort(key=lambda item: 0 if "tests/laws/" in item.nodeid else 2 - bool(item.get_closest_marker("slow")))
+
+
+@pytest.fixture(autouse=True)
+def signals():
+    """A test that blocked signals in the main thread would let later tests wait for theirs without end."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    yield
+    assert signal.pthread_sigmask(signal.SIG_SETMASK, before) == before
 
 
 @pytest.fixture(scope="session")

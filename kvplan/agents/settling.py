@@ -9,7 +9,7 @@ from queue import SimpleQueue
 from typing import Protocol
 
 from kvplan.base.latch import Wake, woken
-from kvplan.base.threads import Standby, Worker, block_signals
+from kvplan.base.threads import Standby, Worker
 from kvplan.execute.transfer import Transfer
 
 SLICE_SECONDS = 0.05  # a wait for a GPU's transfer ends after this time if a transfer of the lane has a deadline
@@ -66,7 +66,9 @@ class Lane:
         self._hurried = False  # whether a caller blocks until a transfer of the line has ended
         self._idle = 0  # looks without a transfer
         self._standby = Standby(inside)
-        self.thread = Worker("kvplan-settle", self._serve, "no thread ends the transfers with a peer", inside)
+        self.thread = Worker(
+            "kvplan-settle", self._serve, "no thread ends the transfers with a peer", inside, naps=True
+        )
 
     def take(self, transfer: Settled) -> None:
         """Take a transfer that will be submitted now; the lane ends it, whatever becomes of the submit."""
@@ -100,7 +102,6 @@ class Lane:
         self._wake.put(None)
 
     def _serve(self) -> None:
-        block_signals()
         while True:
             if not self._line:
                 if self._stopped:

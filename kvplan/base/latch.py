@@ -37,7 +37,7 @@ def woken(wake: Wake, seconds: float) -> bool:
     ``SimpleQueue.get(timeout=...)`` of CPython 3.11 waits without end if the time is over between two of its inner
     steps: it computes how much is left, and takes a negative number for no limit. A ``get`` that does not block leaves
     only one such step to do. This holds for a queue on which no other thread waits, and for threads that block signals
-    (:func:`kvplan.base.threads.block_signals`): a signal divides the wait into two steps.
+    (:class:`kvplan.base.threads.Worker`): a signal divides the wait into two steps.
 
     >>> wake = SimpleQueue()
     >>> wake.put(None), woken(wake, 1e-6), woken(wake, 1e-6)

@@ -58,12 +58,11 @@ def _call(make: Callable[[], Made], told: SimpleQueue[tuple[BaseException | None
         acting.discard(me)
 
 
-def block_signals() -> None:
+def _block_signals() -> None:
     """Let other threads of this process take its signals, but for those that tell of this thread's own faults.
 
     Python runs handlers in its main thread anyway. A signal that another thread takes would divide its timed waits; see
-    :func:`kvplan.base.latch.woken`. Processes that this thread starts block the signals, too, so only threads call this
-    that have timed waits.
+    :func:`kvplan.base.latch.woken`. Processes that this thread starts block the signals, too.
     """
     if hasattr(signal, "pthread_sigmask"):  # not on Windows
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - FAULTS)
@@ -83,6 +82,7 @@ class Worker:
         inside: identifiers of threads that must not wait for the executor's end; the worker adds its own.
         enter: function that is called before the thread starts.
         leave: function that is called when the thread has ended, or cannot be started.
+        naps: whether the work has timed waits (:func:`kvplan.base.latch.woken`); such a thread takes no signals.
         ended: set when the work is done.
     """
 
@@ -92,6 +92,7 @@ class Worker:
     inside: set[int]
     enter: Callable[[], object] = bool
     leave: Callable[[], object] = bool
+    naps: bool = False
     ended: Latch = field(default_factory=Latch)
     _threads: list[threading.Thread] = field(default_factory=list)
     _claims: list[int] = field(default_factory=list)  # threads that were started at once; the first thread works
@@ -137,6 +138,8 @@ class Worker:
         if self._claims[0] == me:
             self.inside.add(me)
             try:
+                if self.naps:
+                    _block_signals()
                 self.work()
             finally:
                 self.inside.discard(me)  # a later thread may get this identifier

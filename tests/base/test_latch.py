@@ -68,7 +68,7 @@ SIGNALS = """
 import signal, sys, threading, time
 from queue import SimpleQueue
 from kvplan.base.latch import sleep, woken
-from kvplan.base.threads import Worker, block_signals
+from kvplan.base.threads import Worker
 
 signal.signal(signal.SIGUSR1, lambda *_: None)
 sys.setswitchinterval(1.0)  # a thread that was interrupted gets its turn too late
@@ -113,11 +113,10 @@ for _ in range(5):
     started = []
 
     def work():
-        block_signals()
         started.append(threading.get_ident())
         woken(SimpleQueue(), 0.02)
 
-    worker = Worker("naps", work, "it cannot start", set())
+    worker = Worker("naps", work, "it cannot start", set(), naps=True)
     worker.start()
     while not started:
         time.sleep(1e-3)
@@ -155,7 +154,7 @@ def test_every_thread_that_naps_blocks_signals(module):
              if re.search("latch import .*woken", path.read_text(encoding="utf-8"))}  # fmt: skip
     assert module in users
     assert len(users) == 3
-    assert "block_signals()" in (root / module).read_text(encoding="utf-8")
+    assert "naps=True" in (root / module).read_text(encoding="utf-8")
 
 
 END = """

@@ -9,7 +9,7 @@ from queue import SimpleQueue
 
 from kvplan.base.latch import Wake, woken
 from kvplan.base.short_naps import exact_naps
-from kvplan.base.threads import Worker, block_signals
+from kvplan.base.threads import Worker
 
 SPIN_SECONDS = 5e-5  # after a look that moved a transfer on: the next ones follow without a nap
 BUSY_NAP = 20e-6  # seconds between two looks while transfers are in flight
@@ -72,7 +72,7 @@ class NixlProgress:
         self._wake: Wake = SimpleQueue()
         self._stopped = False
         self.looks, self.waited, self.longest = 0, 0.0, 0.0
-        self.thread = Worker("kvplan-nixl", self._serve, "no thread makes progress for NIXL", inside)
+        self.thread = Worker("kvplan-nixl", self._serve, "no thread makes progress for NIXL", inside, naps=True)
 
     @property
     def running(self) -> bool:
@@ -95,7 +95,6 @@ class NixlProgress:
 
     def _serve(self) -> None:
         exact_naps()
-        block_signals()
         wake, now = self._wake, time.monotonic
         moved_at = active_at = now()
         before: float | None = None  # end of the look before, if transfers were in flight then

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from kvplan.base.latch import woken
 from kvplan.base.process import generation
-from kvplan.base.threads import Worker, block_signals
+from kvplan.base.threads import Worker
 from kvplan.errors import TransferError
 
 LOOK_SECONDS = 0.02  # between two looks at the transfers in flight
@@ -85,7 +85,7 @@ class Reaper:
         what = "no thread keeps what a GPU executor has in flight"
         self.thread = Worker(
             "kvplan-reaper", self._serve, what, inside,
-            enter=partial(_live.add, self), leave=partial(_live.discard, self),
+            enter=partial(_live.add, self), leave=partial(_live.discard, self), naps=True,
         )  # fmt: skip
         _hook_exit()
 
@@ -99,7 +99,6 @@ class Reaper:
         self.alarm.calls.put(None)
 
     def _serve(self) -> None:
-        block_signals()
         duties, alarm = self.duties, self.alarm
         while not self._stopped:
             alarm.calls.get()

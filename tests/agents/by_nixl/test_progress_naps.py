@@ -28,6 +28,7 @@ class Run:
         self.time, self.naps, self.yields, self.left = 1.0, [], 0, list(looks)
         self.state, self.wakes = (False, False), set(wakes)
         monkeypatch.setattr(nixl_progress, "time", SimpleNamespace(monotonic=lambda: self.time, sleep=self.let_run))
+        monkeypatch.setattr(nixl_progress, "exact_naps", bool)
         self.progress = NixlProgress(self.look, lambda: self.state[1], set(), **options)
         self.progress._wake = self
         self.progress._serve()
