@@ -93,7 +93,9 @@ class Core:
             self.loop.stop()
             raise
         if nixl is not None and packed is not None:
-            self.packed = NixlPacked(name, nixl, self._peers_may_name, self.executor_on, packed, self.inside)
+            self.packed = NixlPacked(
+                name, nixl, self._peers_may_name, self.executor_on, packed, self.inside, tally=self.tally
+            )
         _hook_exit()
         _cores.add(self)
 

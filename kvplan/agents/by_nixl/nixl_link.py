@@ -78,7 +78,7 @@ class NixlLink:
         return choice.way, choice.why
 
     def pack(self, order: Order, *, by_layer: bool, priority: str) -> PackedTransfer:
-        """Begin a packed transfer. Its note is sent with it if it writes."""
+        """Begin a packed transfer. Its note is sent with it if it writes; otherwise the caller sends and counts it."""
         if self._packed is None or self.why is not None:
             raise TransferError(f"no transfer with {self._peer.name!r}: {self.why}")
         end = self._packed.end_for(self._peer.name)
@@ -86,6 +86,7 @@ class NixlLink:
         made = end.submit(
             self._peer.name, order.plan, reading=order.reading, note=note, after=order.after, deadline=order.deadline,
             by_layer=by_layer, priority=priority, attempts=order.attempts,
+            counted=not (order.reading and order.note),
         )  # fmt: skip
         self._packed.wake()
         return made

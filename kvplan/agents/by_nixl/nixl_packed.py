@@ -10,7 +10,7 @@ from contextlib import suppress
 from kvplan.agents.by_nixl.nixl_end import NixlEnd
 from kvplan.agents.by_nixl.nixl_lanes import NixlLanes, Ring
 from kvplan.agents.by_nixl.nixl_progress import NixlProgress
-from kvplan.agents.by_nixl.packed_way import GPU_SLOTS, HOST_SLOTS, PackedWay, Slots
+from kvplan.agents.by_nixl.packed_way import PackedWay, Slots, ring_for
 from kvplan.agents.packed.pack_end import End
 from kvplan.agents.packed.ring_pages import ring_pages
 from kvplan.cost.wires.crossing import crossing_of
@@ -19,6 +19,7 @@ from kvplan.cost.wires.wire_profile import WireProfile
 from kvplan.cost.wires.wire_store import find_wire, wire_name
 from kvplan.errors import TransferError
 from kvplan.execute.executor import Executor
+from kvplan.execute.stats import Tally
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.plan.nixl_lists import memory_of
 from kvplan.plan.packing.chunk_half import Slot
@@ -41,6 +42,7 @@ class NixlPacked:
         way: its ring, and who makes progress.
         inside: identifiers of the agent's own threads.
         device: function that returns the device for a ring; by default, the GPU of the layouts of ``nixl``, or the CPU.
+        tally: sums to which its transfers are added; by default, sums of its own.
 
     Attributes:
         lanes: the wires to peers.
@@ -55,8 +57,9 @@ class NixlPacked:
         way: PackedWay,
         inside: set[int],
         device: Callable[[], str] | None = None,
+        tally: Tally | None = None,
     ) -> None:
-        self._device_of = device
+        self._device_of, self._tally = device, tally
         self._name, self._nixl, self._executor, self._way = name, nixl, executor, way
         self.lanes = NixlLanes(nixl, offered, self._allocated)
         progress = NixlProgress(self.poll, self._busy, inside, driven=way.driven)
@@ -146,12 +149,16 @@ class NixlPacked:
     def choose(self, plan: Plan, *, reading: bool) -> WireChoice:
         """Return the faster way of a plan that can be packed, by a model of the wire."""
         own = plan.layouts[0][1 if reading else 0].device if plan.layouts else "cpu"
-        memory = memory_of(own, "the plan")[0]
+        nbytes = self._slots.nbytes
+        return choose_way(crossing_of(plan, most=nbytes), self._wire(own), pull=reading, slot_nbytes=nbytes)
+
+    def _wire(self, device: str) -> WireProfile:
+        """Return the profile of the wire between memory like a device's."""
+        memory = memory_of(device, "the memory")[0]
         wire = self._profiles.get(memory)
         if wire is None:
             wire = self._profiles[memory] = find_wire(wire_name(self._nixl.backends[0]), memory)
-        nbytes = self._slots.nbytes
-        return choose_way(crossing_of(plan, most=nbytes), wire, pull=reading, slot_nbytes=nbytes)
+        return wire
 
     def end_for(self, peer: str) -> End:
         """Return the end for a transfer with a peer that NIXL knows; ask for the peer's ring if this is the first one.
@@ -224,7 +231,11 @@ class NixlPacked:
 
     @property
     def _slots(self) -> Slots:
-        return self._way.slots or (HOST_SLOTS if self._device == "cpu" else GPU_SLOTS)
+        ring = self.lanes.ring
+        if ring is not None:  # its slots stay as they are
+            return Slots(len(ring.end.ring.slots), ring.end.ring.slot_nbytes)
+        device = self._device
+        return self._way.slots or ring_for(device, self._wire(device))
 
     def _allocated(self) -> Ring:
         """Return the ring; allocate it if there is none. The caller holds the lock of the lanes."""
@@ -238,7 +249,7 @@ class NixlPacked:
         try:
             end = End(
                 self._name, memory, slots.nbytes, self._executor(device), self.read,
-                threaded=self._threaded, wake=self.wake,
+                threaded=self._threaded, wake=self.wake, tally=self._tally,
             )  # fmt: skip
         except BaseException:
             registered.close()

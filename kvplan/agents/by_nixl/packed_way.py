@@ -7,6 +7,7 @@ from typing import NamedTuple
 from kvplan.agents.packed.slot_ring import ALIGNMENT, MOST_SLOTS
 from kvplan.base.integers import integer
 from kvplan.base.quoting import quoted
+from kvplan.cost.wires.wire_profile import WireProfile
 from kvplan.errors import KVPlanError
 
 LEAST_SLOT = 4096  # bytes
@@ -25,6 +26,8 @@ class Slots(NamedTuple):
 
 
 HOST_SLOTS, GPU_SLOTS = Slots(32, 1 << 20), Slots(32, 8 << 20)
+HOST_RING, GPU_RING = 128 << 20, 512 << 20  # most bytes of a ring whose slots have the size of a profile
+LEAST_SLOTS = 16  # of such a ring, so that several peers share it
 
 
 class PackedWay(NamedTuple):
@@ -39,6 +42,27 @@ class PackedWay(NamedTuple):
     slots: Slots | None = None
     threaded: bool = True
     driven: bool = False
+
+
+def ring_for(device: str, wire: WireProfile) -> Slots:
+    """Return the ring of an agent that was given none: with slots of the size that the wire's calibration has found.
+
+    Args:
+        device: device of the ring.
+        wire: profile of the wire.
+
+    >>> from dataclasses import replace
+    >>> from kvplan.cost.wires.wire_profile import default_wire
+    >>> ring_for("cuda:0", default_wire())
+    Slots(number=32, nbytes=8388608)
+    >>> ring_for("cuda:0", replace(default_wire(), how="calibrated", slot_nbytes=64 << 20))
+    Slots(number=16, nbytes=33554432)
+    """
+    usual, most = (HOST_SLOTS, HOST_RING) if device == "cpu" else (GPU_SLOTS, GPU_RING)
+    if wire.how != "calibrated":
+        return usual
+    nbytes = min(max(wire.slot_nbytes // ALIGNMENT * ALIGNMENT, LEAST_SLOT), most // LEAST_SLOTS)
+    return Slots(min(usual.number, most // nbytes), nbytes)
 
 
 def checked_progress(progress: object) -> str:

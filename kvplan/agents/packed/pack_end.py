@@ -60,12 +60,12 @@ class End:
         now: clock, in seconds.
         threaded: returns whether a thread of the owner polls, so that waits sleep.
         wake: called when there is something to do, so that the thread polls now.
+        tally: sums to which transfers are added; by default those of this end alone.
 
     Attributes:
         name: as given.
         ring: the slots.
-        tally: sums over all transfers.
-        wake: as given.
+        tally, wake: as given.
 
     Raises:
         LayoutError: the ring has less than two slots.
@@ -82,11 +82,11 @@ class End:
     def __init__(
         self, name: str, memory: Memory, slot_nbytes: int, executor: Mover, arrivals: Callable[[], object], *,
         sending: int | None = None, granted: int | None = None, now: Callable[[], float] = time.monotonic,
-        threaded: Callable[[], bool] = _nothing, wake: Callable[[], object] = _nothing,
+        threaded: Callable[[], bool] = _nothing, wake: Callable[[], object] = _nothing, tally: Tally | None = None,
     ) -> None:  # fmt: skip
         self.name, self.wake = name, wake
         self.ring = SlotRing(memory, slot_nbytes)
-        self.tally = Tally()
+        self.tally = Tally() if tally is None else tally
         slots = len(self.ring.slots)
         if slots < 2:
             raise LayoutError(f"a ring of {slots} slots; give memory for at least two, to gather into and to receive")
@@ -212,6 +212,7 @@ class End:
     def submit(
         self, peer: str, plan: Plan, *, reading: bool, note: bytes = b"", after: Any = None,
         deadline: float | None = None, by_layer: bool = False, priority: str = "normal", attempts: int = 1,
+        counted: bool = True,
     ) -> PackedTransfer:  # fmt: skip
         """Begin a transfer, and return at once.
 
@@ -229,6 +230,7 @@ class End:
             by_layer: whether layers arrive in their order; see :meth:`kvplan.Transfer.wait_layer`.
             priority: ``"high"`` or ``"normal"``; chunks of high priority are sent first.
             attempts: how often a chunk's write is posted, at most.
+            counted: whether its end is added to the sums.
 
         Raises:
             KVPlanError: an argument is wrong.
@@ -247,7 +249,7 @@ class End:
             raise KVPlanError("after is a mapping of layers; give it with by_layer=True, and to write")
         integer("attempts", attempts, least=1, most=MOST_ATTEMPTS, error=KVPlanError)
         ready, after_layers = readies_of(plan, after)
-        wish = Wish(plan, peer, reading, note, attempts, deadline, priority == "high")
+        wish = Wish(plan, peer, reading, note, attempts, deadline, priority == "high", counted)
         transfer = PackedTransfer(
             wish, self, self._own.now,
             lambda nbytes: pieces_of(plan, nbytes, ready, by_layer=by_layer, after_layers=after_layers),

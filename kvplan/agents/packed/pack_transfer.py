@@ -52,6 +52,7 @@ class Wish(NamedTuple):
         attempts: how often a chunk is written, at most.
         deadline: seconds until it is given up, or None.
         urgent: whether it has high priority.
+        counted: whether its end is added to sums.
     """
 
     plan: Plan
@@ -61,6 +62,7 @@ class Wish(NamedTuple):
     attempts: int = 1
     deadline: float | None = None
     urgent: bool = False
+    counted: bool = True
 
 
 class PackedTransfer(LatchedTransfer):
@@ -197,6 +199,8 @@ class PackedTransfer(LatchedTransfer):
             self.left(self)
 
     def _count(self, result: TransferResult | None, error: TransferError | None) -> None:
+        if not self.wish.counted:
+            return
         tally = self._end.tally
         if result is not None:
             tally.add(result, "read" if self.wish.reading else "write")

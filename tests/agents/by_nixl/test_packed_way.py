@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import kvplan
 from kvplan import Agent, KVLayout, KVPlanError, LayoutError, PathError, TransferError
+from kvplan.cost.wires.wire_profile import default_wire
+from kvplan.cost.wires.wire_store import save_wire
 from tests.agents.by_nixl.known_agents import KnownAgents, heard
 from tests.nixl import double
 from tests.patience import PATIENCE, until
@@ -21,8 +24,9 @@ SLOTS = (8, 4096)
 class Far(KnownAgents):
     """Two agents that know each other through NIXL only."""
 
-    def __init__(self, progress="thread", other="thread", seed=0) -> None:
+    def __init__(self, progress="thread", other="thread", seed=0, slots=SLOTS) -> None:
         super().__init__()
+        self.slots = slots
         self.mine = np.zeros((LAYERS, BLOCKS, DIM), np.uint8)
         self.theirs = np.random.default_rng(seed).integers(1, 256, (BLOCKS, LAYERS, DIM), dtype=np.uint8)
         self.me = self.agent("me", KVLayout.from_tensors("layer block dim", self.mine), progress)
@@ -34,7 +38,7 @@ class Far(KnownAgents):
     def agent(self, name, layout, progress):
         return Agent(
             name, {"kv": layout}, transports=("nixl",), agent=double.Agent(self.network, name), progress=progress,
-            slots=SLOTS,
+            slots=self.slots,
         )  # fmt: skip
 
 
@@ -71,7 +75,32 @@ def test_a_transfer_takes_few_messages(far):
     assert result.descriptors == -(-BLOCKS // units)
 
 
-def test_auto_packs_many_small_pieces_and_posts_few(far):
+def test_its_transfers_are_counted_once(far):
+    a, b = blocks()
+    for plan, note in ((far.load.plan(a, b), b""), (far.load.plan(a, b), b"read"), (far.store.plan(a, b), b"wrote")):
+        far.peer.submit(plan, way="packed", note=note).synchronize(PATIENCE)
+    stats = far.me.stats()
+    assert (stats.transfers, stats.nbytes, stats.failed) == (3, 3 * LAYERS * BLOCKS * DIM, 0)
+    assert {flow: sums.transfers for flow, sums in stats.flows.items()} == {
+        ("packed", "read"): 2,
+        ("packed", "write"): 1,
+    }
+    late = far.peer.submit(far.load.plan(a, b), way="packed", after=threading.Event(), note=b"never", deadline=1e-3)
+    with pytest.raises(TransferError):
+        late.synchronize(PATIENCE)
+    until(lambda: far.me.stats().failed + far.me.stats().cancelled == 1)
+    assert far.you.stats().transfers == 0
+
+
+@pytest.fixture
+def dear(monkeypatch, tmp_path):
+    """A wire whose descriptors cost so much that a hundred are packed."""
+    file = tmp_path / "dear.json"
+    save_wire(replace(default_wire("DRAM"), descriptor=1e-4), file)
+    monkeypatch.setenv("KVPLAN_WIRE", str(file))
+
+
+def test_auto_packs_many_small_pieces_and_posts_few(dear, far):
     a, b = blocks()
     assert far.peer.submit(far.load.plan(a, b)).result().path == "packed"
     assert far.peer.submit(far.load.plan(a[:2], b[:2])).result().path == "nixl"
@@ -235,7 +264,25 @@ def test_looks_while_transfers_are_in_flight_are_counted(far):
     assert 0 < progress.longest <= progress.waited
 
 
-def test_explain_says_why(far):
+@pytest.mark.parametrize(
+    ("how", "nbytes", "slots"), [("calibrated", 1 << 16, (32, 1 << 16)), ("calibrated", 64 << 20, (16, 8 << 20)),
+                                 ("calibrated", 1, (32, 4096)), ("default", 1 << 16, (32, 1 << 20))]
+)  # fmt: skip
+def test_a_ring_has_slots_of_the_size_that_calibration_has_found(monkeypatch, tmp_path, how, nbytes, slots):
+    file = tmp_path / "mine.json"
+    save_wire(replace(default_wire("DRAM"), how=how, slot_nbytes=nbytes), file)
+    monkeypatch.setenv("KVPLAN_WIRE", str(file))
+    far = Far(slots=None)
+    a, b = blocks()
+    far.peer.submit(far.load.plan(a, b), way="packed").synchronize(PATIENCE)
+    np.testing.assert_array_equal(far.mine[:, b], far.theirs[a].swapaxes(0, 1))
+    for agent in (far.me, far.you):
+        ring = agent._core.packed.lanes.ring.end.ring
+        assert (len(ring.slots), ring.slot_nbytes) == slots
+    far.close()
+
+
+def test_explain_says_why(dear, far):
     a, b = blocks()
     assert far.peer.explain(far.load.plan(a, b)).startswith("by nixl, packed: packed takes")
     assert far.peer.explain(far.load.plan(a[:2], b[:2])).startswith("by nixl, direct: direct takes")
