@@ -53,7 +53,7 @@ def between_facts(crossing: Crossing, units: int, name: str) -> dict[str, Any]:
     >>> from kvplan.cost.wires.crossing import Crossing
     >>> found = between_facts(Crossing(1 << 30, 1024, 131072, 131072, 1024), 1024, "push")
     >>> found["way"], found["descriptors"], found["messages"]
-    ('packed', 131072, 128)
+    ('packed', 131072, 64)
     """
     from kvplan.cost.wires.wire_model import best_slot, choose_way
     from kvplan.cost.wires.wire_store import wire_by_name
@@ -93,8 +93,8 @@ def between_rows(facts: Mapping[str, Any], of: str = "unit") -> list[tuple[str, 
     wire: NIC of 400 Gb/s, push, GPU memory; published: vLLM #35264: 118 descriptors take 0.46 ms to post, 18,880 take 46 ms
     bytes: 1,073,741,824 bytes (1 GiB) in 1,024 blocks
     direct: 318 ms, 131,072 descriptors of 8 KiB, 128 a block
-    packed: 21.7 ms, 128 writes of up to 8 MiB; gather copies 131,072 runs, scatter 1,024
-    way: packed takes 21.7 ms in 128 messages; direct takes 318 ms, of which 100 % post 131,072 descriptors of 8 KiB
+    packed: 23.4 ms, 64 writes of up to 16 MiB; gather copies 131,072 runs, scatter 1,024
+    way: packed takes 23.4 ms in 64 messages; direct takes 318 ms, of which 100 % post 131,072 descriptors of 8 KiB
     """  # noqa: E501
     each = facts["descriptors"] / max(facts["units"], 1)
     pieces = f"{count_of(facts['descriptors'], 'descriptor')} of {binary(facts['descriptor_nbytes'])}"

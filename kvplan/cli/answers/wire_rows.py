@@ -31,6 +31,7 @@ def wire_screen(wire: WireProfile, posts: Sequence[Posted]) -> list[Any]:
         ("list", f"{duration(wire.post)} of the CPU, seen by the other process after {duration(wire.latency)}"),
         *((side, f"{duration(one.fixed)} a slot, {duration(one.run)} a run, {1e-9 / max(one.byte, 1e-15):,.1f} GB/s")
           for side, one in (("gather", wire.gather), ("scatter", wire.scatter))),
+        ("protocol", f"{duration(wire.chunk)} a slot, {duration(wire.start)} until the first one is on its way"),
         ("slots", f"{wire.slots} of {binary(wire.slot_nbytes)} for each pair of processes"),
     ]  # fmt: skip
     if wire.note:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from kvplan.base.numbers import binary, count_of, duration, percent
@@ -26,8 +27,8 @@ class WayCost:
         messages: writes or reads of the wire.
         posting: seconds of the CPU that posts.
         lost: seconds that compute loses on both GPUs together.
-        limit: what takes the longest: ``"posting"``, ``"wire"``, ``"gather"``, ``"scatter"``, ``"credits"`` or
-            ``"latency"``.
+        limit: what takes the longest: ``"posting"``, ``"wire"``, ``"gather"``, ``"scatter"``, ``"credits"``,
+            ``"latency"`` or ``"start"``.
         chunks: slots that are filled; 0 for a direct transfer.
         slot_nbytes: bytes of a slot; 0 for a direct transfer.
     """
@@ -88,7 +89,8 @@ def packed_cost(
 ) -> WayCost:  # fmt: skip
     """Predict a transfer in chunks: gather, wire and scatter of several chunks run at the same time.
 
-    The first chunk passes all stages one after another. Each further chunk takes as long as the slowest stage, or as
+    Both processes look for messages only now and then, which is the profile's ``start``. The first chunk passes all
+    stages one after another. Each further chunk takes as long as the slowest stage, or as
     long as a slot's round trip divided by the number of slots.
 
     Args:
@@ -103,7 +105,7 @@ def packed_cost(
     >>> from kvplan.cost.wires.wire_profile import default_wire
     >>> found = packed_cost(Crossing(64 << 20, 64, 65536, 65536, 64), default_wire())
     >>> found.limit, found.messages, round(found.seconds * 1e3, 1)
-    ('wire', 4, 1.5)
+    ('wire', 4, 3.3)
     """
     size = wire.slot_nbytes if slot_nbytes is None else slot_nbytes
     if size < 1:
@@ -127,9 +129,9 @@ def packed_cost(
     rest = (chunks - 1) * step
     waits = wire.latency * (1 + pull)
     limit = _largest({**{stage: took * chunks for stage, took in stages.items()}, "credits": ring * (chunks - 1),
-                      "latency": waits})  # fmt: skip
+                      "latency": waits, "start": wire.start})  # fmt: skip
     lost = chunks * (gather * wire.gather.lost + scatter * wire.scatter.lost)
-    return WayCost("packed", waits + first + rest, chunks, chunks * post, lost, limit, chunks, size)
+    return WayCost("packed", wire.start + waits + first + rest, chunks, chunks * post, lost, limit, chunks, size)
 
 
 def _chunks(crossing: Crossing, size: int) -> int:
@@ -145,17 +147,28 @@ def _largest(parts: dict[str, float]) -> str:
     return max(parts, key=lambda name: parts[name])
 
 
-def best_slot(crossing: Crossing, wire: WireProfile, *, pull: bool = True) -> int:
+def best_slot(
+    crossing: Crossing, wire: WireProfile, *, pull: bool = True, slot_bytes: Mapping[int, float] | None = None
+) -> int:  # fmt: skip
     """Return the size of a slot, 1 to 64 MiB, with which a packed transfer takes the least time.
 
     Sizes within 3 % of the best are alike. Of them, the smallest one is taken with which the transfer needs at most one
     message per 8 MiB, and one more for each pair; without such a size, the largest.
 
+    Args:
+        crossing: counts of the transfer.
+        wire: profile of the wire.
+        pull: whether the receiver asks for the bytes.
+        slot_bytes: seconds of the wire for each byte of a slot, by its size, if they differ. Only these sizes count.
+
     >>> from kvplan.cost.wires.wire_profile import default_wire
     >>> best_slot(Crossing(4 << 30, 4096, 1 << 20, 1 << 20, 4096), default_wire()) >> 20
-    8
+    16
     """
-    costs = {size: packed_cost(crossing, wire, size, pull=pull) for size in SLOT_SIZES}
+    wires = {size: wire for size in SLOT_SIZES}
+    if slot_bytes is not None:
+        wires = {size: replace(wire, slot_byte=byte) for size, byte in sorted(slot_bytes.items())}
+    costs = {size: packed_cost(crossing, one, size, pull=pull) for size, one in wires.items()}
     least = min(cost.score for cost in costs.values())
     alike = [size for size, cost in costs.items() if cost.score <= least * (1 + ALIKE)]
     most = crossing.nbytes // ENOUGH + crossing.pairs
@@ -181,9 +194,9 @@ def choose_way(
     >>> from kvplan.cost.wires.wire_profile import default_wire
     >>> made = choose_way(Crossing(64 << 20, 64, 65536, 65536, 64), default_wire())
     >>> print(made.why)
-    packed takes 1.52 ms in 4 messages; direct takes 32.8 ms, of which 100 % post 65,536 descriptors of 1 KiB
+    packed takes 3.28 ms in 4 messages; direct takes 32.8 ms, of which 100 % post 65,536 descriptors of 1 KiB
     >>> print(choose_way(Crossing(1 << 16, 1, 1, 1, 1), default_wire()).why)
-    direct takes 10.5 us for 1 descriptor of 64 KiB; packed takes 157 us, with a gather and a scatter besides
+    direct takes 10.5 us for 1 descriptor of 64 KiB; packed takes 1.92 ms, with a gather and a scatter besides
     """
     direct, packed = direct_cost(crossing, wire), packed_cost(crossing, wire, slot_nbytes, pull=pull)
     way = "packed" if packed.score < direct.score else "direct"

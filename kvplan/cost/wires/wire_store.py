@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kvplan.base.quoting import quoted
 from kvplan.cost.store import by_name, folder, read_text, save_text, slug
-from kvplan.cost.wires.wire_profile import MIB, WireProfile, default_wire, from_json, kernel_costs
+from kvplan.cost.wires.wire_profile import CHUNK, MIB, START, WireProfile, default_wire, from_json, kernel_costs
 from kvplan.errors import KVPlanError
 
 # Environment variable: the file of the profile of every wire of this process, instead of its own profiles.
@@ -117,7 +117,7 @@ PUBLISHED = tuple(_PUBLISHED)
 def published(name: str) -> WireProfile:
     """Return the model of a NIC of 400 Gb/s with a published cost of a descriptor.
 
-    Gather and scatter cost what they cost on an H200.
+    Gather, scatter and kvplan's protocol cost what they cost on an H200.
 
     Raises:
         KVPlanError: another name.
@@ -132,7 +132,7 @@ def published(name: str) -> WireProfile:
     return WireProfile(
         wire=f"NIC of 400 Gb/s, {name}", memory="VRAM", how="published", made=source, latency=NIC_LATENCY, post=5e-6,
         descriptor=seconds, message=1 / NIC_RATE, byte=1e-9 / NIC_GBPS, overlaps=True, gather=copies, scatter=copies,
-        slot_nbytes=16 * MIB,
+        slot_nbytes=16 * MIB, chunk=CHUNK["VRAM"], start=START["VRAM"],
     )  # fmt: skip
 
 

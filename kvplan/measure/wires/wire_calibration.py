@@ -13,7 +13,7 @@ from kvplan.base.version import __version__
 from kvplan.cost.policy import Policy
 from kvplan.cost.store import find_for
 from kvplan.cost.wires.crossing import Crossing
-from kvplan.cost.wires.wire_model import packed_cost
+from kvplan.cost.wires.wire_model import best_slot
 from kvplan.cost.wires.wire_profile import CopyCosts, WireProfile, default_wire, kernel_costs
 from kvplan.cost.wires.wire_store import wire_name
 from kvplan.errors import KVPlanError
@@ -21,6 +21,7 @@ from kvplan.execute.executor import Executor
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.measure.calibration.fit import fit
 from kvplan.measure.timing import Progress, silent
+from kvplan.measure.wires.packed_times import packed_ends, packed_times, with_protocol
 from kvplan.measure.wires.wire_posts import Posted, measured, slot_bytes, wire_ends
 from kvplan.plan.copy_program import compile  # noqa: A004
 
@@ -65,13 +66,16 @@ def calibrate_wire(
         slots = slot_bytes(ends)
         say(0.75, "notes")
         latency = ends.latency()
-    say(0.8, "copies")
+    say(0.8, "packed transfers")
+    with packed_ends(device, peer) as ends_of_packed:
+        protocol = packed_times(*ends_of_packed)
+    say(0.9, "copies")
     gather, scatter = _host_copies() if device == "cpu" else _kernel_copies(device)
     memory = "DRAM" if device == "cpu" else "VRAM"
     made = f"kvplan {__version__}, {datetime.now(UTC):%Y-%m-%d}"
     base = replace(default_wire(memory), wire=wire_name("UCX"), how="calibrated", made=made, latency=latency,
                    gather=gather, scatter=scatter, note="")  # fmt: skip
-    return with_slots(fitted_wire(base, posts), slots), posts
+    return with_slots(with_protocol(fitted_wire(base, posts), protocol), slots), posts
 
 
 def with_slots(wire: WireProfile, slots: Mapping[int, float]) -> WireProfile:
@@ -81,15 +85,13 @@ def with_slots(wire: WireProfile, slots: Mapping[int, float]) -> WireProfile:
         wire: profile of the wire.
         slots: seconds for each byte of slots that are used again and again, by their bytes.
 
-    >>> made = with_slots(default_wire("DRAM"), {1 << 20: 0.9e-10, 8 << 20: 1.6e-10})
+    >>> made = with_slots(default_wire("DRAM"), {1 << 20: 0.9e-10, 8 << 20: 3.2e-10})
     >>> made.slot_nbytes >> 20, made.slot_byte
     (1, 9e-11)
     """
-    made = [
-        replace(wire, slot_nbytes=size, slot_byte=max(byte - wire.message / size, 0.1 * byte))
-        for size, byte in slots.items()
-    ]
-    return min(made, key=lambda one: packed_cost(LARGE, one).score)
+    alone = {size: max(byte - wire.message / size, 0.1 * byte) for size, byte in slots.items()}
+    size = best_slot(LARGE, wire, slot_bytes=alone)
+    return replace(wire, slot_nbytes=size, slot_byte=alone[size])
 
 
 def fitted_wire(base: WireProfile, posts: Sequence[Posted]) -> WireProfile:

@@ -138,7 +138,7 @@ def wire_ends(device: str, peer: str) -> Iterator[WireEnds]:
     """
     mine = Memory(device, NBYTES)
     with ExitStack() as stack:
-        agent = stack.enter_context(NixlAgent("near end", {"pool": mine.layout}))
+        agent = stack.enter_context(NixlAgent("near end", {"pool": mine.layout}, progress_thread=False))
         other = stack.enter_context(OtherProcess(CHILD, "the process at the other end of the wire"))
         found = other.ask({"device": peer, "nbytes": NBYTES})
         if "refused" in found:

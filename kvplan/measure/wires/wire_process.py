@@ -36,7 +36,7 @@ def main() -> int:
 
     try:
         memory = Memory(asked["device"], int(asked["nbytes"]))
-        agent = NixlAgent(NAME, {"pool": memory.layout})
+        agent = NixlAgent(NAME, {"pool": memory.layout}, progress_thread=False)
     except KVPlanError as error:
         answer({"refused": " ".join(str(error).split())})
         return 0

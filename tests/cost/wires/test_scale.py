@@ -84,7 +84,7 @@ def test_no_rank_is_faster_than_its_nic(name):
         least = max(rank.nbytes for rank in (*found.receivers, *found.senders)) * wire.byte
         assert found.packed(wire) > least
         assert found.direct(wire) > least
-        assert found.packed(wire) < least * 1.25
+        assert found.packed(wire) < least * 1.25 + wire.start
         assert found.messages(wire) <= max(found.receivers).nbytes // (8 << 20) + max(found.receivers).pairs
 
 

@@ -105,7 +105,7 @@ def test_many_small_pieces_are_packed_and_few_large_ones_are_not():
 def test_what_compute_loses_counts_against_packing():
     costs = default_wire().gather
     dear = replace(default_wire(), gather=replace(costs, lost=0.5), scatter=replace(costs, lost=0.5))
-    cross = Crossing(256 * MIB, 256, 11_000, 11_000, 256)
+    cross = Crossing(2048 * MIB, 2048, 88_000, 88_000, 2048)
     assert choose_way(cross, default_wire()).way == "packed"
     found = choose_way(cross, dear)
     assert found.way == "direct"

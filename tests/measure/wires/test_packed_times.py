@@ -1,0 +1,128 @@
+"""The cost of kvplan's own protocol: transfers that are timed on a double of NIXL, and the fit to what they took."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from itertools import count
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvplan import Agent, KVLayout, PathError, TransferError
+from kvplan.cost.wires.crossing import Crossing
+from kvplan.cost.wires.wire_model import packed_cost
+from kvplan.cost.wires.wire_profile import default_wire, from_json
+from kvplan.measure.wires import packed_times as module
+from kvplan.measure.wires.packed_times import BLOCK, BLOCKS, CHUNKS, SLOTS, PackedTimes, packed_times, with_protocol
+from tests.agents.by_nixl.known_agents import KnownAgents
+from tests.nixl import double
+
+SHORT, LONG = Crossing(BLOCK, 1, 1, 1, 1), Crossing(BLOCKS * BLOCK, BLOCKS, BLOCKS, BLOCKS, BLOCKS)
+
+
+def took(wire):
+    """The times that the model of a wire gives."""
+    return [
+        PackedTimes(*(packed_cost(one, wire, SLOTS[1], pull=pull).seconds for one in (SHORT, LONG)), SHORT, LONG, pull)
+        for pull in (True, False)
+    ]
+
+
+@given(
+    memory=st.sampled_from(["DRAM", "VRAM"]), overlaps=st.booleans(), chunk=st.floats(1e-6, 1e-3),
+    start=st.floats(0.0, 1e-2), latency=st.floats(0.0, 1e-4),
+)  # fmt: skip
+def test_a_model_takes_as_long_as_what_was_measured(memory, overlaps, chunk, start, latency):
+    wire = replace(default_wire(memory), overlaps=overlaps, latency=latency, chunk=chunk, start=start)
+    known = took(wire)
+    found = with_protocol(replace(wire, chunk=0.0, start=0.0), known)
+    for mine, theirs in zip(took(found), known, strict=True):
+        assert (mine.one, mine.many) == pytest.approx((theirs.one, theirs.many))
+    assert from_json(found.to_json()) == found
+
+
+def test_what_is_faster_than_the_model_costs_nothing():
+    found = with_protocol(default_wire(), [PackedTimes(1e-6, 1e-6, SHORT, LONG, pull=True)])
+    assert (found.chunk, found.start) == pytest.approx((0.0, 0.0), abs=1e-12)
+
+
+class Near(KnownAgents):
+    """Two agents with a small ring and pools of as many blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pools = {name: np.zeros((BLOCKS, BLOCK), np.uint8) for name in ("me", "you")}
+        self.pools["you"][:] = np.arange(BLOCKS, dtype=np.uint16)[:, None] % 251
+        self.me, self.you = (
+            Agent(name, {"pool": KVLayout.from_tensors("block dim", pool)}, transports=("nixl",), slots=SLOTS,
+                  agent=double.Agent(self.network, name), progress="thread")
+            for name, pool in self.pools.items()
+        )  # fmt: skip
+
+
+def test_pulls_and_pushes_are_timed(monkeypatch):
+    monkeypatch.setattr(module, "SAMPLES", 2)
+    monkeypatch.setattr(module, "LONG_SAMPLES", 2)
+    monkeypatch.setattr(module, "REST_SECONDS", 0.0)
+    near, ticks = Near(), count()
+    peer = near.me.meet(near.you.card())
+    found = packed_times(peer, near.me.layouts["pool"], peer.layouts["pool"], clock=lambda: next(ticks) * 1.0)
+    assert [one.pull for one in found] == [True, False]
+    for one in found:
+        assert (one.one, one.many) == (1.0, 1.0)  # a tick between two looks at the clock
+        assert (one.few.nbytes, one.all.nbytes) == (BLOCK, BLOCKS * BLOCK)
+        assert packed_cost(one.all, default_wire(), SLOTS[1]).chunks == CHUNKS
+    assert near.me.stats().nbytes == 2 * (3 * BLOCKS + 2) * BLOCK
+    assert set(near.me.stats().paths) == {"packed"}
+    assert (near.pools["me"] > 0).any()
+    near.close()
+
+
+@pytest.fixture
+def alone(monkeypatch):
+    """This process's end, with a double of NIXL and of the other process, which answers as told."""
+    answers = []
+
+    class Other:
+        name = "the other process"
+
+        def __init__(self, *_):
+            pass
+
+        def ask(self, question):
+            return answers.pop(0)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+    network = double.Network()
+    monkeypatch.setattr(module, "OtherProcess", Other)
+    monkeypatch.setattr(
+        module, "Agent", partial(Agent, agent=double.Agent(network, "near packed end"), progress="thread")
+    )
+    yield answers
+    network.check_released()
+
+
+def test_a_refusal_of_the_other_process_is_told(alone):
+    alone.append({"refused": "GPU memory needs torch"})
+    with (
+        pytest.raises(TransferError, match="the other process: GPU memory needs torch"),
+        module.packed_ends("cpu", "cuda:0"),
+    ):
+        pass
+
+
+def test_without_nixl_it_says_so(monkeypatch):
+    def refuse(*_, **__):
+        raise PathError("transfers between processes need NIXL")
+
+    monkeypatch.setattr(module, "Agent", refuse)
+    with pytest.raises(PathError, match="need NIXL"), module.packed_ends("cpu", "cpu"):
+        pass
