@@ -137,7 +137,14 @@ class Policy:
 BESIDE_COMPUTE = Policy(overlap="decode")
 
 
-def layer_groups(nbytes: int, units: int, most: int = LAYER_GROUPS, least_nbytes: int = LAYER_GROUP_NBYTES) -> int:
+def layer_groups(
+    nbytes: int,
+    units: int,
+    most: int = LAYER_GROUPS,
+    least_nbytes: int = LAYER_GROUP_NBYTES,
+    long_nbytes: int = LONG_GROUP_NBYTES,
+    piece_nbytes: int = LONG_PIECE_NBYTES,
+) -> int:
     """Return the largest number of groups of layers that a transfer by layers is cut into.
 
     Args:
@@ -145,6 +152,8 @@ def layer_groups(nbytes: int, units: int, most: int = LAYER_GROUPS, least_nbytes
         units: its units.
         most: most groups of a transfer that is not long.
         least_nbytes: least bytes of a group.
+        long_nbytes: least bytes of a group of a long transfer.
+        piece_nbytes: least bytes that such a group has of each unit.
 
     >>> [layer_groups(mebibytes << 20, mebibytes // 2) for mebibytes in (1, 40, 700, 1000, 3500)]
     [1, 2, 8, 16, 32]
@@ -152,7 +161,7 @@ def layer_groups(nbytes: int, units: int, most: int = LAYER_GROUPS, least_nbytes
     8
     """
     short = max(min(most, nbytes // max(least_nbytes, 1)), 1)
-    share = max(LONG_GROUP_NBYTES, least_nbytes, units * LONG_PIECE_NBYTES)
+    share = max(long_nbytes, least_nbytes, units * piece_nbytes)
     return max([short, *[count for count in group_counts(most)[1:] if nbytes >= count * share]])
 
 

@@ -143,6 +143,12 @@ def test_the_limits_hold_for_long_transfers():
     assert layer_groups(1 << 40, 1, most=1) == 1
     assert layer_groups(4096 * MIB, 1, least_nbytes=256 * MIB) == 16
     assert layer_groups(4096 * MIB, 1, least_nbytes=1024 * MIB) == 4
+    assert [layer_groups(nbytes, 1, 8, 1, long_nbytes=100, piece_nbytes=1) for nbytes in (1599, 1600, 3200)] == [
+        8,
+        16,
+        32,
+    ]
+    assert [layer_groups(1600, units, 8, 1, long_nbytes=1, piece_nbytes=10) for units in (11, 10, 5)] == [8, 16, 32]
 
 
 def load_of(layers: int, page: int, blocks: int) -> kvplan.Plan:

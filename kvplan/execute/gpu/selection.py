@@ -90,7 +90,14 @@ class Selection:
         if not by_layer:
             return 0
         limits = self._resources.limits
-        return layer_groups(plan.nbytes, plan.units, limits.layer_groups, limits.layer_group_nbytes)
+        return layer_groups(
+            plan.nbytes,
+            plan.units,
+            limits.layer_groups,
+            limits.layer_group_nbytes,
+            limits.long_group_nbytes,
+            limits.long_piece_nbytes,
+        )
 
     def choose(self, plan: Plan, *, capturing: bool, groups: int = 0) -> Choice:
         """Choose the path for a plan, before any bytes move.
