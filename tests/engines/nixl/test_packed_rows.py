@@ -245,3 +245,11 @@ def test_an_agent_of_kvplan_s_own_locks_its_calls(monkeypatch):
     assert own_class.locked_config(None, auto, instantiate_all=True) == (None, never)
     del module.nixl_thread_sync_t
     assert own_class.locked_config(None, auto, instantiate_all=False) == (None, never)
+
+
+@pytest.mark.parametrize(("config", "driven"), [
+    (SimpleNamespace(enable_pthread=True), True), (SimpleNamespace(enable_pthread=False), False), (None, False),
+])  # fmt: skip
+def test_the_thread_for_progress_knows_whether_nixl_has_one(opened, config, driven):
+    pair = opened(nixl_conf=config)
+    assert [pair.way(which)._progress._driven for which in (0, 1)] == [driven, driven]
