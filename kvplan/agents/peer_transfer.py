@@ -14,7 +14,7 @@ from kvplan.agents.latched_transfer import BEGUN
 from kvplan.agents.peer_ending import Order, PeerEnding
 from kvplan.agents.settling import Lane
 from kvplan.agents.way import delivered
-from kvplan.base.latch import Wake
+from kvplan.base.latch import Wake, bounded
 from kvplan.base.process import check_process
 from kvplan.base.threads import Standby, error_of
 from kvplan.errors import TransferError
@@ -191,7 +191,7 @@ class PeerTransfer(PeerEnding):
         if self.until is None:
             yield
             return
-        timer = threading.Timer(max(0.0, self.until - time.monotonic()) + 1e-3, wake.put, (None,))
+        timer = threading.Timer(bounded(max(0.0, self.until - time.monotonic()) + 1e-3), wake.put, (None,))
         timer.daemon = True
         timer.start()
         try:

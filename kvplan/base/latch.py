@@ -20,6 +20,7 @@ from typing import Any
 
 Wake = SimpleQueue[Any]  # only the number of entries counts
 
+NO_THREAD = "can't start new thread", "can't create new thread"  # CPython's words, the second since 3.12
 NAP = 1e-3  # seconds between two looks of a wait that has a limit, and no thread for its alarm
 
 _put = SimpleQueue.put
@@ -37,17 +38,27 @@ def woken(wake: Wake, seconds: float) -> bool:
     ``SimpleQueue.get(timeout=...)`` of CPython 3.11 waits without end if the time is over between two of its inner
     steps: it computes how much is left, and takes a negative number for no limit. A ``get`` that does not block leaves
     only one such step to do. This holds for a queue on which no other thread waits, and for threads that block signals
-    (:class:`kvplan.base.threads.Worker`): a signal divides the wait into two steps.
+    (:class:`kvplan.base.threads.Worker`): a signal divides the wait into two steps. The C library's own signal to all
+    threads, in ``setuid`` and ``setgid``, cannot be blocked.
 
     >>> wake = SimpleQueue()
     >>> wake.put(None), woken(wake, 1e-6), woken(wake, 1e-6)
     (None, True, False)
     """
-    for block, timeout in ((False, None), (True, seconds)):
+    for block, timeout in ((False, None), (True, bounded(seconds))):
         with suppress(Empty):
             wake.get(block, timeout)
             return True
     return False
+
+
+def bounded(seconds: float) -> float:
+    """Return a time that a blocking call takes: at most 292 years, also for infinity.
+
+    >>> bounded(2.5), bounded(float("inf")) == _thread.TIMEOUT_MAX
+    (2.5, True)
+    """
+    return min(_thread.TIMEOUT_MAX, seconds)  # also for nan
 
 
 def sleep(
@@ -56,7 +67,7 @@ def sleep(
     """Block until a condition holds; the thread that makes it true calls :func:`waking`.
 
     With a timeout, a thread is started to wake the caller, which takes about 50 us: the caller may have to take signals
-    (see :func:`woken`).
+    (see :func:`woken`). A child that a signal handler forks meanwhile has no such thread.
 
     Args:
         over: a function that returns whether the condition holds; called again after every wake.
@@ -81,7 +92,7 @@ def sleep(
                 asleep = _thread.allocate_lock()
                 asleep.acquire()
                 alarm = asleep  # before the start, whose return may be interrupted
-                if not _start(_ring, (alarm, end, mine)):
+                if not thread_started(_ring, (alarm, end, mine)):
                     alarm = None
                     time.sleep(NAP)
                     continue
@@ -98,20 +109,26 @@ def sleep(
                 sleepers.remove(mine)
 
 
-def _start(call: Callable[..., object], given: tuple[object, ...]) -> bool:
-    """Start a thread; return False if there are no more, or if the interpreter ends: threads do not run any more."""
+def thread_started(call: Callable[..., object], given: tuple[object, ...]) -> bool:
+    """Start a thread by one C call, unlike ``Thread.start``, so that an interrupt leaves no half-started one.
+
+    Returns:
+        False if there are no more threads, or if the interpreter ends, when threads do not run any more.
+    """
     if sys.is_finalizing():
         return False
     try:
         _thread.start_new_thread(call, given)
-    except RuntimeError:
+    except RuntimeError as error:
+        if not str(error).startswith(NO_THREAD):
+            raise  # of a signal handler, which ran at the end of the call
         return False
     return True
 
 
 def _ring(asleep: _thread.LockType, end: float, wake: Wake) -> None:
     while (left := end - time.monotonic()) > 0:
-        if asleep.acquire(timeout=min(left, _thread.TIMEOUT_MAX)):
+        if asleep.acquire(timeout=bounded(left)):
             return
     wake.put(None)
 

@@ -14,7 +14,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import TypeVar, cast
 
-from kvplan.base.latch import Latch, Wake
+from kvplan.base.latch import Latch, Wake, bounded, thread_started
 from kvplan.errors import TransferError
 
 Made = TypeVar("Made")
@@ -37,9 +37,7 @@ def aside(make: Callable[[], Made]) -> Made:
     if _thread.get_ident() != threading.main_thread().ident:
         return make()
     told: SimpleQueue[tuple[BaseException | None, Made | None]] = SimpleQueue()
-    try:
-        _thread.start_new_thread(_call, (make, told))  # one C call, unlike Thread.start
-    except RuntimeError:  # no more threads
+    if not thread_started(_call, (make, told)):
         return make()
     error, made = told.get()
     if error is not None:
@@ -104,10 +102,7 @@ class Worker:
 
     def start(self) -> None:
         """Start the thread; raise TransferError if it cannot be started, and undo ``enter``."""
-        try:
-            aside(self._start)
-        except RuntimeError as error:
-            raise TransferError(f"{self.what}: {error}") from error
+        aside(self._start)
 
     def join(self, timeout: float | None = None) -> bool:
         """Wait until the work has ended, if the thread was started; return whether it has ended."""
@@ -118,7 +113,7 @@ class Worker:
         if not self.ended.wait(timeout):
             return False
         for thread in self._threads:
-            thread.join(timeout)
+            thread.join(None if timeout is None else bounded(timeout))
         return True
 
     def _start(self) -> None:
@@ -126,9 +121,11 @@ class Worker:
         self.enter()
         try:
             thread.start()
-        except BaseException:
+        except BaseException as error:
             if not self._threads:
                 self.leave()
+            if isinstance(error, RuntimeError):  # not of a signal handler: those run in the main thread
+                raise TransferError(f"{self.what}: {error}") from error
             raise
         self._threads.append(thread)
 

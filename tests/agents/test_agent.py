@@ -169,6 +169,17 @@ def test_a_cancelled_transfer_moves_and_tells_nothing(both):
     event.set()
 
 
+@pytest.mark.parametrize("deadline", [1e10, float("inf")])
+def test_a_deadline_of_centuries_is_one(both, deadline):
+    for _ in range(30):
+        both.peer.submit(both.store.plan([0], [1]), deadline=deadline, note=b"there").synchronize(PATIENCE)
+    event = threading.Event()
+    late = both.peer.submit(both.store.plan([0], [1]), after=event, deadline=deadline)
+    event.set()
+    late.synchronize(PATIENCE)
+    both.visitor.close(timeout=float("inf"))
+
+
 def test_a_deadline_ends_what_has_not_begun(both):
     event = threading.Event()
     transfer = both.peer.submit(both.store.plan([0], [1]), after=event, deadline=0.01)

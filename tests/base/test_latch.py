@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from types import SimpleNamespace
@@ -17,6 +19,8 @@ from kvplan.agents.by_nixl import nixl_progress
 from kvplan.agents.by_nixl.nixl_progress import NixlProgress
 from kvplan.base import latch
 from kvplan.base.latch import sleep, waking, woken
+from kvplan.base.threads import Worker, aside
+from tests.interrupts import Interrupt
 from tests.patience import PATIENCE, until
 
 SOON = [k * 1e-6 for k in range(1, 11)]  # seconds
@@ -35,6 +39,17 @@ def in_time(call):
 def test_a_wait_ends_although_its_time_is_over_before_it_begins():
     """The first wait on a queue takes two steps in CPython 3.11; a microsecond is over between them."""
     assert in_time(lambda: any(woken(SimpleQueue(), SOON[k % 10]) for k in range(20_000))) is False
+
+
+@pytest.mark.parametrize("limit", [1e10, float("inf")])
+def test_a_limit_of_centuries_is_one(limit):
+    wake, latched = SimpleQueue(), latch.Latch()
+    threading.Timer(0.01, lambda: (wake.put(None), latched.set())).start()
+    assert in_time(lambda: woken(wake, limit))
+    assert latched.wait(limit)
+    worker = Worker("short", bool, "it cannot start", set())
+    worker.start()
+    assert worker.join(limit)
 
 
 def test_so_does_the_first_wait_after_an_entry():
@@ -177,37 +192,65 @@ def test_a_wait_ends_while_the_interpreter_ends():
     alone(END)
 
 
-INTERRUPTED = """
-class Interrupt(Exception):
-    pass
+def threads():
+    return len(list(Path("/proc/self/task").iterdir()))
 
-def handler(*_):
-    if armed:
-        raise Interrupt
 
-armed = False
-signal.signal(signal.SIGALRM, handler)
-sleepers = []
-for k in range(2000):
-    try:
-        armed = True
-        signal.setitimer(signal.ITIMER_REAL, (k % 250 + 1) * 1e-6, 0.01)  # again: it may come just before the wait
-        sleep(lambda: False, sleepers, 1e5)
-    except Interrupt:
-        armed = False
-    signal.setitimer(signal.ITIMER_REAL, 0)
-assert sleepers == []
-import os
-end = time.monotonic() + 60
-while len(os.listdir("/proc/self/task")) > 1 and time.monotonic() < end:
-    time.sleep(0.01)
-assert len(os.listdir("/proc/self/task")) == 1
+class ToldError(RuntimeError):
+    """What a user's handler may raise; `kvplan.TransferError` is a RuntimeError, too."""
+
+
+def tell():
+    raise ToldError
+
+
+@pytest.mark.parametrize(
+    ("do", "error"), [(None, KeyboardInterrupt), (tell, ToldError)], ids=["KeyboardInterrupt", "user"]
+)
+def test_a_wait_that_is_interrupted_at_any_point_leaves_no_alarm(do, error):
+    """The error comes out, and neither the caller's queue nor the thread of its alarm is left."""
+    sleepers, before, at, raised = [], threads(), 1, True
+    while raised:
+        one, raised = Interrupt(at, do), False
+        try:
+            one.within(partial(sleep, lambda: False, sleepers, 0.3))
+        except error:
+            raised = True
+        raised |= do is None and bool(one.where)  # it takes KeyboardInterrupt itself
+        assert raised == bool(one.where), f"lost at {one.where}"
+        assert sleepers == [], one.where
+        at += 1
+    assert at > 10
+    until(lambda: threads() <= before)
+
+
+def test_a_call_aside_that_is_interrupted_runs_at_most_once():
+    before, made, at, one = threads(), [], 1, Interrupt(1, tell)
+    while one.points >= one.at or not made:
+        made.clear()
+        one = Interrupt(at, tell)
+        with suppress(ToldError):
+            one.within(partial(aside, partial(made.append, None)))
+        until(lambda: threads() <= before)
+        assert len(made) <= 1, one.where
+        at += 1
+    assert at > 3
+
+
+def test_really_no_more_threads():
+    alone("""
+import resource
+from kvplan.base.latch import thread_started
+from kvplan.base.threads import aside
+
+pages = int(open("/proc/self/statm").read().split()[0])
+hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (2 << 20), hard))
+assert not thread_started(print, ())
+assert sleep(lambda: False, [], 0.05) is False
+assert aside(lambda: 7) == 7
 print("ended")
-"""
-
-
-def test_interrupted_waits_leave_no_alarm():
-    alone("sys.setswitchinterval(0.005)\n" + INTERRUPTED)
+""")
 
 
 def test_a_wait_ends_early_and_its_alarm_with_it(monkeypatch):

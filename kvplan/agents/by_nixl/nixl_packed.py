@@ -89,7 +89,8 @@ class NixlPacked:
     @property
     def ring_device(self) -> str:
         """The device of the ring, or of the one that the first packed transfer would allocate."""
-        return self._device if self.lanes.ring is None else self.lanes.ring.memory.device
+        ring = self.lanes.ring  # another thread may close it
+        return self._device if ring is None else ring.memory.device
 
     def prepare(self, plan: Plan, mine: KVLayout, *, reading: bool) -> None:
         """Warm up for the copies between this process's side of plans like this one and a ring, which need not exist.

@@ -165,7 +165,7 @@ def best_slot(
     >>> best_slot(Crossing(4 << 30, 4096, 1 << 20, 1 << 20, 4096), default_wire()) >> 20
     16
     """
-    wires = {size: wire for size in SLOT_SIZES}
+    wires = dict.fromkeys(SLOT_SIZES, wire)
     if slot_bytes is not None:
         wires = {size: replace(wire, slot_byte=byte) for size, byte in sorted(slot_bytes.items())}
     costs = {size: packed_cost(crossing, one, size, pull=pull) for size, one in wires.items()}

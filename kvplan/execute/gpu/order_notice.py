@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from _thread import start_new_thread
-from contextlib import suppress
 
+from kvplan.base.latch import thread_started
 from kvplan.base.numbers import duration
 from kvplan.cost.policy import HOST_ROUTES, Policy
 from kvplan.cost.profile import DeviceProfile
@@ -40,9 +39,7 @@ def notice(plan: Plan, route: str, predicted: float, profile: DeviceProfile, pol
         if isinstance(program, CopyProgram) and not program.advised:
             program.advised = True
             src, dst = (KVLayout(record_of(side.built)) for side in (program.src, program.dst))
-            with suppress(RuntimeError):  # the system has no thread left, or the interpreter ends
-                # Not a threading.Thread, whose start takes locks that a signal's handler may have interrupted.
-                start_new_thread(_search, (src, dst, route, profile, policy))
+            thread_started(_search, (src, dst, route, profile, policy))
 
 
 def _search(src: KVLayout, dst: KVLayout, route: str, profile: DeviceProfile, policy: Policy) -> None:
