@@ -19,11 +19,22 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(autouse=True)
-def signals():
-    """A test that blocked signals in the main thread would let later tests wait for theirs without end."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+def signals_as_before():
+    """A test fails that leaves signals of the main thread blocked, another handler of alarms, or an alarm.
+
+    Later tests would wait for their signals without end, or be interrupted. pytest-timeout has an alarm of its own.
+    """
+    mask, alarm = signal.pthread_sigmask(signal.SIG_BLOCK, []), signal.getitimer(signal.ITIMER_REAL)
+    handler = signal.getsignal(signal.SIGALRM)
     yield
-    assert signal.pthread_sigmask(signal.SIG_SETMASK, before) == before
+    left, found = signal.getitimer(signal.ITIMER_REAL), signal.getsignal(signal.SIGALRM)
+    if further := left[1] != alarm[1] or (left[0] > 0 and not alarm[0]):
+        signal.setitimer(signal.ITIMER_REAL, *alarm)
+    if found is not handler:
+        signal.signal(signal.SIGALRM, handler)
+    assert signal.pthread_sigmask(signal.SIG_SETMASK, mask) == mask
+    assert found is handler
+    assert not further, f"an alarm comes in {left[0]} s, and every {left[1]} s"
 
 
 @pytest.fixture(scope="session")
