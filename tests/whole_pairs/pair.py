@@ -6,6 +6,7 @@ import contextlib
 import json
 import socket
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Listener
@@ -14,12 +15,13 @@ from subprocess import Popen
 from typing import Any
 
 from tests.whole_engines.cases import Case
-from tests.whole_engines.processes import LIMIT_S, end_of_log, process
+from tests.whole_engines.processes import end_of_log, process
 from tests.whole_engines.work import BLOCK, tokens
 
 REMOTE_PREFILL = {"do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None,
                   "remote_block_ids": None, "remote_host": None, "remote_port": None}  # fmt: skip
-LATE_S = 240  # an answer that takes longer never comes
+LATE_S = 240  # an answer that takes longer never comes; a test ends after 300 s
+LOOK_S = 0.5  # between two looks at a process
 TRIES = 12
 
 
@@ -38,6 +40,15 @@ class Side:
     started: Popen[bytes]
     folder: Path
     connection: Connection = field(init=False)
+
+    def accept(self, listener: Listener) -> Connection:
+        """Return its connection; its end before that or its silence fails the test, with its log."""
+        end = time.monotonic() + LATE_S
+        listener._listener._socket.settimeout(LOOK_S)  # type: ignore[attr-defined]
+        while self.started.poll() is None and time.monotonic() < end:
+            with contextlib.suppress(TimeoutError):
+                return listener.accept()
+        raise AssertionError(f"{self.name}: no connection, exit code {self.started.poll()}\n{end_of_log(self.folder)}")
 
     def hear(self) -> Any:
         """Return its next answer; its end or its silence fails the test, with its log."""
@@ -122,8 +133,7 @@ def side(name: str, model: str, folder: Path, env: Mapping[str, str]) -> Iterato
     command = [sys.executable, "-m", "tests.whole_pairs.paired_engine", str(folder / "setup.json")]
     with Listener(address) as listener, process(command, folder, own) as started:
         made = Side(name, started, folder)
-        listener._listener._socket.settimeout(LIMIT_S)  # type: ignore[attr-defined]
-        made.connection = listener.accept()
+        made.connection = made.accept(listener)
         with made.connection:
             yield made
 

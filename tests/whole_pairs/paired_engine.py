@@ -54,14 +54,15 @@ class PairedEngine(Engine):
 
 
 def watch_packed() -> list[int]:
-    """Note the units of each transfer that this process lets kvplan pack."""
+    """Note the units of each transfer that kvplan has begun to pack for this process."""
     from kvplan.engines.nixl.packed_peers import PackedPeer
 
     found, submit = list[int](), PackedPeer.submit
 
     def watched(peer: PackedPeer, plan: Any) -> Any:
+        made = submit(peer, plan)  # after an error, NIXL moves it
         found.append(plan.units)
-        return submit(peer, plan)
+        return made
 
     PackedPeer.submit = watched  # type: ignore[method-assign]
     return found
