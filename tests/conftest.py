@@ -22,18 +22,21 @@ def pytest_collection_modifyitems(items):
 def signals_as_before():
     """A test fails that leaves signals of the main thread blocked, another handler of alarms, or an alarm.
 
-    Later tests would wait for their signals without end, or be interrupted. pytest-timeout has an alarm of its own.
+    Later tests would wait for their signals without end, or be interrupted. pytest-timeout may have an alarm and a
+    handler of its own, and takes both back when a test fails.
     """
     mask, alarm = signal.pthread_sigmask(signal.SIG_BLOCK, []), signal.getitimer(signal.ITIMER_REAL)
     handler = signal.getsignal(signal.SIGALRM)
     yield
     left, found = signal.getitimer(signal.ITIMER_REAL), signal.getsignal(signal.SIGALRM)
-    if further := left[1] != alarm[1] or (left[0] > 0 and not alarm[0]):
-        signal.setitimer(signal.ITIMER_REAL, *alarm)
-    if found is not handler:
+    further = left[1] != alarm[1] or (left[0] > 0 and not alarm[0])
+    another = found not in (handler, signal.SIG_DFL)
+    if further or another:
+        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, handler)
+        signal.setitimer(signal.ITIMER_REAL, *alarm)
     assert signal.pthread_sigmask(signal.SIG_SETMASK, mask) == mask
-    assert found is handler
+    assert not another, f"alarms are handled by {found}"
     assert not further, f"an alarm comes in {left[0]} s, and every {left[1]} s"
 
 
