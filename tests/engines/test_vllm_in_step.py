@@ -133,6 +133,28 @@ def test_nothing_waits_behind_a_hit_that_vllm_does_not_run():
     assert budget.waits("d")
 
 
+def test_nothing_waits_where_another_connector_loads_hits():
+    """vLLM's MultiConnector asks every connector, and lets the first one that has found something load it."""
+    budget = StepBudget(LayerOptions(None, UNBOUNDED), most_tokens=2048)
+    budget.learn(Pace(0.010, 1e-5, 5e10))
+    budget.ran({"decoding"})
+    budget.take("remote", 512)
+    budget.allocated("decoding", 0)
+    budget.leave("before it is known", 512, nbytes=1000)
+    assert budget.waits("before it is known")
+    budget.allocated("remote", 0)
+    before = budget.of("host", 512)
+    budget.take("host", 512)
+    assert before == budget.of("host", 512), "the hit of the other connector takes nothing of the step"
+    budget.allocated("host", 6000)
+    budget.leave("next", 512, nbytes=1000)
+    assert not budget.waits("next")
+    budget.ran({"decoding", "host"})
+    budget.take("host", 512)
+    budget.leave("later", 512, nbytes=1000)
+    assert not budget.waits("later")
+
+
 def test_so_many_hits_wait_and_further_ones_load_asynchronously():
     budget = StepBudget(LayerOptions(0.005, UNBOUNDED), most_tokens=1000)
     budget.take("first", 100)

@@ -25,7 +25,7 @@ class Slots(NamedTuple):
     nbytes: int
 
 
-HOST_SLOTS, GPU_SLOTS = Slots(32, 1 << 20), Slots(32, 8 << 20)
+HOST_SLOTS, GPU_SLOTS = Slots(24, 4 << 20), Slots(32, 8 << 20)
 HOST_RING, GPU_RING = 128 << 20, 512 << 20  # most bytes of a ring whose slots have the size of a profile
 LEAST_SLOTS = 16  # of such a ring, so that several peers share it
 

@@ -93,8 +93,8 @@ def between_rows(facts: Mapping[str, Any], of: str = "unit") -> list[tuple[str, 
     wire: NIC of 400 Gb/s, push, GPU memory; published: vLLM #35264: 118 descriptors take 0.46 ms to post, 18,880 take 46 ms
     bytes: 1,073,741,824 bytes (1 GiB) in 1,024 blocks
     direct: 318 ms, 131,072 descriptors of 8 KiB, 128 a block
-    packed: 23.4 ms, 64 writes of up to 16 MiB; gather copies 131,072 runs, scatter 1,024
-    way: packed takes 23.4 ms in 64 messages; direct takes 318 ms, of which 100 % post 131,072 descriptors of 8 KiB
+    packed: 23.5 ms, 64 writes of up to 16 MiB; gather copies 131,072 runs, scatter 1,024
+    way: packed takes 23.5 ms in 64 messages; direct takes 318 ms, of which 100 % post 131,072 descriptors of 8 KiB
     """  # noqa: E501
     each = facts["descriptors"] / max(facts["units"], 1)
     pieces = f"{count_of(facts['descriptors'], 'descriptor')} of {binary(facts['descriptor_nbytes'])}"

@@ -175,11 +175,6 @@ def best_slot(
     return next((size for size in alike if costs[size].messages <= most), alike[-1])
 
 
-def with_slot(wire: WireProfile, crossing: Crossing, *, pull: bool = True) -> WireProfile:
-    """Return a wire's profile with the best size of a slot for such transfers."""
-    return replace(wire, slot_nbytes=best_slot(crossing, wire, pull=pull))
-
-
 def choose_way(
     crossing: Crossing, wire: WireProfile, *, pull: bool = True, slot_nbytes: int | None = None
 ) -> WireChoice:  # fmt: skip

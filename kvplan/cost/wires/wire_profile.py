@@ -168,7 +168,7 @@ def default_wire(memory: str = "VRAM") -> WireProfile:
                            byte=2e-11, overlaps=True, gather=_GPU, scatter=_GPU, note=_NOTE,
                            chunk=CHUNK[memory], start=START[memory])  # fmt: skip
     return WireProfile("", memory, "default", made, latency=3e-5, post=1e-5, descriptor=4e-6, message=0.0,
-                       byte=1.6e-10, overlaps=False, gather=_HOST, scatter=_HOST, slot_nbytes=8 * MIB,
+                       byte=1.6e-10, overlaps=False, gather=_HOST, scatter=_HOST, slots=5, slot_nbytes=4 * MIB,
                        note=_NOTE, chunk=CHUNK[memory], start=START[memory])  # fmt: skip
 
 

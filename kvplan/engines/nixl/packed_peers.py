@@ -35,7 +35,7 @@ from kvplan.plan.plan import Plan
 from kvplan.plan.row_plans import RowProgram
 
 PART_SECONDS = 1.0  # that a removal waits for the peer's answer to a goodbye, and an end for those of all peers
-SAMPLE = 1024  # rows by which it is known whether others like them are packed
+SAMPLE = 1 << 15  # most rows of a list by which it is known whether such rows are packed; a long prompt has as many
 LOOK_SECONDS = 1e-4  # between two looks of such a wait
 _kept: list[object] = []  # rings into which peers that do not answer may still write
 
@@ -115,6 +115,7 @@ class PackedPeers:
         if far is None or key in self._prepared or layout.device == "cpu" or not self._may_ring_on(layout.device):
             return
         self._prepared.add(key)
+        self.ring_on(layout.device)  # engines prepare lists before they ask for the metadata, which says so, too
         some = rows.addresses(np.arange(len(rows) - 1, -1, -2)[:SAMPLE])  # every second one, so that none touch
         for reading in (True, False):
             sides = (far.layout, layout) if reading else (layout, far.layout)

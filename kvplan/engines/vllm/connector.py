@@ -131,6 +131,11 @@ def classes() -> tuple[type[Any], ...]:
             found = super().get_num_new_matched_tokens(request, num_computed_tokens)
             return (None, False) if budget.waits(request.request_id) else found
 
+        def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+            super().update_state_after_alloc(request, blocks, num_external_tokens)
+            if self._budget is not None:
+                self._budget.allocated(request.request_id, num_external_tokens)
+
         def register_kv_caches(self, kv_caches: Any) -> None:
             super().register_kv_caches(kv_caches)
             keep = getattr(self.connector_worker.worker, "keep_failures", None)

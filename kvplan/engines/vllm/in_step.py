@@ -110,6 +110,7 @@ class StepBudget:
         self._put_off: set[str] = set()  # hits of this step that wait for the next one
         self._before: set[str] = set()  # those of the last step
         self._stuck = False  # whether vLLM did not run a hit that the last step had taken
+        self._several = False  # whether other connectors load hits, too
 
     def of(self, request: str, new_tokens: int) -> int:
         """Return the bytes that all loads of this step may have together, if this request is one of them."""
@@ -133,7 +134,11 @@ class StepBudget:
             new_tokens: tokens that it computes.
             nbytes: bytes of its load.
         """
-        if self._found and not self._stuck and nbytes <= self._bytes({request: new_tokens}, alone=False):
+        if (
+            self._found
+            and not (self._stuck or self._several)
+            and nbytes <= self._bytes({request: new_tokens}, alone=False)
+        ):
             self._note(request)
 
     def waits(self, request: str) -> bool:
@@ -153,6 +158,15 @@ class StepBudget:
     def take(self, request: str, new_tokens: int) -> None:
         """Note that a request loads in this step."""
         self._found[request] = new_tokens
+
+    def allocated(self, request: str, external_tokens: int) -> None:
+        """Note the blocks that a request has got, and how many of its tokens this connector loads.
+
+        If it loads none of a hit that it has found, then vLLM's ``MultiConnector`` lets another connector load them.
+        From then on nothing waits for a step: another connector may hold the bytes of what waits, too.
+        """
+        if not external_tokens and self._found.pop(request, None) is not None:
+            self._several = True
 
     def learn(self, pace: Pace | None) -> None:
         """Note the pace that the workers report."""

@@ -265,8 +265,8 @@ def test_looks_while_transfers_are_in_flight_are_counted(far):
 
 
 @pytest.mark.parametrize(
-    ("how", "nbytes", "slots"), [("calibrated", 1 << 16, (32, 1 << 16)), ("calibrated", 64 << 20, (16, 8 << 20)),
-                                 ("calibrated", 1, (32, 4096)), ("default", 1 << 16, (32, 1 << 20))]
+    ("how", "nbytes", "slots"), [("calibrated", 1 << 16, (24, 1 << 16)), ("calibrated", 64 << 20, (16, 8 << 20)),
+                                 ("calibrated", 1, (24, 4096)), ("default", 1 << 16, (24, 4 << 20))]
 )  # fmt: skip
 def test_a_ring_has_slots_of_the_size_that_calibration_has_found(monkeypatch, tmp_path, how, nbytes, slots):
     file = tmp_path / "mine.json"

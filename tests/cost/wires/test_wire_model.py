@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kvplan import KVPlanError
 from kvplan.cost.wires.crossing import Crossing
-from kvplan.cost.wires.wire_model import best_slot, choose_way, direct_cost, packed_cost, with_slot
+from kvplan.cost.wires.wire_model import best_slot, choose_way, direct_cost, packed_cost
 from kvplan.cost.wires.wire_profile import MIB, SLOT_SIZES, CopyCosts, WireProfile, default_wire
 
 # Seconds that are easy to add: 1 for a post, 0.1 a descriptor, 0.01 a message of the wire, 0.001 a byte.
@@ -139,4 +139,3 @@ def test_a_slot_is_within_3_percent_of_the_best_and_needs_few_messages(mib, unit
     alike = [one for one in SLOT_SIZES if costs[one].seconds <= min(c.seconds for c in costs.values()) * 1.03]
     if any(costs[one].messages <= few for one in alike):
         assert costs[size].messages <= few
-    assert with_slot(wire, cross).slot_nbytes == size

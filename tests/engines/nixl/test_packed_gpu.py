@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -85,23 +87,50 @@ def test_a_gpu_that_cannot_warm_up_does_not_stop_the_engine(caplog):
     agent._kvplan.packed.finalize()
 
 
-@pytest.mark.parametrize(("size", "prepared"), [(576, ["cuda:0"] * 2), (1 << 16, [])])
-def test_rows_that_are_not_packed_warm_nothing_up(size, prepared):
-    """By the model of the wire, rows of 64 KiB go faster as they are."""
-    pool, asked = np.zeros(64 << 16, np.uint8), []
+class Warmed(list):
+    """The GPUs on which something was warmed up."""
 
-    class Warm:
-        def __init__(self, name):
-            asked.append(name)
-
-        def prepare(self, plan):
+    def executor(self, name):
+        def prepare(plan):
             assert plan.units == 1
+            self.append(name)
 
+        return SimpleNamespace(prepare=prepare)
+
+
+@pytest.fixture
+def warmed():
+    return Warmed()
+
+
+@pytest.mark.parametrize("size", [2 << 10, 8 << 10])
+@pytest.mark.parametrize("listed_first", [True, False])
+def test_pages_of_an_engine_are_warmed_up_in_any_order_of_its_calls(size, listed_first, warmed):
+    """vLLM prepares the list of its own blocks before it asks for the metadata, which offers the memory."""
     agent = Agent(agent=nixl.Machine().agent("decode"), packed="auto")
-    agent.register_memory([(pool.ctypes.data, pool.nbytes, 0, "")], "VRAM")
-    agent._kvplan.packed.way._executor = Warm
+    base, count = 1 << 40, 1 << 16  # nothing is read or written there
+    agent.register_memory([(base, count * size, 0, "")], "VRAM")
+    agent._kvplan.packed.way._executor = warmed.executor
+    rows = np.array([[base, size, 0, size, count]], np.uint64)
+    calls = [lambda: agent.prep_xfer_dlist("", rows, "VRAM"), agent.get_agent_metadata]
+    for call in calls if listed_first else calls[::-1]:
+        call()
+    assert warmed == ["cuda:0"] * 2, "to gather and to scatter"
+    agent.prep_xfer_dlist("", rows, "VRAM")
+    assert len(warmed) == 2
+    agent._kvplan.packed.finalize()
+
+
+@pytest.mark.parametrize(
+    ("size", "count", "prepared"), [(576, 1 << 14, ["cuda:0"] * 2), (576, 1 << 10, []), (1 << 16, 1 << 14, [])]
+)
+def test_rows_that_are_not_packed_warm_nothing_up(size, count, prepared, warmed):
+    """By the model of the wire, few rows go faster as they are, and large ones, unless there are very many."""
+    base = 1 << 40  # nothing is read or written there
+    agent = Agent(agent=nixl.Machine().agent("decode"), packed="auto")
+    agent.register_memory([(base, count * size, 0, "")], "VRAM")
+    agent._kvplan.packed.way._executor = warmed.executor
     for number in (0, 1):  # a list on another GPU than the ring's is left alone
-        rows = np.array([[pool.ctypes.data, size, number, size, pool.nbytes // size]], np.uint64)
-        agent.prep_xfer_dlist("", rows, "VRAM")
-    assert asked == prepared
+        agent.prep_xfer_dlist("", np.array([[base, size, number, size, count]], np.uint64), "VRAM")
+    assert warmed == prepared
     agent._kvplan.packed.finalize()
