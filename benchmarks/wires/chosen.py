@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
@@ -21,7 +22,7 @@ from typing import Any
 import numpy as np
 
 import kvplan
-from benchmarks.record import Row, cpu_model, document, machine, save, table
+from benchmarks.record import Row, document, machine, save, table
 from benchmarks.wires.far import FAR, NEAR, Side
 from benchmarks.wires.limits import FULL, SMOKE, WIRES, Scale
 
@@ -53,7 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(table(rows[-1:]), flush=True)
     print(table(rows))
     if chosen.output is not None:
-        save(chosen.output, document(rows, scale=scale, started=started) | {"cpu": cpu_model()})
+        made = document(rows, scale=scale, started=started)
+        made["versions"] |= {"nixl": version("nixl")}
+        save(chosen.output, made)
     return int(any(row.ok is False for row in rows) and not chosen.smoke)
 
 
