@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from kvplan.layout.kvlayout import KVLayout
+from kvplan.measure.processes.answering import answering
 from kvplan.measure.processes.pool_layouts import LAYERS_NAME, PoolSpec, pool_layouts
 
 NAME = "pool"
@@ -26,14 +26,9 @@ def main() -> int:
     """Serve until standard input ends."""
     import torch
 
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # libraries print, too: UCX writes its warnings to descriptor 1
-    spec = PoolSpec(**json.loads(sys.stdin.readline()))
+    asked, answer = answering()
+    spec = PoolSpec(**asked)
     spec = spec._replace(shapes=tuple((int(size), int(runs), str(host)) for size, runs, host in spec.shapes))
-
-    def answer(found: Any) -> None:
-        answers.write(json.dumps(found) + "\n")
-        answers.flush()
 
     def bytes_of(nbytes: int) -> Any:
         made: Any = torch.zeros(nbytes, dtype=torch.uint8, device=spec.device)

@@ -9,26 +9,18 @@ from __future__ import annotations
 import base64
 import json
 import math
-import os
 import sys
-from typing import Any
 
 from kvplan.errors import KVPlanError
 from kvplan.layout.kvlayout import KVLayout
+from kvplan.measure.processes.answering import answering
 from kvplan.measure.wires.wire_memory import tensor_of
 
 
 def main() -> int:
     """Serve until standard input ends."""
+    asked, answer = answering()
     from kvplan.agents.agent import Agent  # after standard output is free: UCX prints to it
-
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    asked = json.loads(sys.stdin.readline())
-
-    def answer(found: Any) -> None:
-        answers.write(json.dumps(found) + "\n")
-        answers.flush()
 
     shape = int(asked["blocks"]), int(asked["block"])
     try:

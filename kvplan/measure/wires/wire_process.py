@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import sys
 import threading
 import time
 from typing import Any
 
 from kvplan.errors import KVPlanError
+from kvplan.measure.processes.answering import answering
 from kvplan.measure.wires.wire_memory import Memory
 
 NAME, PING, PONG = "far end", b"ping", b"pong"
@@ -24,15 +24,8 @@ IDLE_SECONDS = 120.0  # after which a process ends that nobody speaks to
 
 def main() -> int:
     """Serve until standard input ends."""
+    asked, answer = answering()
     from kvplan.nixl import NixlAgent  # after standard output is free: UCX prints to it
-
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    asked = json.loads(sys.stdin.readline())
-
-    def answer(found: Any) -> None:
-        answers.write(json.dumps(found) + "\n")
-        answers.flush()
 
     try:
         memory = Memory(asked["device"], int(asked["nbytes"]))
