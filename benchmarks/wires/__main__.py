@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.record import Row, cpu_model, document, machine, save, table
-from benchmarks.wires.limits import FULL, SMOKE, WIRES, Scale, Wire
+from benchmarks.wires.limits import FULL, SMOKE, WIRES, Scale, Wire, add_slots, slots_of
 from benchmarks.wires.wire_rows import rows_of
 
 SECONDS = 200.0  # for one wire
@@ -33,6 +33,7 @@ def arguments_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--smoke", action="store_true", help="tiny problems: shows that it runs, and nothing else")
     parser.add_argument("--rows", type=int, nargs="+", metavar="BYTES", help="bytes of the rows")
     parser.add_argument("--repeats", type=int, help="samples of each way")
+    add_slots(parser)
     parser.add_argument(
         "--output", type=Path, help="JSON file; by default in benchmarks/results/wires, none for --smoke"
     )
@@ -97,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("NIXL is not installed: pip install 'kvplan[nixl]'", file=sys.stderr)
         return 2
     scale = SMOKE if chosen.smoke else FULL
-    changed = {"rows": chosen.rows and tuple(chosen.rows), "repeats": chosen.repeats}
+    changed = {"rows": chosen.rows and tuple(chosen.rows), "repeats": chosen.repeats, "slots": slots_of(chosen)}
     scale = Scale(**asdict(scale) | {name: value for name, value in changed.items() if value})
     gpus = devices()
     names = chosen.wires or [name for name, wire in WIRES.items() if wire.memory == "host" or gpus]

@@ -42,7 +42,7 @@ class Side:
             from nixl import nixl_agent, nixl_agent_config
 
             agent = nixl_agent(name, nixl_agent_config(backends=["UCX"]))
-        self.agent = Agent(name, layouts, transports=("nixl",), agent=agent)
+        self.agent = Agent(name, layouts, transports=("nixl",), agent=agent, slots=scale.slots)
 
     def _pool(self, row: int, notation: str) -> Any:
         blocks, layers = self.scale.blocks(row), self.scale.layers

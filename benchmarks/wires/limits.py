@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -54,6 +55,7 @@ class Scale:
         layers: rows of a block.
         repeats: samples of each way; medians are taken.
         single: samples of one block, and of a note there and back.
+        slots: the agents' rings, as (number of slots, bytes of a slot); None for their own choice.
     """
 
     rows: tuple[int, ...] = (256, 576, 8 * KIB, 64 * KIB)
@@ -62,6 +64,7 @@ class Scale:
     layers: int = 16
     repeats: int = 7
     single: int = 101
+    slots: tuple[int, int] | None = None
 
     def blocks(self, row: int) -> int:
         """Return the blocks of a transfer with rows of so many bytes.
@@ -74,3 +77,17 @@ class Scale:
 
 FULL = Scale()
 SMOKE = Scale(rows=(576, 8 * KIB), nbytes=512 * KIB, most_rows=256, layers=4, repeats=2, single=3)
+
+
+def add_slots(parser: ArgumentParser) -> None:
+    """Add the argument of the agents' rings."""
+    parser.add_argument("--slots", type=int, nargs=2, metavar=("NUMBER", "MIB"), help="slots of a ring, and their size")
+
+
+def slots_of(chosen: Namespace) -> tuple[int, int] | None:
+    """Return the rings that the user has chosen, in bytes.
+
+    >>> slots_of(Namespace(slots=[16, 32]))
+    (16, 33554432)
+    """
+    return chosen.slots and (chosen.slots[0], chosen.slots[1] * MIB)
