@@ -17,7 +17,7 @@ from kvplan.cost.profile import DeviceProfile, route_paths
 from kvplan.cost.statistics import Counted, Pieces, Statistics, count_part, facts_of, split_by_size, total
 from kvplan.plan.descriptors import Part
 from kvplan.plan.halves import group_halves
-from kvplan.plan.layers import cut_groups
+from kvplan.plan.layers import Cutting, cut_groups
 from kvplan.plan.plan import Plan
 from kvplan.program.program import RunGroup
 
@@ -44,12 +44,12 @@ class LayerCut(NamedTuple):
     merges: bool
 
     @classmethod
-    def of(cls, plan: Plan, groups: int) -> LayerCut:
-        """Cut the run groups of a plan into at most ``groups`` groups of layers, as the transfer will be cut."""
+    def of(cls, plan: Plan, cutting: Cutting | int) -> LayerCut:
+        """Cut the run groups of a plan by layers, as the transfer will be cut."""
         positions = {part.group: position for position, part in enumerate(plan.moving)}
         kinds: dict[object, tuple[int, int, RunGroup]] = {}
         pieces = []
-        for _, cuts in cut_groups(plan, groups):
+        for _, cuts in cut_groups(plan, cutting):
             piece = []
             for full, group in cuts:
                 if full in positions:
@@ -101,13 +101,13 @@ def _signature(group: RunGroup, direction: str) -> tuple[object, ...]:
     return tuple((one.nbytes, one.alignment, one.chainable, facts_of(one, direction)) for one in some)
 
 
-def statistics_by_layer(plan: Plan, route: str = "", groups: int | None = None) -> tuple[Statistics, ...]:
+def statistics_by_layer(plan: Plan, route: str = "", groups: Cutting | int | None = None) -> tuple[Statistics, ...]:
     """Count the pieces that each path would copy for each group of layers of a plan that is submitted ``by_layer``.
 
     Args:
         plan: the plan.
         route: the plan's route, by default its direction.
-        groups: most groups of layers; by default the number of an executor.
+        groups: groups of layers, or their maximum number; by default those of an executor.
 
     >>> import kvplan, numpy as np
     >>> gpu = kvplan.KVLayout.from_tensors("layer block token dim", np.zeros((4, 8, 16, 64), np.int8))

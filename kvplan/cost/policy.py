@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from kvplan.base.integers import optional_integer
 from kvplan.errors import PathError
+from kvplan.plan.layers import Cutting
 
 PATHS = ("host", "copy_engine", "copy_engine_2d", "kernel", "staged")
 GPU_PATHS = PATHS[1:]
@@ -50,12 +51,12 @@ CHUNK_NBYTES = 42 << 20  # bytes of a chunk of the staged path
 # A small transfer is cut into 3 equal chunks of at least 4 MiB. Each chunk costs 20 to 60 us of CPU time. A kernel for
 # fewer bytes takes less than 10 us.
 SMALL_CHUNKS, SMALL_CHUNK_NBYTES = 3, 4 << 20
-# A transfer by layers is cut into at most 8 groups of layers, of at least 16 MiB each. More groups do not let the
-# model begin much earlier, and cost the CPU as many more copies. But the model computes the layers of the last group
-# when all bytes have arrived. So a long transfer is cut into 16 or 32 groups, of at least 48 MiB each, if a group has
-# at least 64 KiB of each unit: where the host keeps all layers of a block together, shorter pieces are slower.
+# A transfer by layers is cut into at most 8 groups of layers, of at least 16 MiB each. More groups cost the CPU as many
+# more copies. But the model waits for the first group before it computes anything, and it computes the last group when
+# all bytes have arrived. So these two are halved, and the halves again, if each piece has at least 8 MiB, and 32 KiB of
+# each unit: where the host keeps all layers of a block together, the driver takes longer for shorter pieces.
 LAYER_GROUPS, LAYER_GROUP_NBYTES = 8, 16 << 20
-LONG_GROUP_NBYTES, LONG_PIECE_NBYTES = 48 << 20, 64 << 10
+HALVINGS, HALVED_NBYTES, HALVED_PIECE_NBYTES = 2, 8 << 20, 32 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,33 +143,35 @@ def layer_groups(
     units: int,
     most: int = LAYER_GROUPS,
     least_nbytes: int = LAYER_GROUP_NBYTES,
-    long_nbytes: int = LONG_GROUP_NBYTES,
-    piece_nbytes: int = LONG_PIECE_NBYTES,
-) -> int:
-    """Return the largest number of groups of layers that a transfer by layers is cut into.
+    halved_nbytes: int = HALVED_NBYTES,
+    piece_nbytes: int = HALVED_PIECE_NBYTES,
+) -> Cutting:
+    """Return the groups of layers that a transfer by layers is cut into.
 
     Args:
         nbytes: its bytes.
         units: its units.
-        most: most groups of a transfer that is not long.
-        least_nbytes: least bytes of a group.
-        long_nbytes: least bytes of a group of a long transfer.
-        piece_nbytes: least bytes that such a group has of each unit.
+        most: most groups of the same size; the first and the last of so many are halved.
+        least_nbytes: least bytes of a group that is not halved.
+        halved_nbytes: least bytes of a halved group.
+        piece_nbytes: least bytes that a halved group has of each unit.
 
-    >>> [layer_groups(mebibytes << 20, mebibytes // 2) for mebibytes in (1, 40, 700, 1000, 3500)]
-    [1, 2, 8, 16, 32]
-    >>> layer_groups(3500 << 20, units=7000)  # of 512 KiB
-    8
+    >>> [tuple(layer_groups(mebibytes << 20, mebibytes // 2)) for mebibytes in (1, 40, 100, 130, 700)]
+    [(1, 0), (2, 0), (6, 0), (8, 1), (8, 2)]
+    >>> layer_groups(700 << 20, units=1400)  # of 512 KiB
+    Cutting(groups=8, halvings=1)
     """
-    short = max(min(most, nbytes // max(least_nbytes, 1)), 1)
-    share = max(long_nbytes, least_nbytes, units * piece_nbytes)
-    return max([short, *[count for count in group_counts(most)[1:] if nbytes >= count * share]])
+    groups = max(min(most, nbytes // max(least_nbytes, 1)), 1)
+    if groups < most or groups < 2:
+        return Cutting(groups)
+    pieces = nbytes // groups // max(halved_nbytes, units * piece_nbytes, 1)  # that a group may be cut into
+    return Cutting(groups, min(max(pieces, 1).bit_length() - 1, HALVINGS))
 
 
-def group_counts(most: int = LAYER_GROUPS) -> tuple[int, ...]:
-    """Return the numbers of groups of transfers that are not short: ``most``, and those of long transfers.
+def cuttings(most: int = LAYER_GROUPS) -> tuple[Cutting, ...]:
+    """Return the groups of layers of all transfers that are not short.
 
-    >>> group_counts(), group_counts(1)  # which cuts nothing
-    ((8, 16, 32), (1,))
+    >>> cuttings()
+    (Cutting(groups=8, halvings=0), Cutting(groups=8, halvings=1), Cutting(groups=8, halvings=2))
     """
-    return (most, 2 * most, 4 * most) if most > 1 else (most,)
+    return tuple(Cutting(most, halvings) for halvings in range(HALVINGS + 1 if most > 1 else 1))

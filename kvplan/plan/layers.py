@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,6 +17,48 @@ from kvplan.program.program import Program, RunGroup
 Layers = frozenset[int]
 Skips = tuple[int, int]
 Cut = tuple[RunGroup, RunGroup]  # a run group of a plan, and the run group of some of its layers
+
+
+class Cutting(NamedTuple):
+    """The sizes of the groups of layers that a transfer by layer is cut into.
+
+    Attributes:
+        groups: maximum number of groups of about the same size.
+        halvings: how often the first group, and the last, are halved. So the first layers arrive early, and few layers
+            are left to compute after the last bytes.
+
+    >>> Cutting(8, 2).edges(32)
+    [0, 1, 2, 4, 8, 12, 16, 20, 24, 28, 30, 31, 32]
+    >>> Cutting(8).edges(3)
+    [0, 1, 2, 3]
+    """
+
+    groups: int
+    halvings: int = 0
+
+    def edges(self, layers: int) -> list[int]:
+        """Return the number of layers before each group, and after the last."""
+        count = max(1, min(self.groups, layers))
+        even = [layers * k // count for k in range(count + 1)]
+        if count == 1 or not self.halvings:
+            return even
+        first, *middle, last = (after - before for before, after in pairwise(even))
+        sizes = [*reversed(_halved(first, self.halvings)), *middle, *_halved(last, self.halvings)]
+        return [0, *accumulate(sizes)]
+
+
+def _halved(size: int, halvings: int) -> list[int]:
+    """Cut a group in two, and its smaller half again, as often as given: the largest piece comes first.
+
+    >>> _halved(10, 2), _halved(4, 2), _halved(1, 2)
+    ([5, 3, 2], [2, 1, 1], [1])
+    """
+    sizes = []
+    for _ in range(halvings):
+        if size > 1:
+            sizes.append(size - size // 2)
+            size //= 2
+    return [*sizes, size]
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,18 +78,18 @@ class LayerCuts:
     steps: Int64Array
 
 
-# For each run group, its cuts by number of pieces; None if it cannot be cut so.
-_known: weakref.WeakKeyDictionary[RunGroup, dict[int, LayerCuts | None]] = weakref.WeakKeyDictionary()
+# For each run group, its cuts; None if it cannot be cut so.
+_known: weakref.WeakKeyDictionary[RunGroup, dict[Cutting, LayerCuts | None]] = weakref.WeakKeyDictionary()
 
 
-def cuts_of(plan: Plan, count: int) -> LayerCuts | None:
-    """Return how a plan is cut into at most ``count`` pieces, if it has one part and so has each piece.
+def cuts_of(plan: Plan, cutting: Cutting | int) -> LayerCuts | None:
+    """Return how a plan is cut by layers, if it has one part and so has each piece.
 
     The cuts are kept with the part's run group, so the next plan of the program finds them in a microsecond.
 
     Args:
         plan: the plan to cut.
-        count: maximum number of pieces.
+        cutting: sizes of the pieces, or the maximum number of pieces of the same size.
 
     Returns:
         The cuts; None if the plan is not cut, or has several parts or programs, or a piece has several run groups.
@@ -64,13 +107,18 @@ def cuts_of(plan: Plan, count: int) -> LayerCuts | None:
     known = _known.get(group)
     if known is None:
         known = _known.setdefault(group, {})
-    if count not in known:
-        known[count] = _cut(plan, count)
-    return known[count]
+    cutting = _cutting(cutting)
+    if cutting not in known:
+        known[cutting] = _cut(plan, cutting)
+    return known[cutting]
 
 
-def _cut(plan: Plan, count: int) -> LayerCuts | None:
-    whole, pieces = plan.parts[0].group, cut_groups(plan, count)
+def _cutting(given: Cutting | int) -> Cutting:
+    return given if isinstance(given, Cutting) else Cutting(given)
+
+
+def _cut(plan: Plan, cutting: Cutting) -> LayerCuts | None:
+    whole, pieces = plan.parts[0].group, cut_groups(plan, cutting)
     # A plan that is not cut keeps its own run group, which its cuts must not keep alive.
     if len(pieces) == 1 or any(len(cuts) != 1 for _, cuts in pieces):
         return None
@@ -79,14 +127,14 @@ def _cut(plan: Plan, count: int) -> LayerCuts | None:
     return LayerCuts(tuple(layers for layers, _ in pieces), groups, np.array(steps, dtype=np.int64))
 
 
-def split_layers(plan: Plan, count: int) -> list[tuple[Layers, Plan]]:
-    """Split a plan into at most ``count`` plans of consecutive layers, in order of layers.
+def split_layers(plan: Plan, cutting: Cutting | int) -> list[tuple[Layers, Plan]]:
+    """Split a plan into plans of consecutive layers, in order of layers.
 
     If a program of fewer layers would have units of another size than the plan's, the plan is not split.
 
     Args:
         plan: the plan to split.
-        count: maximum number of plans.
+        cutting: numbers of layers of the plans, or the maximum number of plans with as many layers.
 
     Returns:
         For each plan, the global numbers of its layers, and the plan.
@@ -98,7 +146,7 @@ def split_layers(plan: Plan, count: int) -> list[tuple[Layers, Plan]]:
     >>> [(sorted(layers), part) for layers, part in split_layers(plan, 2)]
     [([0, 1], Plan(host of 2 units, 4096 bytes)), ([2, 3], Plan(host of 2 units, 4096 bytes))]
     """
-    cuts = cuts_of(plan, count)
+    cuts = cuts_of(plan, cutting)
     if cuts is not None:
         units = np.add(plan.parts[0].units, cuts.steps.T[:, :, None], order="C")
         pieces = zip(cuts.layers, cuts.groups, units, strict=True)
@@ -106,7 +154,7 @@ def split_layers(plan: Plan, count: int) -> list[tuple[Layers, Plan]]:
     held: dict[RunGroup, list[tuple[Part, Skips]]] = {}
     for part, skip in zip(plan.parts, plan.skips, strict=True):
         held.setdefault(part.group, []).append((part, skip))
-    cut = cut_groups(plan, count)
+    cut = cut_groups(plan, cutting)
     if len(cut) == 1 and all(full is group for full, group in cut[0][1]):
         return [(cut[0][0], plan)]
     made = []
@@ -119,7 +167,7 @@ def split_layers(plan: Plan, count: int) -> list[tuple[Layers, Plan]]:
     return made
 
 
-def cut_groups(plan: Plan, count: int) -> list[tuple[Layers, list[Cut]]]:
+def cut_groups(plan: Plan, cutting: Cutting | int) -> list[tuple[Layers, list[Cut]]]:
     """Cut the run groups of a plan as :func:`split_layers` does, without looking at any unit.
 
     Returns:
@@ -127,8 +175,7 @@ def cut_groups(plan: Plan, count: int) -> list[tuple[Layers, list[Cut]]]:
         it is a part of. If the plan cannot be split, the one piece has the run groups of the plan.
     """
     layers = plan.layers
-    count = max(1, min(count, len(layers)))
-    edges = [len(layers) * k // count for k in range(count + 1)]
+    edges = _cutting(cutting).edges(len(layers))
     whole = [(frozenset(layers), [(group, group) for group in dict.fromkeys(part.group for part in plan.parts)])]
     owners = _owners(plan)
     if owners is None:

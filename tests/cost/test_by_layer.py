@@ -131,24 +131,22 @@ MIB = 1 << 20
 
 
 @pytest.mark.parametrize(("nbytes", "units", "groups"), [
-    (0, 0, 1), (31 * MIB, 1, 1), (32 * MIB, 1, 2), (127 * MIB, 1, 7), (128 * MIB, 1, 8), (768 * MIB - 1, 1, 8),
-    (768 * MIB, 1, 16), (1536 * MIB - 1, 1, 16), (1536 * MIB, 1, 32), (1 << 36, 1, 32),
-    (4096 * MIB, 2048, 32), (4096 * MIB, 2049, 16), (4096 * MIB, 4096, 16), (4096 * MIB, 4097, 8),
+    (0, 0, (1, 0)), (31 * MIB, 1, (1, 0)), (32 * MIB, 1, (2, 0)), (127 * MIB, 1, (7, 0)),
+    (128 * MIB, 1, (8, 1)), (256 * MIB - 8, 1, (8, 1)), (256 * MIB, 1, (8, 2)), (1 << 36, 1, (8, 2)),
+    # a unit has 128 KiB, 64 KiB and a byte, 64 KiB, 32 KiB and less of a group of layers
+    (4096 * MIB, 4096, (8, 2)), (4096 * MIB, 4097, (8, 1)), (4096 * MIB, 8192, (8, 1)), (4096 * MIB, 8193, (8, 0)),
 ])  # fmt: skip
 def test_how_many_groups(nbytes, units, groups):
     assert layer_groups(nbytes, units) == groups
 
 
-def test_the_limits_hold_for_long_transfers():
-    assert layer_groups(1 << 40, 1, most=1) == 1
-    assert layer_groups(4096 * MIB, 1, least_nbytes=256 * MIB) == 16
-    assert layer_groups(4096 * MIB, 1, least_nbytes=1024 * MIB) == 4
-    assert [layer_groups(nbytes, 1, 8, 1, long_nbytes=100, piece_nbytes=1) for nbytes in (1599, 1600, 3200)] == [
-        8,
-        16,
-        32,
-    ]
-    assert [layer_groups(1600, units, 8, 1, long_nbytes=1, piece_nbytes=10) for units in (11, 10, 5)] == [8, 16, 32]
+def test_the_limits_hold_for_halved_groups():
+    assert layer_groups(1 << 40, 1, most=1) == (1, 0)
+    assert layer_groups(4096 * MIB, 1, least_nbytes=1024 * MIB) == (4, 0)
+    made = [layer_groups(nbytes, 1, 8, 1, halved_nbytes=100, piece_nbytes=1) for nbytes in (1599, 1600, 3199, 3200)]
+    assert made == [(8, 0), (8, 1), (8, 1), (8, 2)]
+    made = [layer_groups(1600, units, 8, 1, halved_nbytes=1, piece_nbytes=10) for units in (11, 10, 6, 5)]
+    assert made == [(8, 0), (8, 1), (8, 1), (8, 2)]
 
 
 def load_of(layers: int, page: int, blocks: int) -> kvplan.Plan:
@@ -171,7 +169,7 @@ MEASURED = [
 @pytest.mark.parametrize(("layers", "page", "blocks", "whole", "cut", "measured"), MEASURED)
 def test_loads_by_layer_as_measured(layers, page, blocks, whole, cut, measured):
     plan = load_of(layers, page, blocks)
-    pieces = statistics_by_layer(plan)
+    pieces = statistics_by_layer(plan, groups=8)
     assert len(pieces) == 8
     assert blocks - 3 <= statistics_of(plan).extents.large <= blocks, "hardly any rows touch"
     assert statistics_of(plan).granule_nbytes == whole

@@ -20,7 +20,7 @@ from kvplan.cost.profile import GPU_ROUTES, TERMS, PathCosts, default, route_pat
 from kvplan.cost.statistics import counted, halves_statistics, statistics_of
 from kvplan.execute.gpu import selection
 from kvplan.execute.gpu.resources import Limits
-from kvplan.plan.layers import split_layers
+from kvplan.plan.layers import Cutting, split_layers
 from tests.paged_caches import Move, Paged
 from tests.profiles import examples
 from tests.simulated import Device
@@ -101,13 +101,13 @@ def test_a_decision_by_layer_is_remembered_for_a_class_of_sizes():
             counts = []
             for count in (32, 33, 32, 36, 40):
                 plan = pair.program.plan(chance.permutation(48)[:count], chance.permutation(48)[:count])
-                executor._backend.selection.choose(plan, capturing=False, groups=6)
+                executor._backend.selection.choose(plan, capturing=False, groups=Cutting(6))
                 counts.append(asking.call_count)
             assert cutting.call_count == 1, "run groups are cut once"
         assert counts[0] == counts[1] == counts[2] == 1, "33 blocks are as 32"
         assert counts[3:] == [2, 3]
         with mock.patch.object(selection, "counted") as counting:
-            executor._backend.selection.choose(plan, capturing=False, groups=6)
+            executor._backend.selection.choose(plan, capturing=False, groups=Cutting(6))
         assert not counting.call_count
         executor._backend.selection.choose(plan, capturing=False)
         assert asking.call_count == 3, "the whole plan is another decision"
@@ -120,7 +120,10 @@ def test_a_prediction_is_scaled_within_a_class_of_sizes():
     odd, even = np.arange(48)[::-2], np.arange(48)[::2]
     with executor_on(device, profile=favouring("kernel"), limits=ALWAYS_CUT) as executor:
         choose = executor._backend.selection.choose
-        made = [choose(pair.program.plan(odd[:count], even[:count]), capturing=False, groups=6) for count in (16, 17)]
+        made = [
+            choose(pair.program.plan(odd[:count], even[:count]), capturing=False, groups=Cutting(6))
+            for count in (16, 17)
+        ]
     assert made[0].path is made[1].path
     assert made[0].predicted is not None
     assert made[1].predicted == pytest.approx(made[0].predicted * 17 / 16)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from kvplan.base.process import check_process, compiles, generation
 from kvplan.base.threads import acting
 from kvplan.cost.model import Candidate
-from kvplan.cost.policy import Policy, group_counts
+from kvplan.cost.policy import Policy, cuttings
 from kvplan.cost.profile import DeviceProfile
 from kvplan.cuda.device import Device, Uncaptured
 from kvplan.errors import PathError, TransferError
@@ -126,7 +126,7 @@ class GpuBackend:
 
     def prepare(self, plan: Plan | None, *, by_layer: bool) -> None:
         """See :meth:`kvplan.Executor.prepare`."""
-        cuts = group_counts(self.resources.limits.layer_groups) if by_layer else ()
+        cuts = cuttings(self.resources.limits.layer_groups) if by_layer else ()
         self._while_open(partial(warm_up, self.resources.device, plan, partial(self.selection.likely, cuts=cuts), cuts))
 
     def _while_open(self, call: Callable[[], Made]) -> Made:

@@ -17,7 +17,7 @@ from kvplan.execute.gpu.resources import Loans, Resources
 from kvplan.execute.gpu.waits import Awaited, Mark
 from kvplan.execute.transfer import TransferResult, cancellation
 from kvplan.layout.strides import Int64Array
-from kvplan.plan.layers import Layers, cut_groups, split_layers
+from kvplan.plan.layers import Cutting, Layers, cut_groups, split_layers
 from kvplan.plan.plan import Plan
 
 WHOLE: Layers = frozenset()  # stands for all layers of a transfer that is not cut
@@ -33,7 +33,7 @@ class Callbacks(NamedTuple):
     """
 
     reap: Callable[[], int]
-    expected: Callable[[Plan, str, int], float | None]
+    expected: Callable[[Plan, str, Cutting | None], float | None]
 
 
 class InFlight(Protocol):
@@ -54,7 +54,7 @@ class DeviceTransfer(Loans, Awaited):
         copies: number of contiguous copies that its path has counted.
         launches: number of driver calls that its path has counted.
         resources: resources of its executor.
-        by_layer: most groups of layers that it is cut into; 0 if it is not cut.
+        by_layer: groups of layers that it is cut into; None if it is not cut.
         captures: launches that a CUDA graph replays; None for a transfer outside graphs.
         kept: an ``after=`` of another owner, or its event, kept until the end.
     """
@@ -77,7 +77,7 @@ class DeviceTransfer(Loans, Awaited):
 
     def __init__(
         self, plan: Plan, resources: Resources, callbacks: Callbacks, path: str, predicted: float | None = None,
-        layer_groups: int = 0,
+        layer_groups: Cutting | None = None,
     ) -> None:  # fmt: skip
         self.plan = plan
         self.path = path

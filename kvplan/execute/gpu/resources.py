@@ -13,10 +13,10 @@ from kvplan.base.process import generation
 from kvplan.base.threads import aside
 from kvplan.cost.policy import (
     CHUNK_NBYTES,
+    HALVED_NBYTES,
+    HALVED_PIECE_NBYTES,
     LAYER_GROUP_NBYTES,
     LAYER_GROUPS,
-    LONG_GROUP_NBYTES,
-    LONG_PIECE_NBYTES,
     SMALL_CHUNK_NBYTES,
     SMALL_CHUNKS,
     Policy,
@@ -56,11 +56,11 @@ class Limits:
             memory. Within a GPU, to copy them to the GPU first takes as long as such reads of 1,000 rows (H200).
         flat_nbytes: most bytes per flat descriptor of the kernel path. Longer descriptors are cut, so that programs
             share the work; the kernel loops over the bytes of one descriptor.
-        layer_groups: most groups of layers that a transfer by layers is cut into; each is issued by itself. A long
-            transfer is cut into two or four times as many (:func:`kvplan.cost.policy.layer_groups`).
+        layer_groups: most groups of layers of the same size that a transfer by layers is cut into; each is issued by
+            itself. The first and the last are halved (:func:`kvplan.cost.policy.layer_groups`).
         layer_group_nbytes: least bytes of such a group.
-        long_group_nbytes: least bytes of a group of a long transfer.
-        long_piece_nbytes: least bytes that a group of a long transfer has of each unit.
+        halved_nbytes: least bytes of a halved group.
+        halved_piece_nbytes: least bytes that a halved group has of each unit.
         layer_batch_copies: most copies per batched call of a transfer by layers. The driver holds a lock during the
             call, and the model's launches wait for this lock.
         chunk_nbytes: most bytes per chunk of the staged path, if the policy names no number.
@@ -82,8 +82,8 @@ class Limits:
     flat_nbytes: int = 64 << 10
     layer_groups: int = LAYER_GROUPS
     layer_group_nbytes: int = LAYER_GROUP_NBYTES
-    long_group_nbytes: int = LONG_GROUP_NBYTES
-    long_piece_nbytes: int = LONG_PIECE_NBYTES
+    halved_nbytes: int = HALVED_NBYTES
+    halved_piece_nbytes: int = HALVED_PIECE_NBYTES
     layer_batch_copies: int = 64
     chunk_nbytes: int = CHUNK_NBYTES
     small_chunks: int = SMALL_CHUNKS

@@ -17,6 +17,7 @@ from kvplan.execute.gpu.path import Path, Refusal, Sides, sides_of
 from kvplan.execute.gpu.resources import Resources
 from kvplan.execute.transfer import check_layouts
 from kvplan.layout.kvlayout import KVLayout
+from kvplan.plan.layers import Cutting
 from kvplan.plan.plan import Plan
 
 # Decisions are remembered for plans of at most this number of plan parts; by layers, a decision takes longer than the
@@ -57,7 +58,7 @@ class Selection:
         # By the data that a decision depends on: the decision, and the bytes of the plan that it was made for. Run
         # groups and layouts are in the key by id, and held weakly.
         self._decided: dict[Any, tuple[tuple[ref[Any], ...], Choice, int]] = {}
-        # By run groups, layouts and number of groups of layers, likewise: the run groups cut by layers.
+        # By run groups, layouts and groups of layers, likewise: the run groups cut by layers.
         self._cuts: dict[Any, tuple[tuple[ref[Any], ...], LayerCut]] = {}
         # By the ids of a plan's only pair of layouts, which is held weakly.
         self._known: dict[tuple[int, int], tuple[ref[KVLayout], ref[KVLayout], Sides]] = {}
@@ -85,27 +86,27 @@ class Selection:
             found = self._pairs[peer] = find_pair(self._resources.device.ordinal, peer)
         return found
 
-    def groups(self, plan: Plan, *, by_layer: bool) -> int:
-        """Return the largest number of groups of layers that a transfer is cut into; 0 if it is not by layers."""
+    def groups(self, plan: Plan, *, by_layer: bool) -> Cutting | None:
+        """Return the groups of layers that a transfer is cut into; None if it is not by layers."""
         if not by_layer:
-            return 0
+            return None
         limits = self._resources.limits
         return layer_groups(
             plan.nbytes,
             plan.units,
             limits.layer_groups,
             limits.layer_group_nbytes,
-            limits.long_group_nbytes,
-            limits.long_piece_nbytes,
+            limits.halved_nbytes,
+            limits.halved_piece_nbytes,
         )
 
-    def choose(self, plan: Plan, *, capturing: bool, groups: int = 0) -> Choice:
+    def choose(self, plan: Plan, *, capturing: bool, groups: Cutting | None = None) -> Choice:
         """Choose the path for a plan, before any bytes move.
 
         Args:
             plan: the plan.
             capturing: whether the transfer becomes a part of a CUDA graph.
-            groups: largest number of groups of layers that the transfer is cut into; 0 or 1 if it is not cut.
+            groups: groups of layers that the transfer is cut into; None if it is not by layers.
 
         Raises:
             LayoutError: a destination is read-only, or addresses are not of this process.
@@ -124,7 +125,7 @@ class Selection:
             raise refusal[0](refusal[1])
         return Choice(path, None, bool(sides.pageable))
 
-    def all(self, plan: Plan, groups: int = 0) -> list[cost.Candidate]:
+    def all(self, plan: Plan, groups: Cutting | None = None) -> list[cost.Candidate]:
         """Return every path with its predicted time: the path that ``auto`` takes first, refused paths last.
 
         Raises:
@@ -136,22 +137,22 @@ class Selection:
         ruled = _ruled(plan, sides)
         return sorted(found, key=lambda one: one.path != ruled) if ruled else found
 
-    def likely(self, plan: Plan, cuts: Sequence[int] = ()) -> list[Path]:
+    def likely(self, plan: Plan, cuts: Sequence[Cutting] = ()) -> list[Path]:
         """Return the path of the policy. For ``auto``, return all paths that plans of other sizes may take.
 
         Args:
             plan: the plan.
-            cuts: numbers of groups of layers that transfers are cut into.
+            cuts: groups of layers that transfers are cut into.
         """
         chosen = self.choose(plan, capturing=False)
         if chosen.predicted is None:
             return [chosen.path]
         found = self.all(plan)
-        for count in cuts:
-            found += self.all(plan, count)
+        for groups in cuts:
+            found += self.all(plan, groups)
         return [self._paths[path] for path in dict.fromkeys(one.path for one in found if not one.refused)]
 
-    def expected(self, plan: Plan, name: str, groups: int = 0) -> float | None:
+    def expected(self, plan: Plan, name: str, groups: Cutting | None = None) -> float | None:
         """Return the predicted seconds on the GPU of a plan by a path; None if no costs are measured for it."""
         if not plan.nbytes:
             return None
@@ -194,9 +195,9 @@ class Selection:
             total(route, counts), profile, policy, refused, halves_statistics(plan.direction, counts)
         )  # fmt: skip
 
-    def _cut(self, plan: Plan, groups: int) -> LayerCut | None:
+    def _cut(self, plan: Plan, groups: Cutting | None) -> LayerCut | None:
         """Return the run groups of a plan cut by layers, which are kept; None if its transfer is not cut."""
-        if groups < 2 or not plan.nbytes:
+        if groups is None or groups.groups < 2 or not plan.nbytes:
             return None
         layouts = (id(layout) for pair in plan.layouts for layout in pair)
         key = groups, *layouts, *(id(part.group) for part in plan.moving)
@@ -233,7 +234,7 @@ class Selection:
         facts = [self._resources.reach.facts(layout) for pair in plan.layouts for layout in pair]
         return sides_of(f"cuda:{self._resources.device.ordinal}", plan, facts)
 
-    def _auto(self, plan: Plan, groups: int) -> Choice:
+    def _auto(self, plan: Plan, groups: Cutting | None) -> Choice:
         """Choose the path with the least predicted time; for memory that no kernel reaches, by a fixed rule.
 
         Plans with the same run groups, number of units and rounded merge counts share one decision. Merges are counted
@@ -241,7 +242,7 @@ class Selection:
         shows that hardly any merge, the decision for such plans is taken. By layers, the number of units is rounded,
         too: such a decision takes longer than the submit, and every request of an engine has another number of units.
         """
-        groups = groups if groups > 1 else 0
+        groups = groups if groups is not None and groups.groups > 1 else None
         unmerged: Any = None  # a key without merge counts
         apart: Any = None  # the key of plans whose units are scattered
         if len(plan.parts) == 1 and len(plan.layouts) == 1:

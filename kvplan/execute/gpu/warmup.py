@@ -9,12 +9,12 @@ from kvplan.cuda.device import Device
 from kvplan.execute.gpu.by_layer.pieces import layer_loops
 from kvplan.execute.gpu.path import Path
 from kvplan.plan import loops
-from kvplan.plan.layers import split_layers
+from kvplan.plan.layers import Cutting, split_layers
 from kvplan.plan.plan import Plan
 
 
 def warm_up(
-    device: Device, plan: Plan | None, likely: Callable[[Plan], Sequence[Path]], cuts: Sequence[int] = ()
+    device: Device, plan: Plan | None, likely: Callable[[Plan], Sequence[Path]], cuts: Sequence[Cutting] = ()
 ) -> None:
     """Load compiled loops, kernels and run tables of every path that plans of these programs may take; move nothing.
 
@@ -22,7 +22,7 @@ def warm_up(
         device: the GPU.
         plan: one of the plans; if None, only the loops are loaded.
         likely: returns the paths that a plan may take.
-        cuts: numbers of groups of layers that transfers are cut into; empty if they are not cut.
+        cuts: groups of layers that transfers are cut into; empty if they are not cut.
 
     Raises:
         KVPlanError: a submit of the plan would raise this error.
@@ -35,7 +35,7 @@ def warm_up(
             return
         if cuts:
             layer_loops().load()
-        parts = [part for count in cuts for _, part in split_layers(plan, count)] or [plan]
+        parts = [part for groups in cuts for _, part in split_layers(plan, groups)] or [plan]
         for part in parts:
             for path in paths:
                 path.warm_up(part)
