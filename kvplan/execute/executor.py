@@ -179,8 +179,8 @@ class Executor:
             after: a stream, an event, a Transfer, or None: the transfer begins when this has completed. Of a stream,
                 only work that was launched before the submit counts.
             by_layer: whether to move layers in their order, so that :meth:`Transfer.wait_layer` can wait for one layer.
-                Long transfers are cut into groups of layers, 8 to 12 as a rule; the groups at both ends are the shortest.
-                A wait for a layer is for its whole group.
+                Long transfers are cut into groups of layers, 8 to 12 as a rule; those at both ends are the shortest. A
+                wait for a layer is for its whole group.
             priority: ``"high"`` lets the transfer overtake ``"normal"`` transfers that have not begun. High transfers
                 keep the order of their submits. So do two transfers if one writes bytes that the other reads or writes.
                 On a GPU, this holds only for transfers of one direction.

@@ -10,9 +10,9 @@ from contextlib import suppress
 from kvplan.agents.by_nixl.nixl_end import NixlEnd
 from kvplan.agents.by_nixl.nixl_lanes import NixlLanes, Ring
 from kvplan.agents.by_nixl.nixl_progress import NixlProgress
-from kvplan.agents.by_nixl.packed_way import PackedWay, Slots, ring_for
+from kvplan.agents.by_nixl.packed_way import PackedWay, Slots, allocated, ring_for
+from kvplan.agents.by_nixl.ring_pages import ring_pages
 from kvplan.agents.packed.pack_end import End
-from kvplan.agents.packed.ring_pages import ring_pages
 from kvplan.cost.wires.crossing import crossing_of
 from kvplan.cost.wires.wire_model import WireChoice, choose_way
 from kvplan.cost.wires.wire_profile import WireProfile
@@ -244,8 +244,8 @@ class NixlPacked:
             return self.lanes.ring
         if self._closed:
             raise TransferError(f"the agent {self._name!r} is closed")
-        device, slots = self._device, self._slots
-        memory = ring_pages(slots.number * slots.nbytes, device)
+        device = self._device
+        slots, memory = allocated(device, self._slots, ring_pages, smaller=self._way.slots is None)
         registered = self._nixl.agent().ring(memory.data_ptr(), memory.shape[1], memory.device)
         try:
             end = End(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from kvplan.agents.packed.slot_ring import ALIGNMENT, MOST_SLOTS
 from kvplan.base.integers import integer
 from kvplan.base.quoting import quoted
 from kvplan.cost.wires.wire_profile import WireProfile
-from kvplan.errors import KVPlanError
+from kvplan.errors import KVPlanError, PathError
+from kvplan.plan.row_plans import Memory
 
 LEAST_SLOT = 4096  # bytes
 
@@ -25,7 +27,8 @@ class Slots(NamedTuple):
     nbytes: int
 
 
-HOST_SLOTS, GPU_SLOTS = Slots(24, 4 << 20), Slots(32, 8 << 20)
+HOST_SLOTS, GPU_SLOTS = Slots(24, 4 << 20), Slots(16, 32 << 20)
+LEAST_GPU_SLOT = 4 << 20  # bytes of a slot of a default ring, where a GPU has little memory left
 HOST_RING, GPU_RING = 128 << 20, 512 << 20  # most bytes of a ring whose slots have the size of a profile
 LEAST_SLOTS = 16  # of such a ring, so that several peers share it
 
@@ -54,15 +57,40 @@ def ring_for(device: str, wire: WireProfile) -> Slots:
     >>> from dataclasses import replace
     >>> from kvplan.cost.wires.wire_profile import default_wire
     >>> ring_for("cuda:0", default_wire())
-    Slots(number=32, nbytes=8388608)
+    Slots(number=16, nbytes=33554432)
     >>> ring_for("cuda:0", replace(default_wire(), how="calibrated", slot_nbytes=64 << 20))
     Slots(number=16, nbytes=33554432)
+    >>> ring_for("cuda:0", replace(default_wire(), how="calibrated", slot_nbytes=1 << 20))
+    Slots(number=16, nbytes=1048576)
     """
     usual, most = (HOST_SLOTS, HOST_RING) if device == "cpu" else (GPU_SLOTS, GPU_RING)
     if wire.how != "calibrated":
         return usual
     nbytes = min(max(wire.slot_nbytes // ALIGNMENT * ALIGNMENT, LEAST_SLOT), most // LEAST_SLOTS)
     return Slots(min(usual.number, most // nbytes), nbytes)
+
+
+def allocated(
+    device: str, slots: Slots, pages: Callable[[int, str], Memory], *, smaller: bool
+) -> tuple[Slots, Memory]:  # fmt: skip
+    """Allocate a ring; on a GPU that has not so much memory left, one with smaller slots if that is allowed.
+
+    Args:
+        device: device of the ring.
+        slots: its slots.
+        pages: allocates bytes on a device.
+        smaller: whether slots may be smaller; they are halved down to 4 MiB.
+
+    Raises:
+        KVPlanError: there is no memory.
+    """
+    while True:
+        try:
+            return slots, pages(slots.number * slots.nbytes, device)
+        except PathError:
+            if not smaller or slots.nbytes // 2 < LEAST_GPU_SLOT:
+                raise
+            slots = slots._replace(nbytes=slots.nbytes // 2 // ALIGNMENT * ALIGNMENT)
 
 
 def checked_progress(progress: object) -> str:

@@ -6,6 +6,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from kvplan.agents.packed.pack_messages import Credit
+from kvplan.errors import LayoutError
+
 
 @dataclass
 class _Lent:
@@ -15,11 +18,15 @@ class _Lent:
         turn: number of its latest use, from 1; 0 before the first.
         awaited: the turn that the peer will give back; None if it has given the slot back.
         moving: whether a write of this process may still change it.
+        base: the turn of the grant, before the first use.
+        recalled: whether the peer wants it back once it is free.
     """
 
     turn: int = 0
     awaited: int | None = None
     moving: bool = False
+    base: int = 0
+    recalled: bool = False
 
 
 class Lent(NamedTuple):
@@ -42,11 +49,15 @@ class Credits:
     A slot is free once no write of this process moves into it, and the peer has given it back. Each use has a turn, one
     more than the turn before, so that a credit that comes twice, or late, frees nothing.
 
+    The peer may grant further slots, and recall some. A recalled slot is returned once it is free. Turns go on when it
+    is granted again, so that late messages about the earlier grant change nothing.
+
     Attributes:
         some: numbers of the slots that may be written now.
+        returned: slots to return, each with the turn of its latest use, or of its grant.
 
     >>> credits = Credits()
-    >>> credits.grant(4096, 64, [(5, False), (7, True)])
+    >>> credits.grant(4096, 64, 8, [(5, False, 0), (7, True, 0)])
     >>> lent = credits.take()
     >>> lent, credits.take()
     (Lent(number=5, turn=1, address=4416), None)
@@ -55,12 +66,20 @@ class Credits:
     >>> credits.credit(5, 1)
     >>> credits.take(), credits.free
     (Lent(number=5, turn=2, address=4416), 0)
+    >>> credits.recall([Credit(5, 0)])
+    >>> credits.written(5)
+    >>> credits.credit(5, 2)
+    >>> credits.returned, credits.granted
+    ([Credit(slot=5, turn=2)], 1)
     """
 
     def __init__(self) -> None:
         self._slots: dict[int, _Lent] = {}
         self.some: list[int] = []
-        self._address = self._slot_nbytes = 0
+        self.returned: list[Credit] = []
+        self._past: dict[int, int] = {}  # turns of slots that were returned since the last greeting
+        self._recalls: dict[int, int] = {}  # turns of recalled grants that have not come
+        self._address = self._slot_nbytes = self._total = 0
 
     @property
     def free(self) -> int:
@@ -72,19 +91,44 @@ class Credits:
         """Number of slots that the peer has granted."""
         return len(self._slots)
 
-    def grant(self, address: int, slot_nbytes: int, numbers: Sequence[tuple[int, bool]]) -> None:
-        """Take the place of a ring, and its slots: each with whether the peer still reads it.
+    def grant(self, address: int, slot_nbytes: int, total: int, slots: Sequence[tuple[int, bool, int]]) -> None:
+        """Take the place of a ring, and its slots: each with whether the peer still reads it, and with a turn.
 
-        A slot that the peer still reads is given back with turn 0. Turns begin with 1 again. A slot that was known
-        before stays out while a write moves into it.
+        A slot that the peer still reads is given back with its turn. A slot that was known before stays out while a
+        write moves into it.
         """
-        self._address, self._slot_nbytes = address, slot_nbytes
+        self._address, self._slot_nbytes, self._total = address, slot_nbytes, total
         self.some.clear()
+        self.returned.clear()
+        self._past.clear()
+        self._recalls.clear()
         known, self._slots = self._slots, {}
-        for number, busy in numbers:
+        for number, busy, turn in slots:
             moving = number in known and known[number].moving
-            slot = self._slots[number] = _Lent(0, 0 if busy else None, moving)
+            slot = self._slots[number] = _Lent(turn, turn if busy else None, moving, turn)
             self._free_if(number, slot)
+
+    def more(self, given: Sequence[Credit]) -> None:
+        """Take further slots; raise LayoutError if the peer cannot have granted them."""
+        for number, turn in given:
+            slot, past = self._slots.get(number), self._past.get(number, -1)
+            if number >= self._total or (slot is not None and turn > slot.base):
+                raise LayoutError(f"slot {number} of {self._total:,} is granted, which is in use or does not exist")
+            if slot is None and turn > past:
+                slot = self._slots[number] = _Lent(turn, base=turn, recalled=self._recalls.get(number) == turn)
+                self._free_if(number, slot)
+
+    def recall(self, given: Sequence[Credit]) -> None:
+        """Return slots once they are free: those of these numbers, by the turns of their grants."""
+        for number, turn in given:
+            slot = self._slots.get(number)
+            if slot is None or slot.base < turn:
+                self._recalls[number] = max(turn, self._recalls.get(number, 0))  # its grant is late
+            elif slot.base == turn and not slot.recalled:
+                slot.recalled = True
+                if number in self.some:
+                    self.some.remove(number)
+                    self._free_if(number, slot)
 
     def settle(self, moving: Collection[int]) -> None:
         """Note that writes move only into these slots."""
@@ -92,8 +136,9 @@ class Credits:
             slot.moving = number in moving
 
     def withdraw(self) -> None:
-        """Free no slot until the next grant."""
+        """Free no slot until the next greeting."""
         self.some.clear()
+        self.returned.clear()
         for slot in self._slots.values():
             slot.awaited = -1
 
@@ -134,5 +179,11 @@ class Credits:
         return sum(slot.awaited is not None for slot in self._slots.values())
 
     def _free_if(self, number: int, slot: _Lent) -> None:
-        if slot.awaited is None and not slot.moving:
+        if slot.awaited is not None or slot.moving:
+            return
+        if slot.recalled:
+            del self._slots[number]
+            self._past[number] = slot.turn
+            self.returned.append(Credit(number, slot.turn))
+        else:
             self.some.append(number)

@@ -12,7 +12,7 @@ from typing import Any
 
 from kvplan.agents.packed.pack_jobs import Job
 from kvplan.agents.packed.pack_lane import Lane, Own
-from kvplan.agents.packed.pack_messages import LEAST_NOTE, MAGIC
+from kvplan.agents.packed.pack_messages import LEAST_NOTE, MAGIC, MOST_GRANT
 from kvplan.agents.packed.pack_peers import Peers, ending
 from kvplan.agents.packed.pack_progress import Progress
 from kvplan.agents.packed.pack_receiver import Inbound
@@ -56,7 +56,8 @@ class End:
         arrivals: called at every poll; it gives the notes that have come to :meth:`take`.
         sending: slots to gather into; the other slots are for peers. By default a third of the slots, at least 3 if
             there are so many, and at most 16.
-        granted: slots for each peer; by default a third of those that are free, at least 3 and at most 16.
+        granted: slots for each peer, at most 48. By default a new peer gets a third of those that are free, at least 3
+            and at most 16, if there are so many. Peers with transfers get more on demand, which others return.
         now: clock, in seconds.
         threaded: returns whether a thread of the owner polls, so that waits sleep.
         wake: called when there is something to do, so that the thread polls now.
@@ -95,6 +96,8 @@ class End:
         self._notes: deque[tuple[str, bytes]] = deque()
         senders = frozenset(slot.number for slot in free)
         most = min(sends, max(LEAST_SENDS, sends - sends // 3))
+        if granted is not None:
+            integer("granted", granted, least=1, most=MOST_GRANT)
         own = Own(self.ring, free, senders, most, executor, now, self._number, self._notes)
         self._own, self._peers = own, Peers(own, granted)
         self._progress = Progress(self._peers, arrivals, now)
@@ -129,7 +132,7 @@ class End:
             offered: layouts of this process that the peer may read and write; an :class:`Offered` can change them.
 
         Raises:
-            PathError: all slots are taken, or a note of the wire is too short.
+            PathError: a note of the wire is too short.
             TransferError: this end is closed.
         """
         if wire.most_note < LEAST_NOTE:

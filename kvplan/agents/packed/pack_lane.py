@@ -24,6 +24,7 @@ from kvplan.errors import LayoutError, TransferError
 from kvplan.plan.packing.pack_checks import Offered
 
 MOST_EARLY = 4 * MOST_SLOTS  # credits that wait for the peer's greeting
+MOST_EARLY_SHARES = 1024  # messages about slots that do
 REPEAT_SECONDS, MOST_REPEAT_SECONDS = 0.1, 5.0  # between two goodbyes to a peer that does not answer
 
 log = logging.getLogger("kvplan.agents")
@@ -66,21 +67,22 @@ class Lane:
         wire: the wire to it.
         offered: memory of this process that the peer's recipes may name.
         own: the parts that all lanes share.
-        granted: slots that the peer may write.
+        granted: slots that the peer may write from the beginning.
 
     Attributes:
         name: as given.
         wire: as given.
-        granted: as given.
         outbox: messages to the peer.
         sender, receiver: chunks to the peer, and from it.
         starts: transfers that this process begins.
         chunk_nbytes: most bytes of a chunk, to or from the peer; 0 while its ring is not known.
         why: why no transfer is accepted any more; None while it is open.
+        wants: number of slots that the peer has use for; 0 if those that it has are enough.
+        since: time of its latest grant, in seconds; 0 before the first.
     """
 
     def __init__(self, name: str, wire: Wire, offered: Offered, own: Own, granted: Sequence[RingSlot]) -> None:
-        self.name, self.wire, self.granted = name, wire, tuple(granted)
+        self.name, self.wire = name, wire
         self.why: str | None = None
         self.chunk_nbytes = 0
         self.outbox = Outbox(wire, own.epoch(), max(1, len(granted) // 4), own.now)
@@ -92,6 +94,9 @@ class Lane:
         self._own = own
         self._numbers = [self.outbox.mine]  # all that it ever had
         self._early: list[Credit] = []
+        self._early_shares: list[tuple[int, bytes]] = []  # before the peer's greeting
+        self.wants, self.since = 0, 0.0
+        self._heard_want = self._told_want = self._said_want = 0  # serial numbers of the peer's and own; slots
         self._asked: list[int] = []  # earlier ends of the peer that want to know when no write to them moves any more
         self._repeat_at, self._pause = 0.0, REPEAT_SECONDS  # of the goodbye
         self._greeted = self._invited = self._said_quiet = self._peer_quiet = False
@@ -99,9 +104,20 @@ class Lane:
     # ---- progress ----------------------------------------------------------------------------------------------------
 
     @property
+    def granted(self) -> tuple[RingSlot, ...]:
+        """The slots that the peer may write."""
+        return tuple(self.receiver.granted.values())
+
+    @property
+    def short(self) -> bool:
+        """Whether the peer has use for more slots than it has."""
+        return self.wants > len(self.receiver.granted)
+
+    @property
     def busy(self) -> bool:
-        """Whether transfers are in flight, chunks move, or messages wait to be sent."""
-        return self.sender.busy or self.receiver.busy or self.starts.busy or self.outbox.busy
+        """Whether transfers are in flight, chunks move, messages wait to be sent, or slots are to be returned."""
+        moves = self.sender.busy or self.receiver.busy or self.starts.busy or self.outbox.busy
+        return moves or bool(self.receiver.recalled or self.sender.credits.returned or self._said_want)
 
     @property
     def served(self) -> list[Job | Inbound]:
@@ -114,8 +130,10 @@ class Lane:
 
     @property
     def waits(self) -> bool:
-        """Whether a step may change anything: it is busy, or waits for a greeting or a goodbye."""
-        return self.busy or not self.outbox.ready or self.why is not None or bool(self._asked)
+        """Whether a step may change anything: it is busy, the peer is short, or a greeting or a goodbye is to come."""
+        if self.busy or not self.outbox.ready or self.why is not None or self._asked:
+            return True
+        return self.wants > len(self.receiver.granted)
 
     @property
     def over(self) -> bool:
@@ -131,7 +149,9 @@ class Lane:
         if not self._greeted and self.why is None:
             self._greet()
         changed = self.receiver.step()
-        changed |= self.starts.step(now, self.chunk_nbytes if self.outbox.ready and self.why is None else 0)
+        changed |= self.starts.step(now, self.chunk_nbytes if self.open else 0)
+        if self.open:
+            self._tell_use()
         self.outbox.flush()
         if self.outbox.lost is not None and not self.outbox.dead:
             self.lost(self.outbox.lost)
@@ -149,14 +169,66 @@ class Lane:
         if self.why is not None:  # it has just ended
             self.starts.fail_all(self.why)
 
+    # ---- slots that are shared ---------------------------------------------------------------------------------------
+
+    @property
+    def open(self) -> bool:
+        """Whether both ends have greeted, and neither leaves."""
+        return self.outbox.ready and self.why is None
+
+    def grant(self, slots: Sequence[RingSlot]) -> None:
+        """Let the peer write further slots."""
+        self.since = self._own.now()
+        self._say_slots(messages.GRANT, self.receiver.grant(slots))
+
+    def recall(self, count: int) -> None:
+        """Ask the peer for slots that it is to return once they are free."""
+        self._say_slots(messages.RECALL, self.receiver.recall(count))
+
+    def _say_slots(self, kind: int, slots: Sequence[Credit]) -> None:
+        for k in range(0, len(slots), messages.MOST_GRANT):
+            self.outbox.say(kind, messages.credits_body(slots[k : k + messages.MOST_GRANT]))
+        self._weigh()
+
+    def _weigh(self) -> None:
+        """Give slots back one by one while the peer has few, or is to return some."""
+        count = 1 if self.receiver.recalled else len(self.receiver.granted) // 4
+        self.outbox.enough = max(1, count)
+
+    def _tell_use(self) -> None:
+        """Return recalled slots that are free, and tell the peer how many slots this end has use for."""
+        known = self.sender.credits
+        if known.returned:
+            returned, known.returned = known.returned, []
+            self._say_slots(messages.RETURN, returned)
+        need = self.sender.need
+        if need > max(self._said_want, known.granted) or (not need and self._said_want):
+            self._said_want, self._told_want = need, self._told_want + 1
+            self.outbox.say(messages.WANT, messages.want_body(self._told_want, need))
+
+    def _shared(self, kind: int, body: bytes) -> None:
+        """Take a message about slots; raise LayoutError if it cannot be right."""
+        if kind == messages.WANT:
+            serial, wants = messages.read_want(body)
+            if serial > self._heard_want:
+                self._heard_want, self.wants = serial, wants
+        elif kind == messages.RETURN:
+            self._own.ring.give(self.receiver.returned(messages.read_credits(body)))
+            self._weigh()
+        elif self.outbox.ready:
+            slots = messages.read_credits(body)
+            (self.sender.credits.more if kind == messages.GRANT else self.sender.credits.recall)(slots)
+        elif len(self._early_shares) < MOST_EARLY_SHARES:
+            self._early_shares.append((kind, body))
+
     # ---- its beginning and its end -----------------------------------------------------------------------------------
 
     def _greet(self) -> None:
         self._greeted = True
         self._invited |= self.outbox.theirs != 0  # from now on the peer may write
-        ring = self._own.ring
-        device = ring.memory.device
-        self.outbox.greet(messages.hello_body(Hello(ring.address, ring.slot_nbytes, device, self.receiver.slots())))
+        ring, slots = self._own.ring, self.receiver.slots()
+        hello = Hello(ring.address, ring.slot_nbytes, len(ring.slots), ring.memory.device, slots)
+        self.outbox.greet(messages.hello_body(hello))
 
     def hello(self, heard: Message) -> None:
         """Take a greeting; raise LayoutError if it cannot be right."""
@@ -164,11 +236,11 @@ class Lane:
         if heard.sender < outbox.theirs or self.why is not None:
             return  # it is late
         hello = messages.read_hello(heard.body)
-        numbers = {number for number, _ in hello.slots}
-        if hello.slot_nbytes < ALIGNMENT or hello.slot_nbytes % ALIGNMENT or not hello.slots:
-            raise LayoutError(f"a ring of {len(hello.slots):,} slots of {hello.slot_nbytes:,} bytes")
-        if len(numbers) < len(hello.slots) or max(numbers) >= MOST_SLOTS:
-            raise LayoutError(f"a ring has a slot twice, or a slot beyond number {MOST_SLOTS:,}")
+        numbers = {number for number, *_ in hello.slots}
+        if hello.slot_nbytes < ALIGNMENT or hello.slot_nbytes % ALIGNMENT or not 0 < hello.total <= MOST_SLOTS:
+            raise LayoutError(f"a ring of {hello.total:,} slots of {hello.slot_nbytes:,} bytes")
+        if len(numbers) < len(hello.slots) or max(numbers, default=0) >= hello.total:
+            raise LayoutError(f"a ring of {hello.total:,} slots has a slot twice, or a slot beyond its last")
         new = heard.sender != outbox.theirs
         if new:
             if outbox.theirs:
@@ -176,14 +248,17 @@ class Lane:
             outbox.theirs = heard.sender
         if heard.receiver == outbox.mine and not outbox.ready:
             try:
-                self.wire.ring(hello.address, (max(numbers) + 1) * hello.slot_nbytes, hello.device)
+                self.wire.ring(hello.address, hello.total * hello.slot_nbytes, hello.device)
             except Exception as error:  # noqa: BLE001
                 self.leave(f"its ring cannot be written: {error}")
                 return
             self.chunk_nbytes = min(hello.slot_nbytes, self._own.ring.slot_nbytes)
-            self.sender.credits.grant(hello.address, hello.slot_nbytes, hello.slots)
+            self.sender.credits.grant(hello.address, hello.slot_nbytes, hello.total, hello.slots)
             outbox.ready = True
             early, self._early = self._early, []
+            shares, self._early_shares = self._early_shares, []
+            for kind, body in shares:
+                self._shared(kind, body)
             self._credit(early)
         if new or heard.receiver != outbox.mine:
             self._greet()
@@ -209,6 +284,9 @@ class Lane:
         self.outbox.reset()
         self._requests.reset()
         self._early.clear()
+        self._early_shares.clear()
+        self.wants = self._heard_want = self._told_want = self._said_want = 0
+        self._weigh()
 
     def lost(self, why: str) -> None:
         """End the lane: the peer is gone, and writes no more."""
@@ -231,6 +309,8 @@ class Lane:
             self.receiver.fail(inbound, why)
         self.starts.fail_all(why)
         self.receiver.drop_early()
+        self.sender.credits.returned.clear()
+        self._said_want = 0
 
     def _say_bye(self, answer: int = 0) -> None:
         """Tell the peer that this end leaves, and whether a write of it may still move."""
@@ -262,6 +342,9 @@ class Lane:
             elif heard.sender == self.outbox.theirs and heard.receiver == self.outbox.mine:
                 if heard.credits:
                     self._credit(heard.credits)
+                if heard.kind in messages.SHARING:
+                    self._shared(heard.kind, heard.body)
+                    return
                 self._requests.hear(heard.kind, heard.body, closed=self.why is not None)
         except Exception as error:  # noqa: BLE001  # whatever a peer sends, the other peers go on
             self.wrong(error)

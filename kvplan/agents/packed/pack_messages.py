@@ -14,7 +14,7 @@ from zlib import crc32
 from kvplan.base.quoting import quoted
 from kvplan.errors import LayoutError
 
-MAGIC = b"kvplan.pack/1"
+MAGIC = b"kvplan.pack/2"
 
 HELLO = 1  # where the sender's ring is, and its slots that the receiver may write
 ASK = 2  # a part of the order of a pull
@@ -26,17 +26,24 @@ FAILED = 7  # a transfer that the receiver of this message has begun failed at t
 CANCEL = 8  # a transfer that the sender of this message has begun is given up
 VOID = 9  # the write into a slot failed, and no DATA may come for it
 BYE = 10  # the sender leaves, or answers that
+WANT = 11  # slots that the sender has use for
+GRANT = 12  # further slots that the receiver may write
+RECALL = 13  # slots that the receiver is to return once they are free
+RETURN = 14  # recalled slots that the sender writes no more
+SHARING = WANT, GRANT, RECALL, RETURN
 
 MOST_CREDITS = 255  # of a message
+MOST_GRANT = 48  # slots of one peer, so that a greeting fits into the shortest note
 MOST_WHY = 1000  # bytes of a reason
 
 _START = struct.Struct("<13sI")  # the magic, and the checksum of all that follows
 _HEADER = struct.Struct("<BQQB")
 _CREDIT = struct.Struct("<II")
-_HELLO = struct.Struct("<QQIH")
+_HELLO = struct.Struct("<QQIIH")
 PART = struct.Struct("<QII")
 _DATA = struct.Struct("<BQIII")
 _WHICH = struct.Struct("<BQ")
+_WANT = struct.Struct("<QI")
 
 FIXED = _START.size + _HEADER.size  # bytes before the slots that are given back
 LEAST_NOTE = 512  # bytes of a note that every wire must take
@@ -74,14 +81,17 @@ class Hello(NamedTuple):
     Attributes:
         address: address of its first slot.
         slot_nbytes: bytes of a slot.
+        total: number of its slots.
         device: its device.
-        slots: the slots that the receiver may write: each with whether it is still read.
+        slots: the slots that the receiver may write: each with whether it is still read, and with the turn before its
+            first use.
     """
 
     address: int
     slot_nbytes: int
+    total: int
     device: str
-    slots: tuple[tuple[int, bool], ...]
+    slots: tuple[tuple[int, bool, int], ...]
 
 
 class OrderPart(NamedTuple):
@@ -142,7 +152,7 @@ def read(note: bytes) -> Message:
         given = tuple(map(Credit._make, _CREDIT.iter_unpack(note[FIXED:start]))) if count else ()
     except struct.error:
         raise wrong(note) from None
-    if len(given) != count or not HELLO <= kind <= BYE or not sender:
+    if len(given) != count or not HELLO <= kind <= RETURN or not sender:
         raise wrong(note)
     if crc32(memoryview(note)[_START.size :]) != checksum:
         raise wrong(note)
@@ -165,24 +175,27 @@ def wrong(note: bytes) -> LayoutError:
 def hello_body(hello: Hello) -> bytes:
     """Return the body of a :data:`HELLO`.
 
-    >>> told = Hello(4096, 1 << 20, "cuda:0", ((0, False), (3, True)))
+    >>> told = Hello(4096, 1 << 20, 8, "cuda:0", ((0, False, 0), (3, True, 0)))
     >>> read_hello(hello_body(told)) == told
     True
     """
     device = hello.device.encode()
-    slots = struct.pack(f"<{len(hello.slots)}I", *(number << 1 | busy for number, busy in hello.slots))
-    return _HELLO.pack(hello.address, hello.slot_nbytes, len(hello.slots), len(device)) + device + slots
+    slots = b"".join([_CREDIT.pack(number << 1 | busy, turn) for number, busy, turn in hello.slots])
+    return _HELLO.pack(hello.address, hello.slot_nbytes, hello.total, len(hello.slots), len(device)) + device + slots
 
 
 def read_hello(body: bytes) -> Hello:
     """Read the body of a :data:`HELLO`."""
     try:
-        address, slot_nbytes, count, length = _HELLO.unpack_from(body)
+        address, slot_nbytes, total, count, length = _HELLO.unpack_from(body)
         device = body[_HELLO.size : _HELLO.size + length].decode()
-        slots = struct.unpack(f"<{count}I", body[_HELLO.size + length :])
+        slots = tuple(_CREDIT.iter_unpack(body[_HELLO.size + length :]))
     except (struct.error, UnicodeDecodeError):
         raise wrong(body) from None
-    return Hello(address, slot_nbytes, device, tuple((number >> 1, bool(number & 1)) for number in slots))
+    if len(slots) != count:
+        raise wrong(body)
+    found = tuple((number >> 1, bool(number & 1), turn) for number, turn in slots)
+    return Hello(address, slot_nbytes, total, device, found)
 
 
 def part_body(part: OrderPart) -> bytes:
@@ -257,3 +270,38 @@ def read_credit(body: bytes) -> Credit:
         return Credit(*_CREDIT.unpack(body))
     except struct.error:
         raise wrong(body) from None
+
+
+def credits_body(given: Sequence[Credit]) -> bytes:
+    """Return the body of a :data:`GRANT`, :data:`RECALL` or :data:`RETURN`.
+
+    >>> read_credits(credits_body([Credit(3, 1), Credit(7, 0)]))
+    (Credit(slot=3, turn=1), Credit(slot=7, turn=0))
+    """
+    return b"".join([_CREDIT.pack(*credit) for credit in given])
+
+
+def read_credits(body: bytes) -> tuple[Credit, ...]:
+    """Read the body of a :data:`GRANT`, :data:`RECALL` or :data:`RETURN`."""
+    try:
+        return tuple(map(Credit._make, _CREDIT.iter_unpack(body)))
+    except struct.error:
+        raise wrong(body) from None
+
+
+def want_body(serial: int, slots: int) -> bytes:
+    """Return the body of a :data:`WANT`: the latest one, by its serial number, counts.
+
+    >>> read_want(want_body(2, 16))
+    (2, 16)
+    """
+    return _WANT.pack(serial, slots)
+
+
+def read_want(body: bytes) -> tuple[int, int]:
+    """Read the body of a :data:`WANT`."""
+    try:
+        serial, slots = _WANT.unpack(body)
+    except struct.error:
+        raise wrong(body) from None
+    return serial, slots

@@ -23,6 +23,7 @@ class Outbox:
 
     Attributes:
         mine: as given; a restart changes it.
+        enough: as given; it changes with the number of granted slots.
         theirs: number of the peer's end; 0 while it is not known.
         ready: whether the peer has heard this end's greeting.
         dead: whether the peer is gone, so that nothing is sent.
@@ -35,7 +36,8 @@ class Outbox:
         self.ready = self.dead = False
         self.lost: str | None = None
         self.sent = 0
-        self._wire, self._enough, self._now = wire, enough, now
+        self.enough = enough
+        self._wire, self._now = wire, now
         self._waiting: deque[tuple[int, bytes, int]] = deque()  # kind, body, and number of the end that it is for, or 0
         self._owed: list[Credit] = []
         self._missed = 0  # attempts for the first message
@@ -49,7 +51,7 @@ class Outbox:
     @property
     def busy(self) -> bool:
         """Whether messages wait to be sent, or enough slots to be given back."""
-        return bool(self._waiting) or len(self._owed) >= self._enough
+        return bool(self._waiting) or len(self._owed) >= self.enough
 
     @property
     def owed(self) -> int:
@@ -78,7 +80,7 @@ class Outbox:
 
     def flush(self) -> None:
         """Send what can be sent."""
-        if len(self._owed) >= self._enough and self.ready and not self._waiting:
+        if len(self._owed) >= self.enough and self.ready and not self._waiting:
             self._waiting.append((CREDIT, b"", 0))
         if not self._waiting or (self._missed and self._now() < self._again_at):
             return

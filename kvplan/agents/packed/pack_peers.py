@@ -13,11 +13,12 @@ from kvplan.agents.packed.pack_jobs import Job
 from kvplan.agents.packed.pack_lane import Lane, Own
 from kvplan.agents.packed.pack_messages import Message
 from kvplan.agents.packed.pack_receiver import Inbound
+from kvplan.agents.packed.pack_sharing import LEAST_GRANT, Share, share
 from kvplan.agents.packed.wire import Wire
-from kvplan.errors import KVPlanError, PathError
+from kvplan.errors import KVPlanError
 from kvplan.plan.packing.pack_checks import Offered
 
-LEAST_GRANT, MOST_GRANT = 3, 16  # slots of a peer by default, if there are so many
+MOST_SHARE = 16  # slots of a peer by default
 
 log = logging.getLogger("kvplan.agents")
 
@@ -30,7 +31,7 @@ class _Home:
         wire: the wire to it.
         offered: memory that it may name.
         last: the highest number of an end of it, to which a lane has ended.
-        knock: a greeting that waits for free slots.
+        knock: a greeting that waits for the end of an earlier lane.
     """
 
     wire: Wire
@@ -47,7 +48,7 @@ class Peers:
 
     Args:
         own: the parts that all lanes share.
-        granted: slots for each peer, at most; None for a third of the slots that are free.
+        granted: slots for each peer, at most; None for a third of the slots that are free, and more on demand.
 
     Attributes:
         lanes: open lanes, by the names of their peers.
@@ -97,7 +98,7 @@ class Peers:
     def _open(self, peer: str, home: _Home) -> Lane:
         ring = self._own.ring
         with self._lock:
-            granted = min(MOST_GRANT, max(LEAST_GRANT, ring.free // 3)) if self._granted is None else self._granted
+            granted = min(MOST_SHARE, max(LEAST_GRANT, ring.free // 3)) if self._granted is None else self._granted
             lane = Lane(peer, home.wire, home.offered, self._own, ring.take(granted))
             self.every = (*self.every, lane)
             self.lanes[peer] = lane
@@ -141,15 +142,20 @@ class Peers:
                 self._again(peer, home)
 
     def _again(self, peer: str, home: _Home) -> None:
-        """Open a lane to a peer that comes back, if it has greeted, and there are slots."""
+        """Open a lane to a peer that comes back, if it has greeted."""
         if home.knock is not None:
-            try:
-                lane = self._open(peer, home)
-            except PathError as error:
-                log.info("%s is greeted once there are slots: %s", peer, error)
-                return
+            lane = self._open(peer, home)
             heard, home.knock = home.knock, None
             _greet(lane, heard)
+
+    def share(self) -> bool:
+        """Grant slots to peers that have use for more; return whether anything changed."""
+        if not [lane for lane in self.every if lane.short]:
+            return False
+        own = self._own
+        state = Share(len(own.ring.slots) - len(own.senders), self._granted or MOST_SHARE, own.ring.take, own.now())
+        with self._lock:
+            return share([lane for lane in self.every if lane.open], state)
 
     def drop(self) -> None:
         """Take the slots of lanes back where nothing moves any more."""

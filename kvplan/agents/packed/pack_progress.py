@@ -90,6 +90,7 @@ class Progress:
         now = self._now()
         for lane in lanes:
             changed |= lane.step(now)
+        changed |= self._peers.share()
         changed |= _begin(lanes, now)  # gather before a write, which may block
         written = False
         for lane in lanes:

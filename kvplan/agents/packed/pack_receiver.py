@@ -71,6 +71,7 @@ class Receiver:
 
     Attributes:
         granted: by number.
+        recalled: numbers of granted slots that the peer is to return.
         inbounds: transfers that have not ended, by whose they are and their numbers.
         orders: orders of the peer's pushes.
     """
@@ -79,10 +80,13 @@ class Receiver:
         self, outbox: Outbox, mover: Mover, granted: Sequence[RingSlot], arrived: Callable[[bytes], object]
     ) -> None:
         self.granted = {slot.number: slot for slot in granted}
+        self.recalled: set[int] = set()
         self.inbounds: dict[tuple[int, int], Inbound] = {}
         self.orders = Orders()
         self._outbox, self._mover, self._arrived = outbox, mover, arrived
         self._turns = dict.fromkeys(self.granted, 0)  # the latest use of each slot that has come
+        self._bases = dict(self._turns)  # the turn of each grant, before its first use
+        self._past: dict[int, int] = {}  # turns of slots that were returned since the last greeting
         self._early: dict[int, list[Data]] = {}  # chunks of pushes whose order has not come
         self._scattering: list[_Scatter] = []
         self._epoch = 0
@@ -107,10 +111,41 @@ class Receiver:
         """Return whether a chunk of a transfer of this process is being scattered."""
         return any(one.inbound.own is transfer for one in list(self._scattering))
 
-    def slots(self) -> tuple[tuple[int, bool], ...]:
-        """Return the slots that the peer may write, each with whether it is still read."""
+    def slots(self) -> tuple[tuple[int, bool, int], ...]:
+        """Return the slots that the peer may write, each with whether it is still read, and the turn of its grant."""
         read = {one.credit.slot for one in self._scattering}
-        return tuple((number, number in read) for number in self.granted)
+        return tuple((number, number in read, self._bases[number]) for number in self.granted)
+
+    def grant(self, slots: Sequence[RingSlot]) -> list[Credit]:
+        """Let the peer write further slots; return the slots, each with the turn of its grant."""
+        for slot in slots:
+            self._turns[slot.number] = self._bases[slot.number] = self._past.get(slot.number, -1) + 1
+            self.granted[slot.number] = slot
+        return [Credit(slot.number, self._bases[slot.number]) for slot in slots]
+
+    def recall(self, count: int) -> list[Credit]:
+        """Ask for slots back; return them, each with the turn of its grant."""
+        numbers = [number for number in self.granted if number not in self.recalled][:count]
+        self.recalled.update(numbers)
+        return [Credit(number, self._bases[number]) for number in numbers]
+
+    @property
+    def used(self) -> bool:
+        """Whether the peer has written a slot since it was granted."""
+        return bool([number for number in self.granted if self._turns[number] > self._bases[number]])
+
+    def returned(self, given: Sequence[Credit]) -> list[RingSlot]:
+        """Take slots back that the peer writes no more; raise LayoutError if it cannot be through with one."""
+        read, found = {one.credit.slot for one in self._scattering}, []
+        for number, turn in given:
+            if number not in self.recalled or turn < self._bases[number]:
+                continue  # it came twice
+            if turn != self._turns[number] or number in read:
+                raise LayoutError(f"slot {number} is returned after use {turn:,}; use {self._turns[number]:,} has come")
+            self._past[number] = turn
+            self.recalled.remove(number)
+            found.append(self.granted.pop(number))  # last: an interrupt may come between
+        return found
 
     def take(self, inbound: Inbound) -> None:
         """Receive a transfer, and the chunks of it that have come already."""
@@ -249,4 +284,7 @@ class Receiver:
         self.orders = Orders()
         self._early.clear()
         self._turns = dict.fromkeys(self.granted, 0)
+        self._bases = dict(self._turns)
+        self._past.clear()
+        self.recalled.clear()
         self._epoch += 1

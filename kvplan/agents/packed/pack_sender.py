@@ -30,6 +30,7 @@ from kvplan.errors import TransferError
 PRIORITY = ("normal", "high")
 AHEAD = 3  # chunks that are gathered while the peer has no slot for them
 SPARE = 3  # slots that such a chunk leaves to the other peers
+MOST_NEED = 16  # slots of the peer that one process has use for
 LOOKS = 2  # writes that move, and are looked at in one step; then one of the others
 
 log = logging.getLogger("kvplan.agents")
@@ -69,6 +70,17 @@ class Sender:
     def busy(self) -> bool:
         """Whether it has work, or waits for the peer."""
         return bool(self.jobs) or not self.quiet
+
+    @property
+    def need(self) -> int:
+        """Number of slots of the peer that this process has use for: one for each chunk, up to a limit."""
+        count = len(self._gathering) + len(self._writing)
+        for line in self._lines:
+            for job in line:
+                count += len(job.rows) - job.next
+                if count >= MOST_NEED:
+                    return MOST_NEED
+        return count
 
     @property
     def served(self) -> list[Job]:

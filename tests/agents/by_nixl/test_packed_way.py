@@ -11,6 +11,7 @@ import pytest
 
 import kvplan
 from kvplan import Agent, KVLayout, KVPlanError, LayoutError, PathError, TransferError
+from kvplan.agents.by_nixl.packed_way import GPU_SLOTS, Slots, allocated
 from kvplan.cost.wires.wire_profile import default_wire
 from kvplan.cost.wires.wire_store import save_wire
 from tests.agents.by_nixl.known_agents import KnownAgents, heard
@@ -280,6 +281,18 @@ def test_a_ring_has_slots_of_the_size_that_calibration_has_found(monkeypatch, tm
         ring = agent._core.packed.lanes.ring.end.ring
         assert (len(ring.slots), ring.slot_nbytes) == slots
     far.close()
+
+
+def test_a_ring_is_smaller_where_a_gpu_has_little_memory_left():
+    def pages(nbytes, device):
+        if nbytes > 100 << 20:
+            raise PathError(f"{device} has no {nbytes:,} bytes for a ring")
+        return nbytes
+
+    assert allocated("cuda:0", GPU_SLOTS, pages, smaller=True) == ((16, 4 << 20), 64 << 20)
+    for slots, smaller in ((GPU_SLOTS, False), (Slots(32, 8 << 20), True)):
+        with pytest.raises(PathError, match="cuda:0 has no"):
+            allocated("cuda:0", slots, pages, smaller=smaller)
 
 
 def test_explain_says_why(dear, far):

@@ -143,7 +143,8 @@ def move_ranks(case: Reshard, wrong: Faults, seed: int, executor) -> tuple[int, 
     network.faults = Faults(late=wrong.late, twice=wrong.twice)
     for side, letter in zip(shards, "sd", strict=True):
         for k, _ in enumerate(side):
-            network.place(f"{letter}{k}", executor, slots=28, slot_nbytes=256, sending=4, granted=3)
+            slots = network.rng.choice((3, 5, 28))  # of 28, each of the other side's ranks gets some at once
+            network.place(f"{letter}{k}", executor, slots=slots, slot_nbytes=256, granted=network.rng.choice((None, 3)))
     plans = kvplan.reshard(*shards).plan(*case.ids, *case.skips)
     for s, d in plans:
         meet(network, f"s{s}", f"d{d}", ([shards[0][s].layout], [shards[1][d].layout]))

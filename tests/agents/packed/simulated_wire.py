@@ -145,7 +145,8 @@ class SimulatedWire:
 
     def _write(self, local: int, remote: int, nbytes: int, note: bytes) -> Write:
         self.check(remote, nbytes)
-        assert not any(one.remote < remote + nbytes and remote < one.remote + one.nbytes for one in self.writes), (
+        moving = [one for wire in self.network.wires for one in wire.writes]
+        assert not any(one.remote < remote + nbytes and remote < one.remote + one.nbytes for one in moving), (
             "two writes into one slot"
         )
         self._refuses()

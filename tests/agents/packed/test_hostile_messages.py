@@ -104,8 +104,9 @@ def test_a_message_that_cannot_be_right(pair, name, busy):
 def test_a_greeting_that_cannot_be_right(pair):
     _, theirs = ends(pair)
     for hello in (
-        Hello(0, 1000, "cpu", ((0, False),)), Hello(0, 0, "cpu", ((0, False),)), Hello(0, 1024, "cpu", ()),
-        Hello(0, 1024, "cpu", ((1, False), (1, True))), Hello(0, 1024, "cpu", ((1 << 20, False),)),
+        Hello(0, 1000, 8, "cpu", ((0, False, 0),)), Hello(0, 0, 8, "cpu", ((0, False, 0),)),
+        Hello(0, 1024, 0, "cpu", ()), Hello(0, 1024, 1 << 20, "cpu", ()), Hello(0, 1024, 8, "cpu", ((8, False, 0),)),
+        Hello(0, 1024, 8, "cpu", ((1, False, 0), (1, True, 0))),
     ):  # fmt: skip
         again(pair)
         say(pair, messages.HELLO, messages.hello_body(hello), sender=theirs + (1 << 61))
@@ -196,7 +197,7 @@ def test_a_peer_that_leaves_and_greets_again_and_again(pair):
     """It gets no further slots before it has said that it writes no more."""
     free = pair.near.end.ring.free
     mine, theirs = ends(pair)
-    hello = messages.hello_body(Hello(0, 1024, "cpu", ((0, False),)))
+    hello = messages.hello_body(Hello(0, 1024, 8, "cpu", ((0, False, 0),)))
     pair.far.polls = False
     for turn in range(10):
         say(pair, messages.BYE, b"\0", sender=theirs + turn, receiver=mine)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import kvplan
+from kvplan.agents.by_nixl.ring_pages import ring_pages
 from kvplan.agents.packed.pack_credits import Credits
 from kvplan.agents.packed.readiness import Ready
-from kvplan.agents.packed.ring_pages import ring_pages
 from kvplan.agents.packed.slot_ring import SlotRing
 from kvplan.errors import KVPlanError, LayoutError, PathError, TransferError
 from kvplan.plan.row_plans import Memory
@@ -97,8 +97,7 @@ def test_rings_of_the_host_and_of_nothing_else():
     assert (len(slots.slots), slots.nbytes, slots.free) == (4, 1 << 20, 4)
     taken = slots.take(9)
     assert [slot.place.address - slots.address for slot in taken] == [0, 1 << 18, 2 << 18, 3 << 18]
-    with pytest.raises(PathError, match="all 4 slots of the ring are taken"):
-        slots.take(1)
+    assert slots.take(1) == []
     slots.give(taken[1:2])
     assert slots.take(1) == taken[1:2]
     for device in ("tpu", "cuda:x", "cuda"):
@@ -114,14 +113,14 @@ def test_rings_of_the_host_and_of_nothing_else():
 def test_turns_of_slots():
     """A slot that is taken, and given back unused, has the same turn again; late credits free nothing."""
     credits = Credits()  # noqa: A001
-    credits.grant(0, 256, [(4, False)])
+    credits.grant(0, 256, 8, [(4, False, 0)])
     lent = credits.take()
     assert lent == (4, 1, 1024)
     credits.back(lent)
     assert credits.take() == lent
     credits.credit(4, 1)
     assert credits.free == 0  # its write moves
-    credits.grant(0, 256, [(4, True), (5, False)])
+    credits.grant(0, 256, 8, [(4, True, 0), (5, False, 0)])
     credits.back(lent)  # of the time before the grant
     assert (credits.free, credits.awaited) == (1, 1)
     for turn in (1, 2, 0, 0):
@@ -201,7 +200,7 @@ def test_the_face_of_a_transfer(executor):
 
 
 def test_slots_for_a_peer_that_comes_back_to_a_full_ring(executor):
-    """Its greeting is kept until another peer's slots return."""
+    """It is greeted without slots, and another peer returns some when they are needed."""
     pair = Pair(executor, near={"slots": 8, "sending": 2, "granted": 6})
     network = pair.network
     pair.far.end.forget("near")
@@ -211,11 +210,9 @@ def test_slots_for_a_peer_that_comes_back_to_a_full_ring(executor):
     other.meet("near")
     network.run(lambda: pair.near.lane("other").outbox.ready)
     pair.far.meet("near", [pair.there])
-    for _ in range(200):
-        network.step()
-    assert not pair.near.end.has("far")
-    pair.near.end.forget("other")
     network.run(lambda: pair.near.end.has("far") and pair.near.lane("far").outbox.ready)
+    assert [len(pair.near.lane(name).granted) for name in ("other", "far")] == [6, 0]
     pair.ended(pair.submit(reading=True))
+    assert len(pair.near.lane("far").granted) > 0
     assert pair.same()
     pair.check()

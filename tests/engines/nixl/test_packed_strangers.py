@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import kvplan
+from kvplan.agents.packed.pack_messages import MAGIC
 from kvplan.engines.nixl import packed_peers, packed_transfers
 from kvplan.engines.nixl.descriptor_rows import Rows
 from kvplan.engines.nixl.metadata import joined, split
@@ -95,7 +96,7 @@ def test_notes_that_lie_harm_nobody(pair):
         mallory.add_remote_agent(real.get_agent_metadata())
     rng = np.random.default_rng(5)
     for turn in range(200):
-        start = (b"kvplan.wire/1" + b"?!-.x"[turn % 5 : turn % 5 + 1], b"kvplan.pack/1")[turn % 2]
+        start = (b"kvplan.wire/1" + b"?!-.x"[turn % 5 : turn % 5 + 1], MAGIC)[turn % 2]
         told = start + rng.integers(0, 256, rng.integers(0, 60), np.uint8).tobytes()
         mallory.send_notif(pair.real[turn % 2].name, told)
     pair.pools[1][:] = 3

@@ -1,0 +1,88 @@
+"""Slots of this process's ring for its peers: those with use for more get free ones, or ones that others return."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from kvplan.agents.packed.pack_lane import Lane
+from kvplan.agents.packed.slot_ring import RingSlot
+
+PATIENCE = 0.05  # seconds that a peer keeps a slot that it does not use, while another has none
+LEAST_GRANT = 3  # slots that a peer with transfers gets, if there are so many, though others lose their last one
+
+
+class Share(NamedTuple):
+    """The state of a ring that is shared.
+
+    Attributes:
+        usable: number of slots for peers.
+        most: most slots of a peer.
+        take: takes at most so many free slots.
+        now: the time, in seconds.
+    """
+
+    usable: int
+    most: int
+    take: Callable[[int], list[RingSlot]]
+    now: float
+
+
+def share(lanes: Sequence[Lane], state: Share) -> bool:
+    """Grant slots to peers that have use for more, and recall slots of others if too few are free.
+
+    Peers with transfers have equal parts of the ring. Others keep what they have until it is needed, so that their next
+    transfer begins at once.
+
+    Args:
+        lanes: lanes that are open.
+        state: the ring.
+
+    Returns:
+        Whether anything was granted or recalled.
+    """
+    short = [lane for lane in lanes if lane.short]
+    if not short:
+        return False
+    users = [lane for lane in lanes if lane.wants or lane.receiver.inbounds]
+    idle = [lane for lane in lanes if lane not in users]
+    due = max(1, state.usable // len(users))
+    changed, missing, first = False, 0, 0
+    for lane in sorted(short, key=lambda one: (_held(one), one.since)):
+        room = min(lane.wants, due, state.most) - _held(lane)
+        if room > 0:
+            got = state.take(room)
+            if got:
+                lane.grant(got)
+                changed = True
+            missing += room - len(got)
+            first += max(0, min(room, LEAST_GRANT - _held(lane)))
+    coming = sum([len(lane.receiver.recalled) for lane in lanes])
+    recalled = _recall(idle, 1, missing - coming)
+    recalled += _recall(users, due, missing - coming - recalled)
+    recalled += _recall(idle, 0, first - coming - recalled)
+    if missing and not coming and not recalled and not all(map(_held, short)):
+        # More peers have transfers than there are slots: they take turns, and each writes at least once, if it can.
+        through = [lane for lane in users if lane.receiver.used or (_held(lane) and state.now - lane.since > PATIENCE)]
+        oldest = min(through, key=lambda lane: lane.since, default=None)
+        recalled += 0 if oldest is None else _recall([oldest], _held(oldest) - 1, 1)
+    return changed or recalled > 0
+
+
+def _held(lane: Lane) -> int:
+    return len(lane.receiver.granted)
+
+
+def _recall(lanes: Iterable[Lane], keep: int, count: int) -> int:
+    """Recall at most ``count`` slots, one by one of the lane that has most; each keeps ``keep``. Return how many."""
+    left = {lane: _held(lane) - len(lane.receiver.recalled) for lane in lanes}
+    found: dict[Lane, int] = {}
+    while left and sum(found.values()) < count:
+        lane = max(left, key=lambda one: left[one])
+        if left[lane] <= keep:
+            break
+        left[lane] -= 1
+        found[lane] = found.get(lane, 0) + 1
+    for lane, slots in found.items():
+        lane.recall(slots)
+    return sum(found.values())
