@@ -15,7 +15,8 @@ RESULTS = ROOT / "benchmarks" / "results" / "wires"
 WIRE, ALONE = RESULTS / "nvidia-h200-one-gpu.json", RESULTS / "staging-nvidia-h200.json"
 PAGE = ROOT / "docs" / "processes" / "packed.md"
 MARKS = "<!-- packed on a GPU -->", "<!-- end of packed on a GPU -->"
-COPY, SGLANG, EACH = "one contiguous copy", "SGLang's kernel", "a descriptor each"
+COPY, SGLANG, EACH, ONE = "one contiguous copy", "SGLang's kernel", "a descriptor each", "one message"
+WIRE_NAMES = {"cuda_ipc": "`cuda_ipc`", "cuda_tcp": "TCP"}
 
 
 def pages() -> Iterator[tuple[Path, tuple[str, str], str]]:
@@ -48,10 +49,12 @@ def between() -> Iterator[str]:
     """Yield the table of packed transfers between two processes of one GPU.
 
     >>> next(between())
-    '| two processes, one GPU, NIXL over `cuda_ipc` | packed, GB/s | a descriptor each, GB/s | times as fast |'
+    '| two processes, one GPU, NIXL; GB/s | packed | a descriptor each | times as fast | one message |'
     """
-    yield "| two processes, one GPU, NIXL over `cuda_ipc` | packed, GB/s | a descriptor each, GB/s | times as fast |"
-    yield "| --- | --- | --- | --- |"
-    for (_, what), row in _rows(WIRE).items():
+    yield "| two processes, one GPU, NIXL; GB/s | packed | a descriptor each | times as fast | one message |"
+    yield "| --- | --- | --- | --- | --- |"
+    for (group, what), row in _rows(WIRE).items():
         if EACH in row["beside"]:
-            yield f"| {what} | {row['ours']:.3g} | {row['beside'][EACH]:.2g} | {row['ratios'][EACH]:.3g} |"
+            wire, beside = WIRE_NAMES[group.split(",")[0]], row["beside"]
+            yield (f"| {wire}, {what} | {row['ours']:.3g} | {beside[EACH]:.2g} | {row['ratios'][EACH]:.3g} | "
+                   f"{float(f'{beside[ONE]:.3g}'):,g} |")  # fmt: skip
