@@ -41,7 +41,8 @@ EARLIER = {  # what else a reader must know of a result
     "engines-nvidia-h200-8b-alone-async": "This run is older than the first one: loads had 8 groups of layers at most.",
     "engines-nvidia-h200-gqa1-alone": (
         "The machine's CPU changed its pace during this run: within one way and one round, first tokens took from 24 "
-        "to 46 ms. With 80 layers, the launches bind the time, so the ways cannot be told apart."
+        "to 46 ms. With 80 layers, the launches bind the time, so the ways cannot be told apart. Loads had 8 groups of "
+        "layers of the same size."
     ),
 }
 TRACE = ROOT / "benchmarks" / "results" / "engines-nvidia-h200-trace.json"

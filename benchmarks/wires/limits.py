@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -79,9 +79,19 @@ FULL = Scale()
 SMOKE = Scale(rows=(576, 8 * KIB), nbytes=512 * KIB, most_rows=256, layers=4, repeats=2, single=3)
 
 
+def positive(text: str) -> int:
+    """Read a number that is at least 1, for :mod:`argparse`."""
+    number = int(text)
+    if number < 1:
+        raise ArgumentTypeError(f"{number} is less than 1")
+    return number
+
+
 def add_slots(parser: ArgumentParser) -> None:
     """Add the argument of the agents' rings."""
-    parser.add_argument("--slots", type=int, nargs=2, metavar=("NUMBER", "MIB"), help="slots of a ring, and their size")
+    parser.add_argument(
+        "--slots", type=positive, nargs=2, metavar=("NUMBER", "MIB"), help="slots of a ring, and their size"
+    )
 
 
 def slots_of(chosen: Namespace) -> tuple[int, int] | None:

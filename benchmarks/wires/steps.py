@@ -21,7 +21,7 @@ import numpy as np
 
 import kvplan
 from benchmarks.wires.far import FAR, NEAR, Side
-from benchmarks.wires.limits import FULL, MIB, WIRES, Scale, add_slots, slots_of
+from benchmarks.wires.limits import FULL, MIB, WIRES, Scale, add_slots, positive, slots_of
 
 Marks = dict[str, dict[Any, float]]
 SPANS = (  # name, the step that begins it, the step that ends it
@@ -200,7 +200,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("wire", choices=list(WIRES))
     parser.add_argument("--rows", type=int, nargs="+", default=[576, 64 << 10], metavar="BYTES")
     parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--mib", type=int, default=FULL.nbytes // MIB, metavar="MIB", help="size of a transfer")
+    parser.add_argument("--mib", type=positive, default=FULL.nbytes // MIB, metavar="MIB", help="size of a transfer")
     add_slots(parser)
     chosen = parser.parse_args(arguments)
     places = devices() if WIRES[chosen.wire].memory == "gpu" else ("cpu", "cpu")

@@ -116,7 +116,7 @@ def statistics_by_layer(plan: Plan, route: str = "", groups: Cutting | int | Non
     >>> [(one.nbytes, one.runs, one.copies.total) for one in made]
     [(4096, 4, 4), (4096, 4, 4)]
     """
-    cut = LayerCut.of(plan, layer_groups(plan.nbytes, plan.units) if groups is None else groups)
+    cut = LayerCut.of(plan, layer_groups(plan.nbytes, plan.units, len(plan.layers)) if groups is None else groups)
     return cut.statistics(route or plan.direction, cut.counted(plan))
 
 

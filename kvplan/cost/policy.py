@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 from kvplan.base.integers import optional_integer
@@ -141,6 +142,7 @@ BESIDE_COMPUTE = Policy(overlap="decode")
 def layer_groups(
     nbytes: int,
     units: int,
+    layers: int,
     most: int = LAYER_GROUPS,
     least_nbytes: int = LAYER_GROUP_NBYTES,
     halved_nbytes: int = HALVED_NBYTES,
@@ -151,21 +153,28 @@ def layer_groups(
     Args:
         nbytes: its bytes.
         units: its units.
+        layers: its layers, of as many bytes each.
         most: most groups of the same size; the first and the last of so many are halved.
         least_nbytes: least bytes of a group that is not halved.
         halved_nbytes: least bytes of a halved group.
         piece_nbytes: least bytes that a halved group has of each unit.
 
-    >>> [tuple(layer_groups(mebibytes << 20, mebibytes // 2)) for mebibytes in (1, 40, 100, 130, 700)]
+    >>> [tuple(layer_groups(mebibytes << 20, mebibytes // 2, 32)) for mebibytes in (1, 40, 100, 130, 700)]
     [(1, 0), (2, 0), (6, 0), (8, 1), (8, 2)]
-    >>> layer_groups(700 << 20, units=1400)  # of 512 KiB
+    >>> layer_groups(700 << 20, units=1400, layers=32)  # of 512 KiB
+    Cutting(groups=8, halvings=1)
+    >>> layer_groups(700 << 20, units=700, layers=61)  # a quarter of 7 layers would be one layer, of 17 KiB
     Cutting(groups=8, halvings=1)
     """
     groups = max(min(most, nbytes // max(least_nbytes, 1)), 1)
     if groups < most or groups < 2:
         return Cutting(groups)
-    pieces = nbytes // groups // max(halved_nbytes, units * piece_nbytes, 1)  # that a group may be cut into
-    return Cutting(groups, min(max(pieces, 1).bit_length() - 1, HALVINGS))
+    for halvings in range(HALVINGS, 0, -1):
+        made = Cutting(groups, halvings)
+        fewest = min(after - before for before, after in pairwise(made.edges(layers)))
+        if fewest * nbytes >= layers * max(halved_nbytes, units * piece_nbytes):
+            return made
+    return Cutting(groups)
 
 
 def cuttings(most: int = LAYER_GROUPS) -> tuple[Cutting, ...]:

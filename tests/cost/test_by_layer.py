@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import kvplan
 from kvplan import PathError, Policy
@@ -24,6 +27,7 @@ from kvplan.cost.policy import layer_groups
 from kvplan.cost.profile import TERMS, Beside, PathCosts, route_paths
 from kvplan.cost.statistics import LARGE, Pieces, Statistics, statistics_of
 from kvplan.cost.store import by_name
+from kvplan.plan.layers import Cutting
 from tests.cost.priced_profiles import PLAN, profile
 
 COSTS = {
@@ -137,16 +141,37 @@ MIB = 1 << 20
     (4096 * MIB, 4096, (8, 2)), (4096 * MIB, 4097, (8, 1)), (4096 * MIB, 8192, (8, 1)), (4096 * MIB, 8193, (8, 0)),
 ])  # fmt: skip
 def test_how_many_groups(nbytes, units, groups):
-    assert layer_groups(nbytes, units) == groups
+    assert layer_groups(nbytes, units, 32) == groups
 
 
 def test_the_limits_hold_for_halved_groups():
-    assert layer_groups(1 << 40, 1, most=1) == (1, 0)
-    assert layer_groups(4096 * MIB, 1, least_nbytes=1024 * MIB) == (4, 0)
-    made = [layer_groups(nbytes, 1, 8, 1, halved_nbytes=100, piece_nbytes=1) for nbytes in (1599, 1600, 3199, 3200)]
+    assert layer_groups(1 << 40, 1, 32, most=1) == (1, 0)
+    assert layer_groups(4096 * MIB, 1, 32, least_nbytes=1024 * MIB) == (4, 0)
+    made = [layer_groups(nbytes, 1, 32, 8, 1, halved_nbytes=100, piece_nbytes=1) for nbytes in (1599, 1600, 3199, 3200)]
     assert made == [(8, 0), (8, 1), (8, 1), (8, 2)]
-    made = [layer_groups(1600, units, 8, 1, halved_nbytes=1, piece_nbytes=10) for units in (11, 10, 6, 5)]
+    made = [layer_groups(1600, units, 32, 8, 1, halved_nbytes=1, piece_nbytes=10) for units in (11, 10, 6, 5)]
     assert made == [(8, 0), (8, 1), (8, 1), (8, 2)]
+
+
+@given(layers=st.integers(1, 130), units=st.integers(1, 4000), page=st.integers(1, 1 << 17))
+def test_halved_groups_have_the_least_bytes(layers, units, page):
+    """Layers do not split evenly: the smallest piece counts, not their mean."""
+    nbytes = layers * units * page
+    made = layer_groups(nbytes, units, layers)
+    edges = made.edges(layers)
+    assert edges == sorted(set(edges)), "no group is empty"
+    assert (edges[0], edges[-1]) == (0, layers)
+    if made.halvings:
+        fewest = min(after - before for before, after in pairwise(edges))
+        assert fewest * units * page >= 8 * MIB
+        assert fewest * page >= 32 << 10
+
+
+def test_the_first_group_of_61_layers_is_not_too_small():
+    """DeepSeek-V3: pages of 18 KiB, so one layer's pieces are below what a batch copies."""
+    assert layer_groups(61 * 375 * 18432, 375, 61) == (8, 1)
+    assert layer_groups(64 * 375 * 18432, 375, 64) == (8, 2)
+    assert Cutting(8, 1).edges(61)[:3] == [0, 3, 7]
 
 
 def load_of(layers: int, page: int, blocks: int) -> kvplan.Plan:

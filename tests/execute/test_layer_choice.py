@@ -129,6 +129,17 @@ def test_a_prediction_is_scaled_within_a_class_of_sizes():
     assert made[1].predicted == pytest.approx(made[0].predicted * 17 / 16)
 
 
+def test_other_groups_are_another_decision():
+    device = Device()
+    cache, pool = replace(CACHE, block=48, layer=40), replace(POOLS[0], block=48, layer=40)
+    plan = pair_on(device, "load", cache, pool).program.plan(np.arange(48)[::-1], np.arange(48))
+    with executor_on(device, profile=favouring("kernel"), limits=ALWAYS_CUT) as executor:
+        choose = executor._backend.selection.choose
+        predicted = [choose(plan, capturing=False, groups=Cutting(8, halvings)).predicted for halvings in (0, 1, 2, 0)]
+    assert predicted[0] == predicted[3]
+    assert len(set(predicted)) == 3
+
+
 def test_joined_plans_by_layer_are_decided_once():
     device = Device()
     pairs = [pair_on(device, "load", CACHE, POOLS[0], seed=seed) for seed in (1, 2)]

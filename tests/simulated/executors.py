@@ -21,6 +21,7 @@ from kvplan.cost.profile import GPU_ROUTES, TERMS, DeviceProfile, PathCosts, def
 from kvplan.execute.gpu import backend
 from kvplan.execute.gpu.resources import DEFAULT_LIMITS, Limits
 from kvplan.execute.gpu.selection import Choice, Selection
+from kvplan.plan.layers import Cutting
 from tests import oracle
 from tests.paged_caches import DEVICE_NOTATION, HOST_NOTATIONS, Move, Paged, Pair, assert_same_bytes
 from tests.simulated.device import Device
@@ -128,7 +129,7 @@ def paths_in_turn(names: Iterable[str]) -> Iterator[None]:
     """What auto takes, one transfer after another."""
     todo = iter(names)
 
-    def take(selection: Selection, plan: kvplan.Plan, groups: int) -> Choice:
+    def take(selection: Selection, plan: kvplan.Plan, groups: Cutting | None) -> Choice:
         del groups
         selection._sides(plan)  # which lets the GPU reach its peers
         return Choice(selection._paths[next(todo)], None, pageable=False)

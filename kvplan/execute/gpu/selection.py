@@ -94,6 +94,7 @@ class Selection:
         return layer_groups(
             plan.nbytes,
             plan.units,
+            len(plan.layers),
             limits.layer_groups,
             limits.layer_group_nbytes,
             limits.halved_nbytes,

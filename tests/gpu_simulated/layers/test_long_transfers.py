@@ -27,6 +27,11 @@ def uploaded(executor):
     return {group: set(known) for group, known in tables._known.items()}, set(tables._functions)
 
 
+def least_of(plan, times):
+    """The bytes of the shortest group of a plan, halved so often that a group is cut into at most so many pieces."""
+    return {4: 1, 2: 2, 1: 5}[times] * plan.nbytes // LAYERS
+
+
 def sizes(transfer):
     """The number of layers of each group of a transfer, which has all layers in their order."""
     assert [layer for layers in transfer.layer_groups for layer in layers] == list(range(LAYERS))
@@ -34,17 +39,19 @@ def sizes(transfer):
 
 
 @both_ways
+@pytest.mark.parametrize(("times", "groups"), [(4, TWICE), (2, ONCE), (1, EVEN)])
 @pytest.mark.parametrize("named", [True, False], ids=["named", "auto"])
 @pytest.mark.parametrize("path", PATHS)
-def test_a_long_transfer_has_short_ends_and_finds_all_that_it_needs(path, named, direction):
+def test_a_long_transfer_has_short_ends_and_finds_all_that_it_needs(path, named, times, groups, direction):
     device = Device()
     pair = pair_on(device, direction, CACHE, POOL)
-    with executor_on(device, path if named else "auto", favouring(path), limits=LONG) as executor:
+    limits = replace(LONG, halved_nbytes=least_of(pair.plan(MOVE), times))
+    with executor_on(device, path if named else "auto", favouring(path), limits=limits) as executor:
         executor.prepare(pair.program.plan([0], [0]), by_layer=True)
         ready, plan = uploaded(executor), pair.plan(MOVE)
-        assert executor.candidates(plan, by_layer=True)[0].groups == len(TWICE)
+        assert executor.candidates(plan, by_layer=True)[0].groups == len(groups)
         transfer = executor.submit(plan, by_layer=True)
-        assert sizes(transfer) == TWICE
+        assert sizes(transfer) == groups
         assert transfer.result().path == path
         pair.check()
         assert uploaded(executor) == ready
@@ -70,13 +77,13 @@ def test_both_halves_are_ready_where_only_some_groups_have_both(direction):
         assert uploaded(executor) == ready
 
 
-@pytest.mark.parametrize(("share", "groups"), [(4, TWICE), (3, ONCE), (2, ONCE), (1, EVEN)])
-def test_groups_of_short_pieces_are_not_halved(share, groups):
-    """A group has so many times the bytes of a unit that a halved group has at least."""
+@pytest.mark.parametrize(("least", "groups"), [(1, TWICE), (2, ONCE), (3, EVEN)])
+def test_groups_of_short_pieces_are_not_halved(least, groups):
+    """A halved group has at least so many layers of a unit."""
     device = Device()
     pair = pair_on(device, "load", CACHE, POOL)
     plan = pair.plan(MOVE)
-    limits = replace(LONG, halved_piece_nbytes=plan.nbytes // plan.units // 8 // share)
+    limits = replace(LONG, halved_piece_nbytes=plan.nbytes // plan.units // LAYERS * least)
     with executor_on(device, "kernel", limits=limits) as executor:
         transfer = executor.submit(plan, by_layer=True)
         assert sizes(transfer) == groups
@@ -90,7 +97,7 @@ def test_groups_of_few_bytes_are_not_halved(times, groups, more):
     device = Device()
     pair = pair_on(device, "load", CACHE, POOL)
     plan = pair.plan(MOVE)
-    limits = replace(LONG, halved_nbytes=plan.nbytes // 8 // times + more)
+    limits = replace(LONG, halved_nbytes=least_of(plan, times) + more)
     with executor_on(device, "kernel", limits=limits) as executor:
         transfer = executor.submit(plan, by_layer=True)
         fewer = {len(TWICE): ONCE, len(ONCE): EVEN, len(EVEN): EVEN}
