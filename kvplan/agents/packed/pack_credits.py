@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kvplan.agents.packed.pack_messages import Credit
+from kvplan.agents.packed.pack_messages import MOST_BASE, Credit
 from kvplan.errors import LayoutError
 
 
@@ -55,6 +55,8 @@ class Credits:
     Attributes:
         some: numbers of the slots that may be written now.
         returned: slots to return, each with the turn of its latest use, or of its grant.
+        leaving: numbers of recalled slots that are free and were not used since their grant. They may be used once
+            before :meth:`release` returns them, so that peers that take turns all get on.
 
     >>> credits = Credits()
     >>> credits.grant(4096, 64, 8, [(5, False, 0), (7, True, 0)])
@@ -77,6 +79,8 @@ class Credits:
         self._slots: dict[int, _Lent] = {}
         self.some: list[int] = []
         self.returned: list[Credit] = []
+        self.leaving: list[int] = []
+        self._offered = 0  # of those that leave, how many could have been used
         self._past: dict[int, int] = {}  # turns of slots that were returned since the last greeting
         self._recalls: dict[int, int] = {}  # turns of recalled grants that have not come
         self._address = self._slot_nbytes = self._total = 0
@@ -97,9 +101,10 @@ class Credits:
         A slot that the peer still reads is given back with its turn. A slot that was known before stays out while a
         write moves into it.
         """
+        if any(turn >= MOST_BASE for *_, turn in slots):
+            raise LayoutError(f"a slot is granted at turn {max(turn for *_, turn in slots):,}")
         self._address, self._slot_nbytes, self._total = address, slot_nbytes, total
-        self.some.clear()
-        self.returned.clear()
+        self.withdraw()
         self._past.clear()
         self._recalls.clear()
         known, self._slots = self._slots, {}
@@ -112,23 +117,44 @@ class Credits:
         """Take further slots; raise LayoutError if the peer cannot have granted them."""
         for number, turn in given:
             slot, past = self._slots.get(number), self._past.get(number, -1)
-            if number >= self._total or (slot is not None and turn > slot.base):
+            if number >= self._total or turn >= MOST_BASE or (slot is not None and turn > slot.base):
                 raise LayoutError(f"slot {number} of {self._total:,} is granted, which is in use or does not exist")
             if slot is None and turn > past:
-                slot = self._slots[number] = _Lent(turn, base=turn, recalled=self._recalls.get(number) == turn)
-                self._free_if(number, slot)
+                recalled = self._recalls.get(number) == turn
+                self._slots[number] = _Lent(turn, base=turn, recalled=recalled)
+                self.some.append(number)
+                if recalled:
+                    self.leaving.append(number)
 
     def recall(self, given: Sequence[Credit]) -> None:
-        """Return slots once they are free: those of these numbers, by the turns of their grants."""
+        """Return slots once they are free: those of these numbers, by the turns of their grants.
+
+        Raises:
+            LayoutError: the ring has no such slot.
+        """
         for number, turn in given:
             slot = self._slots.get(number)
+            if number >= self._total:
+                raise LayoutError(f"slot {number} of {self._total:,} is recalled")
             if slot is None or slot.base < turn:
                 self._recalls[number] = max(turn, self._recalls.get(number, 0))  # its grant is late
             elif slot.base == turn and not slot.recalled:
                 slot.recalled = True
-                if number in self.some:
+                if number in self.some and slot.turn == slot.base:
+                    self.leaving.append(number)
+                elif number in self.some:
                     self.some.remove(number)
                     self._free_if(number, slot)
+
+    def release(self) -> None:
+        """Return recalled slots that are free. Those that are new here may be used until the next call."""
+        if self._offered:
+            for number in self.leaving[: self._offered]:
+                if number in self.some:
+                    self.some.remove(number)
+                    self._free_if(number, self._slots[number])
+            del self.leaving[: self._offered]
+        self._offered = len(self.leaving)
 
     def settle(self, moving: Collection[int]) -> None:
         """Note that writes move only into these slots."""
@@ -137,8 +163,9 @@ class Credits:
 
     def withdraw(self) -> None:
         """Free no slot until the next greeting."""
-        self.some.clear()
-        self.returned.clear()
+        for some in (self.some, self.returned, self.leaving):
+            some.clear()
+        self._offered = 0
         for slot in self._slots.values():
             slot.awaited = -1
 

@@ -25,6 +25,7 @@ from kvplan.plan.packing.pack_checks import Offered
 
 MOST_EARLY = 4 * MOST_SLOTS  # credits that wait for the peer's greeting
 MOST_EARLY_SHARES = 1024  # messages about slots that do
+PATIENCE = 0.05  # seconds for a recalled slot, and for one that is not used while another peer has none
 REPEAT_SECONDS, MOST_REPEAT_SECONDS = 0.1, 5.0  # between two goodbyes to a peer that does not answer
 
 log = logging.getLogger("kvplan.agents")
@@ -79,6 +80,7 @@ class Lane:
         why: why no transfer is accepted any more; None while it is open.
         wants: number of slots that the peer has use for; 0 if those that it has are enough.
         since: time of its latest grant, in seconds; 0 before the first.
+        recalled_at: time when slots were recalled last.
     """
 
     def __init__(self, name: str, wire: Wire, offered: Offered, own: Own, granted: Sequence[RingSlot]) -> None:
@@ -95,7 +97,7 @@ class Lane:
         self._numbers = [self.outbox.mine]  # all that it ever had
         self._early: list[Credit] = []
         self._early_shares: list[tuple[int, bytes]] = []  # before the peer's greeting
-        self.wants, self.since = 0, 0.0
+        self.wants, self.since, self.recalled_at = 0, 0.0, 0.0
         self._heard_want = self._told_want = self._said_want = 0  # serial numbers of the peer's and own; slots
         self._asked: list[int] = []  # earlier ends of the peer that want to know when no write to them moves any more
         self._repeat_at, self._pause = 0.0, REPEAT_SECONDS  # of the goodbye
@@ -117,7 +119,12 @@ class Lane:
     def busy(self) -> bool:
         """Whether transfers are in flight, chunks move, messages wait to be sent, or slots are to be returned."""
         moves = self.sender.busy or self.receiver.busy or self.starts.busy or self.outbox.busy
-        return moves or bool(self.receiver.recalled or self.sender.credits.returned or self._said_want)
+        if moves or self.why is not None:
+            return moves
+        known = self.sender.credits
+        if known.returned or known.leaving or self._said_want:
+            return True
+        return bool(self.receiver.recalled) and self._own.now() - self.recalled_at <= PATIENCE
 
     @property
     def served(self) -> list[Job | Inbound]:
@@ -183,6 +190,7 @@ class Lane:
 
     def recall(self, count: int) -> None:
         """Ask the peer for slots that it is to return once they are free."""
+        self.recalled_at = self._own.now()
         self._say_slots(messages.RECALL, self.receiver.recall(count))
 
     def _say_slots(self, kind: int, slots: Sequence[Credit]) -> None:
@@ -198,6 +206,8 @@ class Lane:
     def _tell_use(self) -> None:
         """Return recalled slots that are free, and tell the peer how many slots this end has use for."""
         known = self.sender.credits
+        if known.leaving:
+            known.release()
         if known.returned:
             returned, known.returned = known.returned, []
             self._say_slots(messages.RETURN, returned)
@@ -208,6 +218,8 @@ class Lane:
 
     def _shared(self, kind: int, body: bytes) -> None:
         """Take a message about slots; raise LayoutError if it cannot be right."""
+        if self.why is not None:
+            return
         if kind == messages.WANT:
             serial, wants = messages.read_want(body)
             if serial > self._heard_want:

@@ -34,6 +34,7 @@ SHARING = WANT, GRANT, RECALL, RETURN
 
 MOST_CREDITS = 255  # of a message
 MOST_GRANT = 48  # slots of one peer, so that a greeting fits into the shortest note
+MOST_BASE = 1 << 31  # turn of a grant: further turns are written in 32 bits
 MOST_WHY = 1000  # bytes of a reason
 
 _START = struct.Struct("<13sI")  # the magic, and the checksum of all that follows
@@ -284,9 +285,12 @@ def credits_body(given: Sequence[Credit]) -> bytes:
 def read_credits(body: bytes) -> tuple[Credit, ...]:
     """Read the body of a :data:`GRANT`, :data:`RECALL` or :data:`RETURN`."""
     try:
-        return tuple(map(Credit._make, _CREDIT.iter_unpack(body)))
+        found = tuple(map(Credit._make, _CREDIT.iter_unpack(body)))
     except struct.error:
         raise wrong(body) from None
+    if not 0 < len(found) <= MOST_GRANT:
+        raise wrong(body)
+    return found
 
 
 def want_body(serial: int, slots: int) -> bytes:

@@ -99,6 +99,7 @@ class Peers:
         ring = self._own.ring
         with self._lock:
             granted = min(MOST_SHARE, max(LEAST_GRANT, ring.free // 3)) if self._granted is None else self._granted
+            granted = min(granted, self._most)
             lane = Lane(peer, home.wire, home.offered, self._own, ring.take(granted))
             self.every = (*self.every, lane)
             self.lanes[peer] = lane
@@ -148,12 +149,22 @@ class Peers:
             heard, home.knock = home.knock, None
             _greet(lane, heard)
 
+    @property
+    def _usable(self) -> int:
+        """Number of slots for peers."""
+        return len(self._own.ring.slots) - len(self._own.senders)
+
+    @property
+    def _most(self) -> int:
+        """Most slots of a peer: one is left to others, since a peer that stops returns none."""
+        return min(self._granted or MOST_SHARE, max(1, self._usable - 1))
+
     def share(self) -> bool:
         """Grant slots to peers that have use for more; return whether anything changed."""
         if not [lane for lane in self.every if lane.short]:
             return False
         own = self._own
-        state = Share(len(own.ring.slots) - len(own.senders), self._granted or MOST_SHARE, own.ring.take, own.now())
+        state = Share(self._usable, self._most, own.ring.take, own.now())
         with self._lock:
             return share([lane for lane in self.every if lane.open], state)
 

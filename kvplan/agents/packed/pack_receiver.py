@@ -136,16 +136,14 @@ class Receiver:
 
     def returned(self, given: Sequence[Credit]) -> list[RingSlot]:
         """Take slots back that the peer writes no more; raise LayoutError if it cannot be through with one."""
-        read, found = {one.credit.slot for one in self._scattering}, []
-        for number, turn in given:
-            if number not in self.recalled or turn < self._bases[number]:
-                continue  # it came twice
+        read = {one.credit.slot for one in self._scattering}
+        known = dict([one for one in given if one.slot in self.recalled and one.turn >= self._bases[one.slot]])
+        for number, turn in known.items():  # others came twice
             if turn != self._turns[number] or number in read:
                 raise LayoutError(f"slot {number} is returned after use {turn:,}; use {self._turns[number]:,} has come")
-            self._past[number] = turn
-            self.recalled.remove(number)
-            found.append(self.granted.pop(number))  # last: an interrupt may come between
-        return found
+        self._past |= known
+        self.recalled -= known.keys()
+        return [self.granted.pop(number) for number in known]  # last: an interrupt may come between
 
     def take(self, inbound: Inbound) -> None:
         """Receive a transfer, and the chunks of it that have come already."""

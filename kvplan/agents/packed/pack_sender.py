@@ -74,7 +74,7 @@ class Sender:
     @property
     def need(self) -> int:
         """Number of slots of the peer that this process has use for: one for each chunk, up to a limit."""
-        count = len(self._gathering) + len(self._writing)
+        count = len(self._gathering) + len(self._writing) + (len(self._stuck) if self.jobs else 0)
         for line in self._lines:
             for job in line:
                 count += len(job.rows) - job.next

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from kvplan.agents.packed.pack_lane import Lane
+from kvplan.agents.packed.pack_lane import PATIENCE, Lane
 from kvplan.agents.packed.slot_ring import RingSlot
 
-PATIENCE = 0.05  # seconds that a peer keeps a slot that it does not use, while another has none
 LEAST_GRANT = 3  # slots that a peer with transfers gets, if there are so many, though others lose their last one
 
 
@@ -56,8 +55,8 @@ def share(lanes: Sequence[Lane], state: Share) -> bool:
                 lane.grant(got)
                 changed = True
             missing += room - len(got)
-            first += max(0, min(room, LEAST_GRANT - _held(lane)))
-    coming = sum([len(lane.receiver.recalled) for lane in lanes])
+            first += max(0, min(room - len(got), LEAST_GRANT - _held(lane)))
+    coming = sum([len(lane.receiver.recalled) for lane in lanes if state.now - lane.recalled_at <= PATIENCE])
     recalled = _recall(idle, 1, missing - coming)
     recalled += _recall(users, due, missing - coming - recalled)
     recalled += _recall(idle, 0, first - coming - recalled)

@@ -200,7 +200,7 @@ def test_the_face_of_a_transfer(executor):
 
 
 def test_slots_for_a_peer_that_comes_back_to_a_full_ring(executor):
-    """It is greeted without slots, and another peer returns some when they are needed."""
+    """It gets the slot that is left, and another peer returns some when they are needed."""
     pair = Pair(executor, near={"slots": 8, "sending": 2, "granted": 6})
     network = pair.network
     pair.far.end.forget("near")
@@ -211,8 +211,8 @@ def test_slots_for_a_peer_that_comes_back_to_a_full_ring(executor):
     network.run(lambda: pair.near.lane("other").outbox.ready)
     pair.far.meet("near", [pair.there])
     network.run(lambda: pair.near.end.has("far") and pair.near.lane("far").outbox.ready)
-    assert [len(pair.near.lane(name).granted) for name in ("other", "far")] == [6, 0]
+    assert [len(pair.near.lane(name).granted) for name in ("other", "far")] == [5, 1]
     pair.ended(pair.submit(reading=True))
-    assert len(pair.near.lane("far").granted) > 0
+    assert len(pair.near.lane("far").granted) > 1
     assert pair.same()
     pair.check()

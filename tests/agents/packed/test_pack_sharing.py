@@ -14,6 +14,7 @@ from kvplan.agents.packed import pack_messages as messages
 from kvplan.agents.packed.pack_credits import Credits
 from kvplan.agents.packed.pack_messages import Credit
 from kvplan.agents.packed.pack_receiver import Receiver
+from kvplan.agents.packed.pack_sharing import Share, share
 from kvplan.agents.packed.slot_ring import RingSlot
 from kvplan.errors import LayoutError
 from tests.agents.packed.simulated_wire import Faults, Network, meet, slots_back
@@ -21,6 +22,10 @@ from tests.agents.packed.simulated_wire import Faults, Network, meet, slots_back
 LAYERS, BLOCKS, DIM = 2, 12, 64
 CHUNK = 256  # bytes: four rows, so that a transfer of all blocks has six chunks
 GENTLE = Faults(late=0.3, twice=0.3)
+
+
+class Hashable(SimpleNamespace):
+    __hash__ = object.__hash__
 
 
 class Star:
@@ -60,6 +65,14 @@ class Star:
     def same(self) -> bool:
         caches = np.concatenate([self.theirs[name] for name in self.names])
         return bool((self.mine.swapaxes(0, 1) == caches).all())
+
+    def some(self, name: str, chunks: int):
+        """A plan that reads so many chunks of a peer's cache."""
+        k = self.names.index(name)
+        blocks = range(2 * chunks)  # of two rows of 64 bytes each
+        there = KVLayout.from_tensors("block layer dim", self.theirs[name])
+        here = KVLayout.from_tensors("layer block dim", self.mine)
+        return kvplan.compile(there, here).plan(blocks, [k * BLOCKS + block for block in blocks])
 
     def held(self) -> list[int]:
         """The number of slots that each peer has."""
@@ -164,7 +177,10 @@ def test_a_peer_whose_greeting_is_late_takes_what_was_granted_before_it():
     credits.more([Credit(5, 0), Credit(1, 0), Credit(5, 0)])
     assert (credits.granted, sorted(credits.some)) == (2, [1, 5])
     credits.recall([Credit(5, 0), Credit(5, 0)])
-    assert (credits.returned, credits.granted) == ([Credit(5, 0)], 1)
+    credits.release()
+    assert (credits.returned, credits.leaving) == ([], [5]), "it may be used once"
+    credits.release()
+    assert (credits.returned, credits.granted, credits.leaving) == ([Credit(5, 0)], 1, [])
     credits.more([Credit(5, 0)])  # the old grant comes again
     assert credits.granted == 1
     credits.more([Credit(5, 1)])
@@ -178,8 +194,14 @@ def test_a_peer_whose_greeting_is_late_takes_what_was_granted_before_it():
     assert credits.returned[1:] == [Credit(5, 2)]
     credits.recall([Credit(6, 3)])  # it overtakes its grant
     credits.more([Credit(6, 3)])
+    for _ in range(2):
+        credits.release()
     assert credits.returned[2:] == [Credit(6, 3)]
-    for wrong in (Credit(8, 0), Credit(1, 4)):
+    with pytest.raises(LayoutError, match="slot 8 of 8 is recalled"):
+        credits.recall([Credit(8, 0)])
+    with pytest.raises(LayoutError, match="a slot is granted at turn 2,147,483,648"):
+        Credits().grant(0, CHUNK, 8, [(1, False, 1 << 31)])
+    for wrong in (Credit(8, 0), Credit(1, 4), Credit(2, 1 << 31)):
         with pytest.raises(LayoutError, match=f"slot {wrong.slot} of 8 is granted"):
             credits.more([wrong])
 
@@ -203,3 +225,144 @@ def test_slots_that_are_returned_late_and_twice():
     receiver.reset("it begins anew")
     assert (receiver.slots(), receiver.recall(9)) == (((0, False, 0),), [Credit(0, 0)])
     assert receiver.grant([slots[1]]) == [Credit(1, 0)], "turns begin with a greeting"
+    assert receiver.recall(9) == [Credit(1, 0)]
+    with pytest.raises(LayoutError, match="slot 1 is returned after use 5"):
+        receiver.returned([Credit(0, 0), Credit(1, 5)])
+    assert sorted(receiver.granted) == [0, 1], "nothing is taken of a message that is wrong"
+
+
+def test_a_peer_that_gets_all_it_wants_takes_no_idle_peers_last_slot(executor):
+    star = Star(executor, 5, slots=14, faults=Faults(), sending=2)
+    assert star.held() == [4, 3, 3, 2, 0]
+    star.ended(star.middle.end.submit("peer4", star.some("peer4", 2), reading=True))
+    assert star.held()[4] == 2
+    assert min(star.held()[:4]) >= 1
+
+
+@pytest.mark.parametrize("period", [10, 60, 100])
+def test_peers_that_look_seldom_take_turns_too(executor, period):
+    """A grant and the recall of it lie in one inbox: the slot is used once all the same."""
+    star = Star(executor, 3, slots=2, faults=Faults())
+    transfers = [star.send(name) for name in star.names]
+    for turn in range(20_000):
+        for name in star.names:
+            star.network.places[name].polls = turn % period == 0
+        star.network.step()
+        if all(one.over for one in transfers):
+            break
+    star.ended(*transfers)
+
+
+@pytest.mark.parametrize("stopped", range(4))
+@pytest.mark.parametrize("slots", [3, 4, 6])
+def test_a_peer_that_stops_holds_up_no_other_one(executor, slots, stopped):
+    """It keeps the slots that it had, and returns none; then it is lost, and nothing is left."""
+    star = Star(executor, 4, slots=slots, faults=Faults(), sending=1)
+    star.ended(*[star.send(name) for name in star.names])
+    star.ended(star.send(star.names[stopped]))
+    star.network.places[star.names[stopped]].polls = False
+    others = [name for k, name in enumerate(star.names) if k != stopped]
+    for _ in range(3):
+        for name in others:
+            star.ended(star.send(name))
+        star.ended(*[star.pull(name) for name in others])
+    for _ in range(200):
+        star.network.step()
+    assert not star.middle.end.busy, "nobody polls without a pause for slots that do not come"
+    star.middle.end.lost(star.names[stopped], "it died")
+    star.network.settle()
+    assert star.middle.end.ring.free + sum(map(len, (star.middle.lane(name).granted for name in others))) == slots - 1
+
+
+def test_a_process_that_leaves_does_not_poll_for_slots(executor):
+    star = Star(executor, 2, slots=8, faults=Faults(), sending=2)
+    peer = star.network.places["peer0"]
+    star.middle.lane("peer0").recall(1)  # on its way
+    star.middle.polls = False
+    peer.end.forget("middle")
+    star.network.settle(300)
+    assert not peer.end.busy
+    star.middle.polls, star.network.places["peer1"].polls = True, False
+    star.middle.lane("peer1").recall(2)
+    star.middle.end.forget("peer1")
+    star.network.settle(300)
+    assert not star.middle.end.busy
+
+
+def test_an_interrupted_write_keeps_its_slot_and_no_other(executor):
+    """Whether it moves is not known, so its slot is out for ever. Later pushes of that peer get another one."""
+    star = Star(executor, 4, slots=4, faults=Faults(), sending=1)
+    star.ended(*[star.send(name) for name in star.names])
+    wire = star.network.places["peer0"].lane("middle").wire
+    write, calls = wire.write, []
+
+    def interrupted(*given):
+        calls.append(given)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        return write(*given)
+
+    wire.write = interrupted
+    first = star.send("peer0")
+    with pytest.raises(KeyboardInterrupt):
+        star.network.run(lambda: first.over)
+    star.network.settle(300)
+    assert first.over
+    for _ in range(3):
+        one = star.middle.end.submit("peer0", star.some("peer0", 1), reading=True)
+        star.ended(one, *[star.send(name) for name in star.names[1:]])
+
+
+def test_busy_peers_have_equal_parts(executor):
+    """The first one gets all but one of the slots; when another one begins, it returns some."""
+    star = Star(executor, 2, slots=10, faults=Faults(), sending=2)
+    first = [star.send("peer0") for _ in range(9)]
+    star.network.run(lambda: star.held() == [7, 1])
+    second = [star.send("peer1") for _ in range(9)]
+    star.network.run(lambda: star.held() == [4, 4])
+    star.ended(*first, *second)
+    slots_back(star.network)
+
+
+def test_what_is_free_is_granted_and_nothing_is_recalled_for_it():
+    def lane(held, wants):
+        receiver = SimpleNamespace(granted=dict.fromkeys(range(held)), recalled=set(), inbounds={}, used=False)
+        made = SimpleNamespace(receiver=receiver, wants=wants, short=wants > held, since=0.0, recalled_at=0.0, asked=[])
+        made.grant, made.recall = lambda got: receiver.granted.update(dict.fromkeys(got)), made.asked.append
+        return made
+
+    one, other = (Hashable(**vars(made)) for made in (lane(0, 2), lane(1, 0)))
+    assert share([one, other], Share(6, 16, lambda count: [object() for _ in range(count)], 0.0))
+    assert (len(one.receiver.granted), other.asked) == (2, [])
+
+
+@pytest.mark.parametrize("body", [
+    (messages.GRANT, [Credit(7, 1 << 32 - 1)]), (messages.GRANT, [Credit(99, 0)]), (messages.RECALL, [Credit(99, 0)]),
+    (messages.GRANT, []), (messages.RECALL, [Credit(1, 0)] * 49), (messages.RETURN, []),
+])  # fmt: skip
+def test_wrong_messages_about_slots_end_their_lane_only(executor, body):
+    kind, slots = body
+    star = Star(executor, 2, slots=8, faults=Faults(), sending=2)
+    good = star.send("peer1")
+    lane = star.network.places["middle"].lane("peer0")
+    note = messages.message(kind, lane.outbox.theirs, lane.outbox.mine, (), messages.credits_body(slots))
+    star.middle.end.take("peer0", note)
+    star.network.step()
+    assert not star.middle.end.has("peer0")
+    star.ended(good)
+
+
+def test_a_return_of_slots_that_are_in_use_loses_none(executor):
+    star = Star(executor, 2, slots=8, faults=Faults(), sending=2)
+    star.network.places["peer0"].polls = False
+    lane = star.middle.lane("peer0")
+    lane.recall(2)
+    first, second = sorted(lane.receiver.recalled)
+    wrong = messages.credits_body([Credit(first, 0), Credit(second, 77)])
+    note = messages.message(messages.RETURN, lane.outbox.theirs, lane.outbox.mine, (), wrong)
+    star.middle.end.take("peer0", note)
+    star.network.step()
+    assert not star.middle.end.has("peer0")
+    lane.lost("it is gone")
+    star.network.settle(300)
+    assert star.middle.end.ring.free + len(star.middle.lane("peer1").granted) + 2 == 8
