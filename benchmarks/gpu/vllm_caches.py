@@ -19,6 +19,7 @@ from kvplan.measure.workload import DIRECTIONS
 DIFFERENT = 8  # jobs of other blocks, taken in turn
 PATIENCE = 60.0  # seconds for a job
 NO_LINK = float("inf")  # GB/s of CPU memory: nothing is too fast
+ODD = 0x0101010101010101  # the lowest bit of each byte
 
 
 class Job:
@@ -166,6 +167,7 @@ class Caches:
         cache = self.device if layer_first else self.whole.view(self.pool.shape)
         source, target = (cache, self.pool) if store else (self.pool, cache)
         made = torch.empty(source.numel() // 8, dtype=torch.int64, device=self.setup.device).random_()
+        made |= ODD  # no byte is zero, as those of the target are
         source.view(-1).view(torch.int64).copy_(made)
         target.copy_(torch.zeros_like(target, device=self.setup.device))
         content, wanted = made.view(torch.int8).view(source.shape), torch.zeros_like(target, device=self.setup.device)
