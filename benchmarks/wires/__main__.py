@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -120,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if output is not None and rows:
         made_document = document(rows, scale=scale, started=started)
         made_document["machine"]["gpus"] = list(gpus)
-        made_document["versions"] |= {"nixl": _version("nixl")}
+        made_document["versions"] |= {"nixl": version("nixl")}
         save(output, made_document | {"failed": failed})
         print(f"saved {output}")
     return int(bool(failed) or any(row.ok is False for row in rows))
@@ -133,12 +134,6 @@ def _slug(gpus: Sequence[str]) -> str:
 
         name = torch.cuda.get_device_name(0)
     return "-".join("".join(mark if mark.isalnum() else " " for mark in name.lower()).split())
-
-
-def _version(package: str) -> str:
-    from importlib.metadata import version
-
-    return version(package)
 
 
 if __name__ == "__main__":

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass
 from typing import NamedTuple
+
+from kvplan.cli.arguments.values import positive
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -77,14 +79,6 @@ class Scale:
 
 FULL = Scale()
 SMOKE = Scale(rows=(576, 8 * KIB), nbytes=512 * KIB, most_rows=256, layers=4, repeats=2, single=3)
-
-
-def positive(text: str) -> int:
-    """Read a number that is at least 1, for :mod:`argparse`."""
-    number = int(text)
-    if number < 1:
-        raise ArgumentTypeError(f"{number} is less than 1")
-    return number
 
 
 def add_slots(parser: ArgumentParser) -> None:

@@ -21,7 +21,8 @@ import numpy as np
 
 import kvplan
 from benchmarks.wires.far import FAR, NEAR, Side
-from benchmarks.wires.limits import FULL, MIB, WIRES, Scale, add_slots, positive, slots_of
+from benchmarks.wires.limits import FULL, MIB, WIRES, Scale, add_slots, slots_of
+from kvplan.cli.arguments.values import positive
 
 Marks = dict[str, dict[Any, float]]
 SPANS = (  # name, the step that begins it, the step that ends it

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import NamedTuple
 
 from kvplan.base.integers import optional_integer
@@ -171,8 +170,7 @@ def layer_groups(
         return Cutting(groups)
     for halvings in range(HALVINGS, 0, -1):
         made = Cutting(groups, halvings)
-        fewest = min(after - before for before, after in pairwise(made.edges(layers)))
-        if fewest * nbytes >= layers * max(halved_nbytes, units * piece_nbytes):
+        if min(made.sizes(layers)) * nbytes >= layers * max(halved_nbytes, units * piece_nbytes):
             return made
     return Cutting(groups)
 

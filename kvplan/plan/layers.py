@@ -36,15 +36,18 @@ class Cutting(NamedTuple):
     groups: int
     halvings: int = 0
 
+    def sizes(self, layers: int) -> list[int]:
+        """Return the number of layers of each group."""
+        count = max(1, min(self.groups, layers))
+        even = [layers * (k + 1) // count - layers * k // count for k in range(count)]
+        if count == 1:
+            return even
+        first, *middle, last = even
+        return [*reversed(_halved(first, self.halvings)), *middle, *_halved(last, self.halvings)]
+
     def edges(self, layers: int) -> list[int]:
         """Return the number of layers before each group, and after the last."""
-        count = max(1, min(self.groups, layers))
-        even = [layers * k // count for k in range(count + 1)]
-        if count == 1 or not self.halvings:
-            return even
-        first, *middle, last = (after - before for before, after in pairwise(even))
-        sizes = [*reversed(_halved(first, self.halvings)), *middle, *_halved(last, self.halvings)]
-        return [0, *accumulate(sizes)]
+        return [0, *accumulate(self.sizes(layers))]
 
 
 def _halved(size: int, halvings: int) -> list[int]:

@@ -138,9 +138,7 @@ class Lane:
     @property
     def waits(self) -> bool:
         """Whether a step may change anything: it is busy, the peer is short, or a greeting or a goodbye is to come."""
-        if self.busy or not self.outbox.ready or self.why is not None or self._asked:
-            return True
-        return self.wants > len(self.receiver.granted)
+        return self.busy or not self.outbox.ready or self.why is not None or bool(self._asked) or self.short
 
     @property
     def over(self) -> bool:

@@ -98,9 +98,8 @@ class Peers:
     def _open(self, peer: str, home: _Home) -> Lane:
         ring = self._own.ring
         with self._lock:
-            granted = min(MOST_SHARE, max(LEAST_GRANT, ring.free // 3)) if self._granted is None else self._granted
-            granted = min(granted, self._most)
-            lane = Lane(peer, home.wire, home.offered, self._own, ring.take(granted))
+            granted = max(LEAST_GRANT, ring.free // 3) if self._granted is None else self._granted
+            lane = Lane(peer, home.wire, home.offered, self._own, ring.take(min(granted, self._most)))
             self.every = (*self.every, lane)
             self.lanes[peer] = lane
         return lane

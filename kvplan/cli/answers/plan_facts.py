@@ -110,8 +110,9 @@ def candidates_of(
     refused, most = {}, policy.staging_bytes
     if most is not None and statistics.granule_nbytes > most:
         refused["staged"] = f"a block takes {statistics.granule_nbytes:,} bytes of the ring, which has {most:,}"
-    groups = layer_groups(plan.nbytes, plan.units, len(plan.layers))
-    cut = LayerCut.of(plan, groups) if by_layer and plan.nbytes else None
+    cut = None
+    if by_layer and plan.nbytes:
+        cut = LayerCut.of(plan, layer_groups(plan.nbytes, plan.units, len(plan.layers)))
     if cut is not None and len(cut.pieces) > 1:
         counts = cut.counted(plan)
         pieces, split = cut.statistics(plan.direction, counts), cut.halves(plan.direction, counts)
