@@ -18,7 +18,7 @@ from kvplan.layout.strides import Int64Array
 RECORD, WAIT, LAUNCH, COPY, BATCH, COPY_2D, SYNC, AWAIT, APART = range(9)
 NAMES = (
     "cuEventRecord", "cuStreamWaitEvent", "cuLaunchKernelEx", "cuMemcpyAsync", "cuMemcpyBatchAsync",
-    "cuMemcpy2DAsync", "cuEventSynchronize",
+    "cuMemcpy2DAsync", "cuEventQuery",
 )  # fmt: skip
 PLAYED, FAILED, FAILED_ROW, FAILED_COPY, ENDED, ADDED, STATE_WORDS = 0, 1, 2, 3, 4, 5, 8
 LAST_ROW = 1 << 62  # more rows than any list has: its end

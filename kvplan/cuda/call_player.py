@@ -38,7 +38,7 @@ class HasCalls(Protocol):
     def wait(self, stream: int, event: int) -> None:
         """Let a stream wait for an event."""
 
-    def synchronize(self, event: int) -> None:
+    def await_event(self, event: int) -> None:
         """Wait for an event."""
 
     def launch(self, function: int, programs: int, threads: int, shared: int, stream: int, argument: int) -> None:
@@ -96,7 +96,7 @@ def _make(
     elif which == COPY_2D:
         _copy_2d(device, segment, state, one, stream)
     elif which == SYNC:
-        device.synchronize(one)
+        device.await_event(one)
     else:
         other = np.frombuffer((c_int64 * STATE_WORDS).from_address(one), np.int64)
         while not (other[ENDED] or other[PLAYED] >= end):  # a list that has failed ends later

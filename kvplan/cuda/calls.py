@@ -31,12 +31,13 @@ AWAIT: Final = 7
 APART: Final = 8
 NAMES = (
     "cuEventRecord", "cuStreamWaitEvent", "cuLaunchKernelEx", "cuMemcpyAsync", "cuMemcpyBatchAsync",
-    "cuMemcpy2DAsync_v2", "cuEventSynchronize",
+    "cuMemcpy2DAsync_v2", "cuEventQuery",
 )  # fmt: skip
 NAP: Final = 7  # index of usleep, behind the entry points of NAMES
 WRITE: Final = 8  # index of cuStreamWriteValue64, behind that
 STREAM_WORD: Final = 4  # index of the stream in a CUlaunchConfig
 INVALID: Final = 1  # CUDA_ERROR_INVALID_VALUE: of a 2-D copy, rows of several allocations
+NOT_READY: Final = 600  # CUDA_ERROR_NOT_READY: the event has not passed
 NAP_MICROSECONDS: Final = 20
 
 # The state of a list of calls, one word each. Another thread reads it while the calls are made.
@@ -132,28 +133,30 @@ def schedule(load, edges, most, first_slot, busy, filled, freed, copy, kernel, o
     Args:
         load: whether the host is the source; then the first chunk also copies headers and unit addresses to the GPU.
         edges: (chunks + 1,) index of the first extent of each chunk.
-        most: most extents per batch; a chunk with more extents becomes an :data:`APART` row.
+        most: most extents per batch; 0 if they cannot be batches: then each chunk becomes an :data:`APART` row.
         first_slot: slot of the first chunk.
         busy: (slots,) whether a transfer in flight still uses the slot; from ``first_slot`` on, in the chunks' order.
         filled, freed: (slots,) for each slot, the event after its last write, and after its last read.
         copy, kernel, other: streams: for copies, for kernels, and for the kernels of every second chunk.
         fork: event after which ``other`` begins, recorded on ``kernel``; 0 if ``other`` need not wait.
         header, step: address of the first chunk's launch header, and bytes from one header to the next.
-        rows: (7 * chunks + 4, 4) int64, written.
+        rows: (n, 4) int64, written. Room for 7 rows for each chunk, one for each ``most`` extents and 4 more is enough.
 
     Returns:
-        The number of rows, and the number of rows that are APART.
+        The number of rows, and of those that copy extents.
     """
-    slots, chunks, at, apart = filled.size, edges.size - 1, 0, 0
+    slots, chunks, at, copies = filled.size, edges.size - 1, 0, 0
     for chunk in range(chunks):
         slot, launches = (first_slot + chunk) % slots, other if chunk % 2 else kernel
         if chunk >= slots or busy[chunk]:
             at = _put(rows, at, WAIT, freed[slot], 0, copy if load else launches)
         for copying in (load, not load):
             if copying:
-                call = BATCH if edges[chunk + 1] - edges[chunk] <= most else APART
-                apart += call == APART
-                at = _put(rows, at, call, edges[chunk], edges[chunk + 1], copy)
+                first, last = edges[chunk], edges[chunk + 1]
+                size = most if most else last - first
+                for begin in range(first, last, size):
+                    at = _put(rows, at, BATCH if most else APART, begin, min(begin + size, last), copy)
+                    copies += 1
                 if load and chunk == 0:  # after the extents, so that their copies begin sooner
                     at = _put(rows, at, COPY, 0, 0, copy)
             else:
@@ -168,7 +171,7 @@ def schedule(load, edges, most, first_slot, busy, filled, freed, copy, kernel, o
     if other != kernel:  # behind the last chunk of the other stream
         last = chunks - 1 if chunks % 2 == 0 else chunks - 2
         at = _put(rows, at, WAIT, freed[(first_slot + last) % slots], 0, kernel)
-    return at, apart
+    return at, copies
 
 
 @_compiled
@@ -214,8 +217,11 @@ def _play(entries, rows, columns, launches, boxes, attributes, first, state, bas
                         there, here = boxes[one, 11] + line * boxes[one, 13], boxes[one, 4] + line * boxes[one, 6]
                         code = _call(entries[COPY], (there, here, boxes[one, 14], stream))
                 publish(state + 8 * ADDED, observe(state + 8 * ADDED) + height - 1)
-        elif which == SYNC:
+        elif which == SYNC:  # cuEventSynchronize would keep a core busy for as long as the copies take
             code = _call(entries[SYNC], (one,))
+            while code == NOT_READY:
+                _call(entries[NAP], (NAP_MICROSECONDS,))
+                code = _call(entries[SYNC], (one,))
         else:
             while observe(one + 8 * PLAYED) < end and not observe(one + 8 * ENDED):
                 _call(entries[NAP], (NAP_MICROSECONDS,))

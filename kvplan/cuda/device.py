@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import time
 from collections.abc import Iterable
 from ctypes import byref, c_float, c_int, c_size_t, c_uint64, c_void_p
 from types import ModuleType
@@ -58,6 +59,7 @@ __all__ = [
     "PORTABLE", "RANGE_SIZE", "RANGE_START", "SUCCESS", "Device", "Driver", "DriverError", "Uncaptured", "driver",
 ]  # fmt: skip
 
+NAP_SECONDS = 20e-6
 WATCH_NAPS = 50  # naps of 20 us after which a waiting thread lets Python handle signals
 MAX_SHAPES = 64  # launch shapes that a thread keeps: to convert their numbers takes longer than the call
 
@@ -178,6 +180,14 @@ class Device:
     def synchronize(self, event: int) -> None:
         """Block the calling thread, without the interpreter, until an event has passed."""
         self.driver.check("cuEventSynchronize", self.driver.cuEventSynchronize(event))
+
+    def await_event(self, event: int) -> None:
+        """Do as :meth:`synchronize`, with naps between looks: the driver's own wait keeps a core busy."""
+        code = self.driver.cuEventQuery(event)
+        while code == NOT_READY:
+            time.sleep(NAP_SECONDS)
+            code = self.driver.cuEventQuery(event)
+        self.driver.check("cuEventQuery", code)
 
     def capturing(self, stream: int) -> bool:
         """Return whether a stream is being captured into a graph."""

@@ -18,7 +18,7 @@ from kvplan.cuda.device import DriverError
 from kvplan.execute.gpu.copy_engine import parameters
 
 ENTRIES = {"cuEventRecord": 2, "cuStreamWaitEvent": 3, "cuLaunchKernelEx": 4, "cuMemcpyAsync": 4,
-           "cuMemcpyBatchAsync": 9, "cuMemcpy2DAsync_v2": 2, "cuEventSynchronize": 1,
+           "cuMemcpyBatchAsync": 9, "cuMemcpy2DAsync_v2": 2, "cuEventQuery": 1,
            "cuStreamWriteValue64_v2": 4}  # fmt: skip
 
 
@@ -64,7 +64,7 @@ EXPECTED = [
     ("cuStreamWaitEvent", 78, 6, 0),
     ("cuLaunchKernelEx", 0x78, 0x5000, [*CONFIG, 79, 0, 0], 0),
     ("cuMemcpy2DAsync_v2", BOX.ctypes.data, 82),
-    ("cuEventSynchronize", 5),
+    ("cuEventQuery", 5),
 ]
 loaded = pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "in Python"])
 
@@ -101,7 +101,7 @@ def test_a_list_is_played_by_the_driver_s_own_calls(played, seen, compiled):
     (1, r"cuMemcpyBatchAsync returned CUDA_ERROR_PLAYED.*of 2 copies"), (2, "cuEventRecord returned"),
     (3, "cuStreamWaitEvent returned"), (4, "cuLaunchKernelEx returned"),
     (5, r"cuMemcpy2DAsync returned.*2-D copy 0 of 1, 3 rows of 8 bytes from 0x1000 to 0x2000"),
-    (6, "cuEventSynchronize returned"),
+    (6, "cuEventQuery returned"),
 ])  # fmt: skip
 def test_the_call_of_a_list_that_fails_is_the_last_and_its_error_names_it(played, seen, compiled, failing, what):
     state, error = played(compiled=compiled, failing=failing)
@@ -122,6 +122,15 @@ def test_rows_of_several_allocations_are_copied_one_by_one(played, seen, compile
     lines = [("cuMemcpyAsync", 0x2000 + 32 * k, 0x1000 + 16 * k, 8, 82) for k in range(3)]
     assert seen.calls == [*EXPECTED[:6], *lines, EXPECTED[6]]
     assert state[[calls.PLAYED, calls.FAILED, calls.ENDED, calls.ADDED]].tolist() == [len(ROWS), 0, 1, 2]
+
+
+@loaded
+def test_a_list_waits_for_an_event_with_naps(played, seen, compiled):
+    """It asks again as long as the driver says that the event has not passed."""
+    state, error = played(compiled=compiled, failing=6, code=600)
+    assert seen.calls == [*EXPECTED, EXPECTED[6]]
+    assert not error
+    assert state[[calls.PLAYED, calls.FAILED, calls.ENDED]].tolist() == [len(ROWS), 0, 1]
 
 
 LAUNCH = {"begin": 5, "end": 6, "kernel": (0x78, 512, 64), "programs": 132, "stream": 79, "argument": 0x5000}

@@ -166,6 +166,10 @@ class Device(Streams):
         self.check("cuEventSynchronize")
         self.run_until(event)
 
+    def await_event(self, event: int) -> None:
+        self.check("cuEventQuery")
+        self.run_until(event)
+
     def issuer(self, name: str, inside: set[int]) -> Issuer:
         return Issuer(self, name, inside)
 

@@ -16,7 +16,7 @@ from kvplan.plan.descriptors import exploded, flat, strided
 from kvplan.plan.loops_numpy import Descriptors
 from kvplan.plan.plan import Plan
 
-# Many copies of at least this size are faster on several streams. For smaller copies the CPU is the limit.
+# Between GPUs, many copies of at least this size are faster on several streams. Host memory has one link.
 PARALLEL_NBYTES, PARALLEL_COPIES, PARALLEL_STREAMS = 28 << 10, 64, 4
 UNIFIED = 4  # CUmemorytype: the driver finds the kind of memory by the address
 
@@ -76,7 +76,8 @@ class CopyEnginePath(Path):
 
 def _streams(plan: Plan, count: int) -> int:
     """Return the number of copy streams for a plan of ``count`` descriptors, if the policy names no number."""
-    return PARALLEL_STREAMS if plan.nbytes >= PARALLEL_NBYTES * count and count >= PARALLEL_COPIES else 1
+    many = plan.direction == "device" and count >= PARALLEL_COPIES and plan.nbytes >= PARALLEL_NBYTES * count
+    return PARALLEL_STREAMS if many else 1
 
 
 class CopyEngine2DPath(Path):

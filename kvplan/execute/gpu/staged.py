@@ -45,7 +45,7 @@ class Chunks(NamedTuple):
         kernel: the kernel that the calls launch.
         carry: address of the header of a launch that copies headers and unit addresses to the GPU; 0 if there is none.
         kernels: the stream of that launch.
-        apart: whether there are chunks whose copies cannot be one batch.
+        apart: whether the copies of chunks cannot be batches.
         seams: addresses on the host that no copy may cross.
     """
 
@@ -178,19 +178,20 @@ class StagedPath(Path):
             table.header, carried.address, piece.words, made, extra, edges,
         )  # fmt: skip
         single = alone(resources, plan.direction, made[2, extra : edges[-1]])
-        transfer.count(count * staging.runs.shape[1] + int(edges[-1]), chunks + max(single, chunks))
-        at_once = not seams.size and not single
+        batched = not seams.size and not single
+        most = limits.batch_copies if batched else 0
         two = load and chunks > 1 and resources.policy.streams != 1
         # Kernels on the other stream must run after those of earlier transfers, and after the upload of the table.
         fork = transfer.event() if two and (table.fresh or lane.last is not None) else 0
-        rows = np.empty((7 * chunks + 4, 4), dtype=np.int64)
-        written, apart = calls().schedule(
-            load, edges, limits.batch_copies if at_once else 0, first_slot, busy, ring.filled, ring.freed,
+        rows = np.empty((7 * chunks + 4 + (total // most if most else 0), 4), dtype=np.int64)
+        written, copies = calls().schedule(
+            load, edges, most, first_slot, busy, ring.filled, ring.freed,
             lane.copy, lane.kernel, lane.other if two else lane.kernel, fork,
             carried.address, 8 * HEADER, rows,
         )  # fmt: skip
+        transfer.count(count * staging.runs.shape[1] + int(edges[-1]), chunks + max(single, copies))
         carry = self._carry(transfer, piece, carried, nbytes) if many and not load else 0
-        return Chunks(rows[:written], made, table.kernel, carry, lane.kernel, bool(apart), seams)
+        return Chunks(rows[:written], made, table.kernel, carry, lane.kernel, not batched, seams)
 
     def _carry(self, transfer: DeviceTransfer, piece: Piece, carried: Piece, nbytes: int) -> int:
         """Prepare a kernel launch that copies a pinned slot to GPU memory, and return the address of its header.
@@ -204,7 +205,7 @@ class StagedPath(Path):
         return header.address
 
     def _taken_apart(self, direction: str, chunks: Chunks) -> tuple[Int64Array, Int64Array]:
-        """Return rows and columns in which chunks that cannot be one batch have several calls."""
+        """Return rows and columns in which each chunk has the calls that its copies need."""
         limits, seams = self._resources.limits, chunks.seams
         least, rows, columns = batched_from(self._resources, direction), list[Int64Array](), [chunks.made]
         width, begun = chunks.made.shape[1], 0

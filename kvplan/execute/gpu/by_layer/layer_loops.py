@@ -104,7 +104,7 @@ def write_chunks(
         host_step, cache_step = steps[host_row, k], steps[1 - host_row, k]
         first_unit = offset + header * chunks
         hosts, caches = first_unit + host_row * count, first_unit + (1 - host_row) * count
-        unit = granule = alone = 0
+        unit = granule = copies = 0
         for chunk in range(chunks):
             slot, launches = (first_slot + number) % slots, other if two and chunk % 2 else kernel
             place = ring + slot * slot_nbytes
@@ -135,8 +135,9 @@ def write_chunks(
                 row = _put(rows, row, WAIT, freed[slot], 0, copy if load else launches)
             for copying in (load, not load):
                 if copying:
-                    row, single = _copies(rows, row, made, begin, at, least, most, copy)
-                    alone += single
+                    before = row
+                    row = _copies(rows, row, made, begin, at, least, most, copy)
+                    copies += row - before
                     if load and number == 0:  # after the extents, so that their copies begin sooner
                         row = _put(rows, row, COPY, 0, 0, copy)
                 else:
@@ -154,7 +155,7 @@ def write_chunks(
             back = 1 if chunks % 2 == 0 else 2
             row = _put(rows, row, WAIT, freed[(first_slot + number - back) % slots], 0, kernel)
         marked[k] = row = _put(rows, row, RECORD, marks[k], 0, kernel if load else copy)
-        calls += chunks + max(alone, chunks)
+        calls += chunks + copies
         offset = first_unit + 2 * count
     return row, at - start, calls
 
@@ -167,8 +168,7 @@ def _put(rows, at, call, one, end, stream):
 
 @_compiled
 def _copies(rows, row, made, first, last, least, most, stream):
-    """List the calls that copy extents ``first`` to ``last - 1``; return the next row, and the number of singles."""
-    single = 0
+    """List the calls that copy extents ``first`` to ``last - 1``; return the next row."""
     for k in range(first, last):
         small = made[2, k] < least
         if (small and first < k) or k - first == most:
@@ -177,10 +177,9 @@ def _copies(rows, row, made, first, last, least, most, stream):
         if small:
             row = _put(rows, row, COPY, k, 0, stream)
             first = k + 1
-            single += 1
     if first < last:
         row = _put(rows, row, BATCH, first, last, stream)
-    return row, single
+    return row
 
 
 def load() -> None:
