@@ -20,7 +20,7 @@ NAMES = (
     "cuEventRecord", "cuStreamWaitEvent", "cuLaunchKernelEx", "cuMemcpyAsync", "cuMemcpyBatchAsync",
     "cuMemcpy2DAsync", "cuEventQuery",
 )  # fmt: skip
-PLAYED, FAILED, FAILED_ROW, FAILED_COPY, ENDED, ADDED, STATE_WORDS = 0, 1, 2, 3, 4, 5, 8
+PLAYED, FAILED, FAILED_ROW, FAILED_COPY, ENDED, ADDED, HURRIED, STATE_WORDS = 0, 1, 2, 3, 4, 5, 6, 8
 LAST_ROW = 1 << 62  # more rows than any list has: its end
 NO_COLUMNS = np.empty((3, 0), dtype=np.int64)
 NO_LAUNCHES = np.empty((0, 8), dtype=np.int64)

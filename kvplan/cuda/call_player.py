@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from ctypes import c_int64
 from typing import Protocol
 
@@ -16,6 +17,7 @@ from kvplan.cuda.call_list import (
     FAILED,
     FAILED_COPY,
     FAILED_ROW,
+    HURRIED,
     LAST_ROW,
     LAUNCH,
     PLAYED,
@@ -38,8 +40,8 @@ class HasCalls(Protocol):
     def wait(self, stream: int, event: int) -> None:
         """Let a stream wait for an event."""
 
-    def await_event(self, event: int) -> None:
-        """Wait for an event."""
+    def await_event(self, event: int, hurried: Callable[[], bool]) -> bool:
+        """Wait for an event, unless someone is in a hurry; return whether it has passed."""
 
     def launch(self, function: int, programs: int, threads: int, shared: int, stream: int, argument: int) -> None:
         """Launch a kernel."""
@@ -53,7 +55,7 @@ class HasCalls(Protocol):
     def copy_2d(self, parameters: int, stream: int) -> int:
         """Make a 2-D copy, and return the driver's code."""
 
-    def watch(self, state: Int64Array, rows: int) -> bool:
+    def watch(self, state: Int64Array, rows: int, *, hurry: bool = True) -> bool:
         """Wait for rows of another list."""
 
 
@@ -96,7 +98,8 @@ def _make(
     elif which == COPY_2D:
         _copy_2d(device, segment, state, one, stream)
     elif which == SYNC:
-        device.await_event(one)
+        if not device.await_event(one, lambda: bool(stream and state[HURRIED] > state[PLAYED])):
+            device.wait(stream, one)
     else:
         other = np.frombuffer((c_int64 * STATE_WORDS).from_address(one), np.int64)
         while not (other[ENDED] or other[PLAYED] >= end):  # a list that has failed ends later

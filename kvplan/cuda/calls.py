@@ -49,6 +49,8 @@ FAILED_COPY: Final = 3  # the descriptor that the failed batch names; -1 if it n
 # calls that were made. Until then no later list of the queue is played.
 ENDED: Final = 4
 ADDED: Final = 5  # calls made beyond the rows: a 2-D copy may need a call for each of its rows
+# Rows that somebody waits for. A synchronization before them that names a stream does not nap: the stream waits instead.
+HURRIED: Final = 6
 STATE_WORDS: Final = 8
 
 # More rows than any list has. An await of LAST_ROW waits for the end of the other list. An await of one row more also
@@ -127,7 +129,7 @@ def _put(rows, at, call, one, end, stream):
 
 
 @_brief
-def schedule(load, edges, most, first_slot, busy, filled, freed, copy, kernel, other, fork, header, step, rows):
+def schedule(load, edges, most, first_slot, busy, filled, freed, copy, kernel, other, fork, header, step, late, rows):
     """List the calls that move chunks through the ring: one stream fills a slot, and another stream empties it.
 
     Args:
@@ -140,17 +142,28 @@ def schedule(load, edges, most, first_slot, busy, filled, freed, copy, kernel, o
         copy, kernel, other: streams: for copies, for kernels, and for the kernels of every second chunk.
         fork: event after which ``other`` begins, recorded on ``kernel``; 0 if ``other`` need not wait.
         header, step: address of the first chunk's launch header, and bytes from one header to the next.
+        late: whether the player of the list waits for slots in place of the streams of kernels, so that no kernel is in
+            the GPU's queue before it can run. The copies of two more chunks are ahead of a load's kernel.
         rows: (n, 4) int64, written. Room for 7 rows for each chunk, one for each ``most`` extents and 4 more is enough.
 
     Returns:
         The number of rows, and of those that copy extents.
     """
     slots, chunks, at, copies = filled.size, edges.size - 1, 0, 0
-    for chunk in range(chunks):
-        slot, launches = (first_slot + chunk) % slots, other if chunk % 2 else kernel
-        if chunk >= slots or busy[chunk]:
-            at = _put(rows, at, WAIT, freed[slot], 0, copy if load else launches)
-        for copying in (load, not load):
+    wait, behind = SYNC if late else WAIT, min(2, slots - 1) if late and load else 0
+    for turn in range(chunks + behind):
+        for filling in (True, False):
+            chunk = turn if filling else turn - behind
+            if not 0 <= chunk < chunks:
+                continue
+            slot, copying = (first_slot + chunk) % slots, filling == load
+            before, after = (freed[slot], filled[slot]) if filling else (filled[slot], freed[slot])
+            stream = copy if copying else other if chunk % 2 else kernel
+            if not copying and chunk == 0 and fork:
+                at = _put(rows, at, RECORD, fork, 0, kernel)
+                at = _put(rows, at, WAIT, fork, 0, other)
+            if not filling or chunk >= slots or busy[chunk]:
+                at = _put(rows, at, WAIT if copying else wait, before, 0, stream)
             if copying:
                 first, last = edges[chunk], edges[chunk + 1]
                 size = most if most else last - first
@@ -160,14 +173,8 @@ def schedule(load, edges, most, first_slot, busy, filled, freed, copy, kernel, o
                 if load and chunk == 0:  # after the extents, so that their copies begin sooner
                     at = _put(rows, at, COPY, 0, 0, copy)
             else:
-                if chunk == 0 and fork:
-                    at = _put(rows, at, RECORD, fork, 0, kernel)
-                    at = _put(rows, at, WAIT, fork, 0, other)
-                at = _put(rows, at, LAUNCH, header + step * chunk, 0, launches)
-            if copying == load:
-                at = _put(rows, at, RECORD, filled[slot], 0, copy if load else launches)
-                at = _put(rows, at, WAIT, filled[slot], 0, launches if load else copy)
-        at = _put(rows, at, RECORD, freed[slot], 0, launches if load else copy)
+                at = _put(rows, at, LAUNCH, header + step * chunk, 0, stream)
+            at = _put(rows, at, RECORD, after, 0, stream)
     if other != kernel:  # behind the last chunk of the other stream
         last = chunks - 1 if chunks % 2 == 0 else chunks - 2
         at = _put(rows, at, WAIT, freed[(first_slot + last) % slots], 0, kernel)
@@ -220,10 +227,15 @@ def _play(entries, rows, columns, launches, boxes, attributes, first, state, bas
         elif which == SYNC:  # cuEventSynchronize would keep a core busy for as long as the copies take
             code = _call(entries[SYNC], (one,))
             while code == NOT_READY:
-                _call(entries[NAP], (NAP_MICROSECONDS,))
-                code = _call(entries[SYNC], (one,))
+                if stream and observe(state + 8 * HURRIED) > base + k:
+                    code = _call(entries[WAIT], (stream, one, 0))
+                else:
+                    _call(entries[NAP], (NAP_MICROSECONDS,))
+                    code = _call(entries[SYNC], (one,))
         else:
             while observe(one + 8 * PLAYED) < end and not observe(one + 8 * ENDED):
+                if observe(one + 8 * HURRIED) < end:
+                    publish(one + 8 * HURRIED, end)
                 _call(entries[NAP], (NAP_MICROSECONDS,))
             if end > LAST_ROW:
                 code = observe(one + 8 * FAILED)
@@ -297,12 +309,13 @@ def serve(entries, attributes, first, queue, taken, semaphore, wait):
 
 
 @_compiled
-def watch(state, rows, nap, naps):
+def watch(state, rows, hurry, nap, naps):
     """Wait until rows of a list have been played, or it has ended or failed, for at most ``naps`` naps.
 
     Args:
         state: address of the list's state.
         rows: the number of rows.
+        hurry: whether these rows are played without waiting for the GPU.
         nap: address of usleep.
         naps: number of naps.
 
@@ -312,6 +325,8 @@ def watch(state, rows, nap, naps):
     for _ in range(naps):
         if observe(state + 8 * PLAYED) >= rows or observe(state + 8 * ENDED) or observe(state + 8 * FAILED):
             return True
+        if hurry and observe(state + 8 * HURRIED) < rows:
+            publish(state + 8 * HURRIED, rows)
         _call(nap, (NAP_MICROSECONDS,))
     return False
 
@@ -380,12 +395,12 @@ def load() -> None:
     """Compile all loops for the types of their arguments, or load them from numba's cache; make no driver call."""
     slot = np.zeros(1, np.int64)
     rows, columns = np.empty((4, 4), np.int64), np.empty((3, 0), np.int64)
-    schedule(True, slot, 1, 0, np.zeros(1, np.bool_), slot, slot, 0, 0, 0, 0, 0, 0, rows)  # noqa: FBT003  # of no chunks
+    schedule(True, slot, 1, 0, np.zeros(1, np.bool_), slot, slot, 0, 0, 0, 0, 0, 0, False, rows)  # noqa: FBT003  # of no chunks
     state = np.zeros(STATE_WORDS, np.int64)
     launches, boxes = np.empty((0, 8), np.int64), np.empty((0, 16), np.int64)
     play(np.zeros(9, np.int64), rows[:0], columns, launches, boxes, 0, 0, state.ctypes.data, 0)
     state[ENDED] = 1
-    watch(state.ctypes.data, 1, 0, 1)
+    watch(state.ctypes.data, 1, True, 0, 1)  # noqa: FBT003
     serve.compile(tuple(typeof(one) for one in (state, 0, 0, np.zeros((1, SLOT_WORDS), np.int64), 0, 0, 0)))
     launch_recorded.compile((types.int64[::1], *[types.int64] * 10))  # a call would call the driver
     for count in (1, 2):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from ctypes import byref, c_float, c_int, c_size_t, c_uint64, c_void_p
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -181,13 +181,24 @@ class Device:
         """Block the calling thread, without the interpreter, until an event has passed."""
         self.driver.check("cuEventSynchronize", self.driver.cuEventSynchronize(event))
 
-    def await_event(self, event: int) -> None:
-        """Do as :meth:`synchronize`, with naps between looks: the driver's own wait keeps a core busy."""
+    def await_event(self, event: int, hurried: Callable[[], bool]) -> bool:
+        """Do as :meth:`synchronize`, with naps between looks: the driver's own wait keeps a core busy.
+
+        Args:
+            event: the event.
+            hurried: whether the wait ends although the event has not passed.
+
+        Returns:
+            Whether the event has passed.
+        """
         code = self.driver.cuEventQuery(event)
         while code == NOT_READY:
+            if hurried():
+                return False
             time.sleep(NAP_SECONDS)
             code = self.driver.cuEventQuery(event)
         self.driver.check("cuEventQuery", code)
+        return True
 
     def capturing(self, stream: int) -> bool:
         """Return whether a stream is being captured into a graph."""
@@ -342,13 +353,18 @@ class Device:
 
         return Issuer(self, name, inside)
 
-    def watch(self, state: Int64Array, rows: int) -> bool:
+    def watch(self, state: Int64Array, rows: int, *, hurry: bool = True) -> bool:
         """Block, without the interpreter, until rows of a list have been played or it has ended; at most about 3 ms.
+
+        Args:
+            state: (8,) int64: the list's state.
+            rows: the number of rows.
+            hurry: whether these rows are played without waiting for the GPU.
 
         Returns:
             Whether the wait is over. Otherwise, Python may handle signals, and the caller calls again.
         """
-        return bool(self._calls.watch(state.ctypes.data, rows, self.entries[self._calls.NAP], WATCH_NAPS))
+        return bool(self._calls.watch(state.ctypes.data, rows, hurry, self.entries[self._calls.NAP], WATCH_NAPS))
 
     def load_loops(self) -> None:
         """Load the compiled loops. Compile them if that has not been done."""

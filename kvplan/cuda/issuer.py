@@ -16,7 +16,7 @@ import numpy as np
 
 from kvplan.base.threads import Worker
 from kvplan.cuda import calls
-from kvplan.cuda.call_list import PLAYED, Segment, new_state
+from kvplan.cuda.call_list import HURRIED, LAST_ROW, PLAYED, Segment, new_state
 from kvplan.cuda.scopes import HasDriver, Uncaptured
 from kvplan.errors import TransferError
 from kvplan.layout.strides import Int64Array
@@ -41,7 +41,7 @@ class Machine(HasDriver, Protocol):
     def current(self) -> AbstractContextManager[None]:
         """Make the device current for the calling thread, within a ``with``."""
 
-    def watch(self, state: Int64Array, rows: int) -> bool:
+    def watch(self, state: Int64Array, rows: int, *, hurry: bool = True) -> bool:
         """Wait for rows of a list; see :meth:`kvplan.cuda.device.Device.watch`."""
 
 
@@ -67,7 +67,7 @@ class Issuer:
         self._device = device
         self._queue = np.zeros((SLOTS, calls.SLOT_WORDS), dtype=np.int64)
         self._taken = new_state()  # its word PLAYED counts lists
-        self._held: list[object] = [None] * SLOTS
+        self._held: list[tuple[Sequence[Segment], Int64Array, Int64Array] | None] = [None] * SLOTS
         self._dropped = 0  # lists that were played and are not held any more
         self._semaphore = np.zeros(SEMAPHORE_WORDS, dtype=np.int64)
         self._at = ctypes.c_void_p(self._semaphore.ctypes.data)
@@ -98,12 +98,14 @@ class Issuer:
         ], dtype=np.int64)  # fmt: skip
         given, post, at = self.given, _POST, self._at
         while given - int(self._taken[PLAYED]) >= SLOTS - 1:  # rare: few transfers are not played at once
-            self._device.watch(self._taken, given - SLOTS + 2)
+            self._device.watch(self._taken, given - SLOTS + 2, hurry=False)
         for played in range(self._dropped, int(self._taken[PLAYED])):
             self._held[played % SLOTS] = None
             self._dropped = played + 1
         words = np.array((table.ctypes.data, len(table), state.ctypes.data, 0), dtype=np.int64)
-        number = given % SLOTS
+        number, before = given % SLOTS, self._held[(given - 1) % SLOTS]
+        if before is not None:
+            before[2][HURRIED] = LAST_ROW  # the GPU shall go on with this list without a pause
         self._held[number] = (segments, table, state)
         self._queue[number] = words
         self.given = given + 1  # no signal handler runs from here to the end of post

@@ -195,6 +195,6 @@ def test_words_behind_an_event_are_written_by_the_driver_s_own_calls(device, see
 def test_both_files_number_the_calls_alike():
     """The compiled loops have constants of their own, because numba keeps their code until their file changes."""
     for name in ("RECORD", "WAIT", "LAUNCH", "COPY", "BATCH", "COPY_2D", "SYNC", "AWAIT", "APART", "PLAYED", "FAILED",
-                 "FAILED_ROW", "FAILED_COPY", "ENDED", "ADDED", "STATE_WORDS", "LAST_ROW"):  # fmt: skip
+                 "FAILED_ROW", "FAILED_COPY", "ENDED", "ADDED", "HURRIED", "STATE_WORDS", "LAST_ROW"):  # fmt: skip
         assert getattr(calls, name) == getattr(call_list, name), name
     assert [name.removesuffix("_v2") for name in calls.NAMES] == list(call_list.NAMES)

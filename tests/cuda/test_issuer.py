@@ -11,7 +11,7 @@ import numba
 import numpy as np
 import pytest
 
-from kvplan.cuda import calls, issuer
+from kvplan.cuda import call_list, calls, issuer
 from kvplan.cuda.call_list import CallList, new_state
 from kvplan.cuda.issuer import Issuer
 from tests.patience import PATIENCE, until
@@ -31,6 +31,18 @@ def copy(dst, src, nbytes, stream):
     return 0
 
 
+@numba.cfunc("int32(int64, int64, int64)")
+def wait(stream, event, flags):
+    calls.publish(stream, event)
+    return 0
+
+
+@numba.cfunc("int32(int64)")
+def query(event):
+    """Tell whether an event has passed: it is a word's address, and the word is 1 then."""
+    return 0 if calls.observe(event) else 600
+
+
 class Machine:
     """The parts of a device that an issuer needs; its driver is compiled, and copies nothing."""
 
@@ -39,13 +51,13 @@ class Machine:
 
     def __init__(self) -> None:
         nap = ctypes.cast(C.usleep, ctypes.c_void_p).value
-        self.entries = np.array([record.address, 0, 0, copy.address, 0, 0, 0, nap], dtype=np.int64)
+        self.entries = np.array([record.address, wait.address, 0, copy.address, 0, 0, query.address, nap], dtype=np.int64)
 
     def current(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
-    def watch(self, state: np.ndarray, rows: int) -> bool:
-        return bool(calls.watch(state.ctypes.data, rows, self.entries[calls.NAP], 50))
+    def watch(self, state: np.ndarray, rows: int, *, hurry: bool = True) -> bool:
+        return bool(calls.watch(state.ctypes.data, rows, hurry, self.entries[calls.NAP], 50))
 
 
 @pytest.fixture
@@ -89,6 +101,73 @@ def test_a_list_that_fails_ends_and_the_next_one_is_played(thread):
     broken[calls.ENDED] = 1
     until(lambda: thread.idle)
     assert whole[[calls.PLAYED, calls.FAILED, calls.ENDED]].tolist() == [2, 0, 1]
+
+
+@pytest.fixture
+def waiting(thread):
+    """A list of three rows whose second one waits for an event: for a stream, or for nobody's."""
+
+    def push(*, stream):
+        told = SimpleNamespace(event=np.zeros(1, np.int64), stream=np.zeros(1, np.int64), state=new_state())
+        rows = np.array([[call_list.RECORD, 1, 0, 5],
+                         [call_list.SYNC, told.event.ctypes.data, 0, told.stream.ctypes.data if stream else 0],
+                         [call_list.RECORD, 2, 0, 5]])  # fmt: skip
+        thread.push([call_list.Segment(rows)], told.state)
+        until(lambda: told.state[calls.PLAYED] == 1)
+        time.sleep(0.01)
+        assert told.state[calls.PLAYED] == 1
+        return told
+
+    return push
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_list_waits_for_an_event_in_place_of_a_stream(thread, waiting, stream):
+    told = waiting(stream=stream)
+    assert not thread._device.watch(told.state, 3, hurry=False)
+    told.event[0] = 1
+    until(lambda: thread.idle)
+    assert told.state[calls.PLAYED] == 3
+    assert not told.stream[0]
+
+
+@pytest.mark.parametrize("who", ["a thread that waits for its rows", "a list that waits for it", "the next list"])
+def test_a_stream_waits_if_somebody_waits_for_the_list(thread, waiting, who):
+    told, other = waiting(stream=True), Issuer(Machine(), "other", set())
+    if who == "the next list":
+        thread.push(listed(1).segments, new_state())
+    elif who == "a list that waits for it":
+        behind = CallList()
+        behind.await_list(told.state)
+        behind.close()
+        other.push(behind.segments, new_state())
+    else:
+        assert not thread._device.watch(told.state, 1 + 1, hurry=False)
+        until(lambda: thread._device.watch(told.state, 1 + 1))
+    until(lambda: told.state[calls.ENDED])
+    assert told.stream[0] == told.event.ctypes.data
+    assert not told.event[0]
+    until(lambda: other.idle)
+    other.stop()
+    assert not other.worker.started or other.worker.join(PATIENCE)
+
+
+def test_rows_in_front_of_the_wait_hurry_nobody(thread, waiting):
+    told = waiting(stream=True)
+    assert thread._device.watch(told.state, 1)
+    time.sleep(0.01)
+    assert told.state[calls.PLAYED] == 1
+    told.event[0] = 1
+    until(lambda: thread.idle)
+    assert not told.stream[0]
+
+
+def test_a_wait_that_bounds_the_queue_does_not_hurry(thread, waiting):
+    told = waiting(stream=False)
+    assert not thread._device.watch(told.state, 3)
+    assert told.state[calls.PLAYED] == 1
+    told.event[0] = 1
+    until(lambda: thread.idle)
 
 
 def test_a_list_waits_for_rows_of_another_list(thread):

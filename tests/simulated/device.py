@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from kvplan.cuda import calls
-from kvplan.cuda.call_list import ENDED, FAILED, PLAYED, Segment
+from kvplan.cuda.call_list import ENDED, FAILED, HURRIED, PLAYED, Segment
 from kvplan.cuda.call_player import play_slowly
 from kvplan.cuda.device import HOST_MEMORY, MEMORY_TYPE, SUCCESS, DriverError
 from kvplan.cuda.driver import RELAXED
@@ -166,17 +166,19 @@ class Device(Streams):
         self.check("cuEventSynchronize")
         self.run_until(event)
 
-    def await_event(self, event: int) -> None:
+    def await_event(self, event: int, hurried: Callable[[], bool]) -> bool:
         self.check("cuEventQuery")
-        self.run_until(event)
+        return self.run_until(event, hurried)
 
     def issuer(self, name: str, inside: set[int]) -> Issuer:
         return Issuer(self, name, inside)
 
-    def watch(self, state: np.ndarray, rows: int) -> bool:
+    def watch(self, state: np.ndarray, rows: int, *, hurry: bool = True) -> bool:
         for _ in range(20):
             if state[PLAYED] >= rows or state[ENDED] or state[FAILED]:
                 return True
+            if hurry:
+                state[HURRIED] = max(state[HURRIED], rows)
             time.sleep(1e-4)
         return False
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvplan.base.threads import Worker
-from kvplan.cuda.call_list import ENDED, Segment
+from kvplan.cuda.call_list import ENDED, HURRIED, LAST_ROW, Segment
 from kvplan.cuda.scopes import Uncaptured
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ class Issuer:
         self.worker = Worker(name, self._serve, "no thread makes the calls of long transfers", inside)
         self._device = device
         self._lists: SimpleQueue[Any] = SimpleQueue()
+        self._last: np.ndarray | None = None
 
     @property
     def idle(self) -> bool:
@@ -34,6 +35,9 @@ class Issuer:
         if not self.worker.started:
             self.worker.start()
         put, entry = self._lists.put, (segments, state)
+        if self._last is not None:
+            self._last[HURRIED] = LAST_ROW
+        self._last = state
         self.given += 1
         put(entry)
 

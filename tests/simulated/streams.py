@@ -149,15 +149,15 @@ class Streams(Memory):
                 self.advance(self.random.randrange(4))
             return SUCCESS if self.passed[event] >= self.recorded[event] else NOT_READY
 
-    def run_until(self, event: int) -> None:
-        """Block until an event has passed; behind a closed gate, until somebody opens it."""
+    def run_until(self, event: int, hurried: Callable[[], bool] = lambda: False) -> bool:
+        """Block until an event has passed; behind a closed gate, until somebody opens it, or is in a hurry."""
         end = time.monotonic() + PATIENCE
         with self.lock:
             number = self.recorded[event]
         while not self.lost:
             with self.lock:
-                if self.passed[event] >= number:
-                    return
+                if self.passed[event] >= number or hurried():
+                    return self.passed[event] >= number
                 done = self.advance(1)
                 assert done or not all(gate.is_set() for gate in self.gates), "the streams wait for each other"
             if not done:
@@ -165,6 +165,7 @@ class Streams(Memory):
                 assert time.monotonic() < end, "nobody opened the gate"
                 self.blocked.set()
                 time.sleep(1e-3)
+        return True
 
     def run(self) -> None:
         """Everything that was put on streams."""

@@ -183,11 +183,14 @@ class StagedPath(Path):
         two = load and chunks > 1 and resources.policy.streams != 1
         # Kernels on the other stream must run after those of earlier transfers, and after the upload of the table.
         fork = transfer.event() if two and (table.fresh or lane.last is not None) else 0
+        # A stream that waits while a model computes takes 6 % of the copy engine's speed, also if it waits for a slot (H200,
+        # benchmarks/gpu/stream_waits.py). So the thread that makes the calls of a long list waits in place of the streams.
+        late = bool(most) and ring.slots > 2 and chunks > 1 and total + 5 * chunks > limits.inline_effort
         rows = np.empty((7 * chunks + 4 + (total // most if most else 0), 4), dtype=np.int64)
         written, copies = calls().schedule(
             load, edges, most, first_slot, busy, ring.filled, ring.freed,
             lane.copy, lane.kernel, lane.other if two else lane.kernel, fork,
-            carried.address, 8 * HEADER, rows,
+            carried.address, 8 * HEADER, late, rows,
         )  # fmt: skip
         transfer.count(count * staging.runs.shape[1] + int(edges[-1]), chunks + max(single, copies))
         carry = self._carry(transfer, piece, carried, nbytes) if many and not load else 0

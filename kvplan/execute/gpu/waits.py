@@ -107,7 +107,7 @@ class Awaited(Transfer):
             check_process(self.resources.generation)
         if self._issued is not None and not self._issued.wait(timeout):
             raise self._late(timeout)
-        if not self._await_rows(LAST_ROW, timeout, started):
+        if not self._await_rows(LAST_ROW, timeout, started, hurry=False):
             raise self._late(timeout)
         self._notice()  # otherwise the end of a transfer whose list has failed may not be recorded yet
         if not self._over:
@@ -136,12 +136,17 @@ class Awaited(Transfer):
             with self.resources.device.current(), self.resources.lock:
                 self._is_played()
 
-    def _await_rows(self, rows: int, timeout: float | None = None, started: float = 0.0) -> bool:
-        """Block until rows of its list have been played, or it has ended or failed; return False after a timeout."""
+    def _await_rows(
+        self, rows: int, timeout: float | None = None, started: float = 0.0, *, hurry: bool = True
+    ) -> bool:  # fmt: skip
+        """Block until rows of its list have been played, or it has ended or failed; return False after a timeout.
+
+        If ``hurry``, they are played without waiting for the GPU: a stream shall wait for what they record.
+        """
         state = self._state
         if state is None or state[ENDED] or state[FAILED] or state[PLAYED] >= rows:
             return True
-        while not self.resources.device.watch(state, rows):
+        while not self.resources.device.watch(state, rows, hurry=hurry):
             if timeout is not None and time.monotonic() - started > timeout:
                 return False
         return True

@@ -115,7 +115,8 @@ def test_the_chunks_of_all_pieces_are_those_of_each(
     cuts = cuts_of(plan, count)
     assume(cuts is not None)
     granule = max(staging_of(group, direction).nbytes for group in cuts.groups)
-    limits = Limits(**{**TIGHT, "few_chunks": few, "batch_nbytes": least} if tight else {"batch_nbytes": least})
+    sizes = {"batch_nbytes": least, "inline_effort": 1 << 20}  # in short lists, streams wait for slots
+    limits = Limits(**TIGHT | sizes | {"few_chunks": few} if tight else sizes)
     policy = {"staging_bytes": max(1024, slots * granule), "chunk_bytes": 256, "streams": streams}
     with executor_on(device, "staged", limits=limits, **policy) as executor:
         if before:  # a transfer that may still use the ring
