@@ -49,7 +49,7 @@ FAILED_COPY: Final = 3  # the descriptor that the failed batch names; -1 if it n
 # calls that were made. Until then no later list of the queue is played.
 ENDED: Final = 4
 ADDED: Final = 5  # calls made beyond the rows: a 2-D copy may need a call for each of its rows
-# Rows that somebody waits for. A synchronization before them that names a stream does not nap: the stream waits instead.
+# Rows that somebody waits for. A synchronization before them that names a stream does not nap: the stream waits.
 HURRIED: Final = 6
 STATE_WORDS: Final = 8
 
@@ -166,7 +166,7 @@ def schedule(load, edges, most, first_slot, busy, filled, freed, copy, kernel, o
                 at = _put(rows, at, WAIT if copying else wait, before, 0, stream)
             if copying:
                 first, last = edges[chunk], edges[chunk + 1]
-                size = most if most else last - first
+                size = most or last - first
                 for begin in range(first, last, size):
                     at = _put(rows, at, BATCH if most else APART, begin, min(begin + size, last), copy)
                     copies += 1

@@ -51,7 +51,8 @@ class Machine:
 
     def __init__(self) -> None:
         nap = ctypes.cast(C.usleep, ctypes.c_void_p).value
-        self.entries = np.array([record.address, wait.address, 0, copy.address, 0, 0, query.address, nap], dtype=np.int64)
+        entries = [record.address, wait.address, 0, copy.address, 0, 0, query.address, nap]
+        self.entries = np.array(entries, dtype=np.int64)
 
     def current(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()

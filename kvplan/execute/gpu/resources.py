@@ -35,9 +35,9 @@ class Limits:
     The defaults are right for every GPU that was measured. Tests use lower limits, so that small transfers reach them.
 
     Attributes:
-        batch_copies: most copies per batched call. The copy engine begins when a call returns, so it waits for the whole
-            first batch. The driver holds a lock during the call, and the model's launches wait for this lock. A call
-            of 52,000 copies has crashed a driver (580).
+        batch_copies: most copies per batched call. The copy engine begins when a call returns, so it waits for the
+            whole first batch; and the model's launches wait for the driver's lock, which a call holds. Smaller batches
+            are slower beside compute (H200). A call of 52,000 copies has crashed a driver (580).
         batch_nbytes: copies of fewer bytes from host memory get one driver call each. If a batch has copies of up to
             24 KiB in several sizes, it loses bytes, or ends the context or the process. The driver writes these
             bytes into its queue of commands, and past its end. Seen with driver 580 on H100 and H200
@@ -62,6 +62,8 @@ class Limits:
         layer_group_nbytes: least bytes of such a group.
         halved_nbytes: least bytes of a halved group.
         halved_piece_nbytes: least bytes that a halved group has of each unit.
+        layer_batch_copies: most copies per batched call of a staged transfer by layers, which runs while the model's
+            layers are launched.
         chunk_nbytes: most bytes per chunk of the staged path, if the policy names no number.
         small_chunks: chunks that a small staged transfer is cut into.
         small_chunk_nbytes: least bytes of such a chunk.
@@ -70,7 +72,7 @@ class Limits:
         exit_seconds: seconds that the interpreter's exit waits for transfers and calls of ``prepare``.
     """
 
-    batch_copies: int = 64
+    batch_copies: int = 256
     batch_nbytes: int = 28 << 10
     calls_in_flight: int = 256
     lane_calls: int = 192
@@ -83,6 +85,7 @@ class Limits:
     layer_group_nbytes: int = LAYER_GROUP_NBYTES
     halved_nbytes: int = HALVED_NBYTES
     halved_piece_nbytes: int = HALVED_PIECE_NBYTES
+    layer_batch_copies: int = 64
     chunk_nbytes: int = CHUNK_NBYTES
     small_chunks: int = SMALL_CHUNKS
     small_chunk_nbytes: int = SMALL_CHUNK_NBYTES

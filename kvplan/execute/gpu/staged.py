@@ -45,8 +45,6 @@ class Chunks(NamedTuple):
         kernel: the kernel that the calls launch.
         carry: address of the header of a launch that copies headers and unit addresses to the GPU; 0 if there is none.
         kernels: the stream of that launch.
-        apart: whether the copies of chunks cannot be batches.
-        seams: addresses on the host that no copy may cross.
     """
 
     rows: Int64Array
@@ -54,8 +52,6 @@ class Chunks(NamedTuple):
     kernel: Kernel
     carry: int
     kernels: int
-    apart: bool
-    seams: Int64Array
 
 
 class StagedPath(Path):
@@ -120,13 +116,11 @@ class StagedPath(Path):
 
     def write(self, transfer: DeviceTransfer, prepared: list[Chunks], calls: CallList) -> None:
         """Send chunks through the ring, on the lane's streams; see :meth:`Path.write`."""
+        del transfer
         for chunks in prepared:
             if chunks.carry:
                 calls.launch(self._resources.tables.function(CARRIER), 1, chunks.carry, chunks.kernels)
-            rows, columns = chunks.rows, chunks.made
-            if chunks.apart:
-                rows, columns = self._taken_apart(transfer.plan.direction, chunks)
-            calls.extend(Segment(rows, columns, launch_words(chunks.kernel, self._programs)[None]))
+            calls.extend(Segment(chunks.rows, chunks.made, launch_words(chunks.kernel, self._programs)[None]))
 
     def write_layers(
         self, transfer: DeviceTransfer, cuts: LayerCuts, lane: Streams, marks: Sequence[int], calls: CallList
@@ -177,24 +171,28 @@ class StagedPath(Path):
             ring.piece.address, ring.slots, ring.slot_nbytes, first_slot, staging.nbytes, granules,
             table.header, carried.address, piece.words, made, extra, edges,
         )  # fmt: skip
-        single = alone(resources, plan.direction, made[2, extra : edges[-1]])
-        batched = not seams.size and not single
+        batched = not seams.size and not alone(resources, plan.direction, made[2, extra : edges[-1]])
         most = limits.batch_copies if batched else 0
         two = load and chunks > 1 and resources.policy.streams != 1
         # Kernels on the other stream must run after those of earlier transfers, and after the upload of the table.
         fork = transfer.event() if two and (table.fresh or lane.last is not None) else 0
-        # A stream that waits while a model computes takes 6 % of the copy engine's speed, also if it waits for a slot (H200,
-        # benchmarks/gpu/stream_waits.py). So the thread that makes the calls of a long list waits in place of the streams.
-        late = bool(most) and ring.slots > 2 and chunks > 1 and total + 5 * chunks > limits.inline_effort
+        # Streams that wait for slots while a model computes slow the copy engine down (benchmarks/gpu/stream_waits.py).
+        # So the thread that makes the calls of a long list waits in their place.
+        late = batched and ring.slots > 2 and chunks > 1 and total + 5 * chunks > limits.inline_effort
         rows = np.empty((7 * chunks + 4 + (total // most if most else 0), 4), dtype=np.int64)
         written, copies = calls().schedule(
             load, edges, most, first_slot, busy, ring.filled, ring.freed,
             lane.copy, lane.kernel, lane.other if two else lane.kernel, fork,
             carried.address, 8 * HEADER, late, rows,
         )  # fmt: skip
-        transfer.count(count * staging.runs.shape[1] + int(edges[-1]), chunks + max(single, copies))
+        rows = rows[:written]
+        if not batched:
+            others = written - copies
+            rows, made = self._taken_apart(plan.direction, rows, made, seams)
+            copies = len(rows) - others
+        transfer.count(count * staging.runs.shape[1] + int(edges[-1]), chunks + copies)
         carry = self._carry(transfer, piece, carried, nbytes) if many and not load else 0
-        return Chunks(rows[:written], made, table.kernel, carry, lane.kernel, not batched, seams)
+        return Chunks(rows, made, table.kernel, carry, lane.kernel)
 
     def _carry(self, transfer: DeviceTransfer, piece: Piece, carried: Piece, nbytes: int) -> int:
         """Prepare a kernel launch that copies a pinned slot to GPU memory, and return the address of its header.
@@ -207,24 +205,25 @@ class StagedPath(Path):
         write_flat(header, columns, -(-int(columns[2, 0]) // CARRIER.width))
         return header.address
 
-    def _taken_apart(self, direction: str, chunks: Chunks) -> tuple[Int64Array, Int64Array]:
-        """Return rows and columns in which each chunk has the calls that its copies need."""
-        limits, seams = self._resources.limits, chunks.seams
-        least, rows, columns = batched_from(self._resources, direction), list[Int64Array](), [chunks.made]
-        width, begun = chunks.made.shape[1], 0
-        for at in np.flatnonzero(chunks.rows[:, 0] == APART).tolist():
-            _, first, last, stream = chunks.rows[at].tolist()
-            made = Descriptors(*(column[first:last] for column in chunks.made))
+    def _taken_apart(
+        self, direction: str, rows: Int64Array, columns: Int64Array, seams: Int64Array
+    ) -> tuple[Int64Array, Int64Array]:  # fmt: skip
+        """Return rows and columns in which each chunk has the calls that its copies need; none crosses a seam."""
+        least, most = batched_from(self._resources, direction), self._resources.limits.batch_copies
+        made_rows, made_columns, width, begun = list[Int64Array](), [columns], columns.shape[1], 0
+        for at in np.flatnonzero(rows[:, 0] == APART).tolist():
+            _, first, last, stream = rows[at].tolist()
+            made = Descriptors(*(column[first:last] for column in columns))
             if seams.size:
                 made = cut(made, Seams(seams, NOTHING) if direction == "load" else Seams(NOTHING, seams), None)
             some = np.stack(made)
-            apart = copy_rows(some, 0, some.shape[1], stream, least, limits.batch_copies)
+            apart = copy_rows(some, 0, some.shape[1], stream, least, most)
             apart[:, 1] += width
             apart[:, 2] += width * (apart[:, 0] == BATCH)
-            rows += [chunks.rows[begun:at], apart]
-            columns.append(some)
+            made_rows += [rows[begun:at], apart]
+            made_columns.append(some)
             begun, width = at + 1, width + some.shape[1]
-        return np.concatenate([*rows, chunks.rows[begun:]]), np.concatenate(columns, axis=1)
+        return np.concatenate([*made_rows, rows[begun:]]), np.concatenate(made_columns, axis=1)
 
     def close(self) -> None:
         """Give the events of all rings back. No transfer is in flight."""

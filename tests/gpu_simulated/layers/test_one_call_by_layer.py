@@ -14,7 +14,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import kvplan
-from kvplan.cuda.call_list import APART, BATCH, COPY, LAUNCH, RECORD, WAIT, Segment, copy_rows
+from kvplan.cuda.call_list import BATCH, COPY, LAUNCH, RECORD, WAIT, Segment
 from kvplan.execute.gpu.by_layer.kernel_layers import KernelLayers
 from kvplan.execute.gpu.by_layer.staged_layers import StagedLayers
 from kvplan.execute.gpu.device_transfer import DeviceTransfer
@@ -162,14 +162,9 @@ def test_the_chunks_of_all_pieces_are_those_of_each(
             shifted = [(COPY, 0), *((which, row[1]) for row in made.rows.tolist() for which in (RECORD, WAIT)
                                     if row[0] == which and row[1] not in known)]  # fmt: skip
             forked |= len(shifted) > 1
-            pieces: list[Segment] = []
-            for row in made.rows:
-                if row[0] == APART:
-                    some = copy_rows(made.made, *row[1:].tolist(), limits.batch_nbytes if load else 0,
-                                     limits.batch_copies)  # fmt: skip
-                    pieces.append(Segment(some, made.made))
-                elif not load or (row[0], row[1]) not in shifted:
-                    pieces.append(Segment(row[None], made.made, segment.launches[number][None]))
+            launch = segment.launches[number][None]
+            pieces = [Segment(row[None], made.made, launch) for row in made.rows
+                      if not load or (row[0], row[1]) not in shifted]  # fmt: skip
             inside = [tuple(made.made[:, 0].tolist())] if load else []
             if made.carry:
                 _, (_, _, src, dst, nbytes) = moves_of(made.carry, [])

@@ -155,7 +155,8 @@ class StagedLayers:
             units, cuts.steps, load, skip, per, made.unit_hosts, made.unit_rings, found.packed, found.at,
             ring.piece.address, ring.slot_nbytes, first_slot, busy, ring.filled, ring.freed, made.granule_nbytes,
             np.array(granules, dtype=np.int64)[made.kind], headers, carried.address, slot.words,
-            limits.batch_copies, limits.batch_nbytes if load else 0, lane.copy, lane.kernel, lane.other if two else lane.kernel, fork,
+            min(limits.batch_copies, limits.layer_batch_copies),
+            limits.batch_nbytes if load else 0, lane.copy, lane.kernel, lane.other if two else lane.kernel, fork,
             np.array(marks, dtype=np.int64), columns, rows, marked,
         )  # fmt: skip
         transfer.count(count * made.copies + extents + load * pieces, calls)
