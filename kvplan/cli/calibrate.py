@@ -54,12 +54,12 @@ class Subject(NamedTuple):
 
     Attributes:
         path: file of its profile.
-        measure: function that measures it, of a progress function and the start by ``time.perf_counter()``.
+        measure: function that measures it, of a progress function.
         earlier: function that finds the profile that it has until now.
     """
 
     path: Path
-    measure: Callable[[Tell, float], DeviceProfile]
+    measure: Callable[[Tell], DeviceProfile]
     earlier: Callable[[], DeviceProfile]
 
 
@@ -171,10 +171,10 @@ def _gpu(device: str, output: Path | None) -> Subject:
 
     here = machine(_ordinal(device))
 
-    def measure(tell: Tell, start: float) -> DeviceProfile:
-        from kvplan.measure.calibrate import SECONDS, calibrate
+    def measure(tell: Tell) -> DeviceProfile:
+        from kvplan.measure.calibrate import calibrate
 
-        return calibrate(here, device, tell, seconds=SECONDS - (time.perf_counter() - start))
+        return calibrate(here, device, tell)
 
     return Subject(output or path_of(here), measure, lambda: find(here))
 
@@ -191,11 +191,10 @@ def _pair(device: str, peer: str, output: Path | None) -> Subject:
     if not link.reachable:
         raise KVPlanError(link.refused)
 
-    def measure(tell: Tell, start: float) -> DeviceProfile:
-        from kvplan.measure.calibrate import PAIR_SECONDS, calibrate_pair
+    def measure(tell: Tell) -> DeviceProfile:
+        from kvplan.measure.calibrate import calibrate_pair
 
-        left = PAIR_SECONDS - (time.perf_counter() - start)
-        return calibrate_pair(here, device, peer, tell, peer_name=there.gpu, nvlinks=link.nvlinks, seconds=left)
+        return calibrate_pair(here, device, peer, tell, peer_name=there.gpu, nvlinks=link.nvlinks)
 
     path = output or pair_path_of(here, there, link)
     return Subject(path, measure, lambda: find_between(here, there, link))
@@ -215,13 +214,13 @@ def _save(subject: Subject, args: argparse.Namespace) -> Saved:
     from kvplan.cost.store import check_writable, save
 
     check_writable(subject.path)  # before 20 seconds of measuring
-    start = time.perf_counter()  # torch takes seconds to load from a slow disk
+    start = time.perf_counter()
     try:
         import torch  # noqa: F401  # needed for the buffers, and for the compute that runs at the same time
     except ModuleNotFoundError:
         raise KVPlanError("calibrating needs torch; pip install torch triton cuda-bindings") from None
     with progress(silent=args.json) as tell:
-        profile = subject.measure(tell, start)
+        profile = subject.measure(tell)
     if not args.alone:
         profile = weighed(profile, subject.earlier())
     save(profile, subject.path)

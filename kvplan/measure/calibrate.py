@@ -1,7 +1,8 @@
 """The calibration, which makes the profile of a GPU, or of a GPU and its peer, from a few hundred short transfers.
 
 A GPU takes at most 20 seconds, 384 MiB of pinned memory and about 1.4 GiB of GPU memory. A pair takes at most 15
-seconds, and 256 MiB of each GPU's memory. Compute beside the transfers takes memory of its own.
+seconds, and 256 MiB of each GPU's memory. Compute beside the transfers takes memory of its own. Where the caches of
+numba and Triton are empty, loops and kernels are compiled first, which takes up to a minute more.
 """
 
 from __future__ import annotations
@@ -58,20 +59,23 @@ def calibrate(
         device: name of the GPU for executors; torch is needed.
         progress: function that is called with the share that is done, and the step that begins.
         keep: list to which the samples are appended.
-        seconds: time in seconds after which no transfer begins.
+        seconds: time in seconds after which no transfer begins, from the end of compiling.
 
     Raises:
         KVPlanError: no path has enough samples within the time; or a byte did not arrive.
     """
     tell = progress or silent
-    until = time.perf_counter() + seconds
     tell(0.0, "memory")
     host, within = Buffers(DEVICE_NBYTES, device, HOST_NBYTES), Buffers(WITHIN_NBYTES, device, peer=device)
-    tell(0.05, "ceilings")
-    found = ceilings.measure(host) | ceilings.measure(within)
     with ExitStack() as stack:
         executors = _executors(stack, device)
         executors[ONE_PROGRAM] = stack.enter_context(Executor(device, Policy(path="kernel", max_programs=1)))
+        tell(0.0, "compile")
+        _prepare(host, executors, HOST_ROUTES)
+        _prepare(within, executors, ("device",))
+        until = time.perf_counter() + seconds
+        tell(0.05, "ceilings")
+        found = ceilings.measure(host) | ceilings.measure(within)
         samples = _samples(
             host, executors, HOST_ROUTES, until - BESIDE_SECONDS - WITHIN_SECONDS, _part(tell, 0.1, 0.55)
         )
@@ -105,23 +109,25 @@ def calibrate_pair(
         peer_name: name of the other GPU in the profile, such as ``"NVIDIA H200"``.
         nvlinks: number of NVLink links between the two; None if it is not known.
         keep: list to which the samples are appended.
-        seconds: time in seconds after which no transfer begins.
+        seconds: time in seconds after which no transfer begins, from the end of compiling.
 
     Raises:
         KVPlanError: the GPU cannot reach the peer's memory; no path has enough samples within the time; or a byte did
             not arrive.
     """
     tell = progress or silent
-    until = time.perf_counter() + seconds
     tell(0.0, "memory")
     why = Line(device).device.enable_peer(int(peer.removeprefix("cuda:")))
     if why:
         raise KVPlanError(why)
     buffers = Buffers(PAIR_NBYTES, device, peer=peer)
-    tell(0.05, "ceilings")
-    found = ceilings.measure(buffers)
     with ExitStack() as stack:
         executors = _executors(stack, device, PEER_ROUTES[0])
+        tell(0.0, "compile")
+        _prepare(buffers, executors, PEER_ROUTES)
+        until = time.perf_counter() + seconds
+        tell(0.05, "ceilings")
+        found = ceilings.measure(buffers)
         samples = _samples(buffers, executors, PEER_ROUTES, until - PAIR_BESIDE_SECONDS, _part(tell, 0.1, 0.7))
         beside = _beside(dict.fromkeys(PEER_ROUTES, buffers), device, executors, until, tell)
     tell(1.0, "done")
@@ -137,6 +143,20 @@ def _executors(stack: ExitStack, device: str, route: str = "load") -> dict[str, 
     policies = {path: Policy(path=path, staging_bytes=RING_NBYTES) for path in route_paths(route)}
     policies[FEW_PROGRAMS] = Policy(path="kernel", overlap="decode")
     return {name: stack.enter_context(Executor(device, policy)) for name, policy in policies.items()}
+
+
+def _prepare(buffers: Buffers, executors: Mapping[str, Executor], routes: tuple[str, ...]) -> None:
+    """Compile the loops and kernels of the transfers to come: in an empty container, that takes longer than they do."""
+    seen = set[tuple[str, str, int]]()
+    for geometry in geometries(*routes):
+        kind = geometry.direction, geometry.host, geometry.run_nbytes
+        if kind in seen:
+            continue
+        seen.add(kind)
+        moved = work(buffers, geometry)
+        for name in executors.keys() & {*measured_paths(geometry.direction, geometry.runs)}:
+            with suppress(PathError):
+                executors[name].prepare(moved.plan)
 
 
 def _samples(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
 import pytest
 import torch
 
 import kvplan
 from kvplan import KVPlanError
 from kvplan.cost.policy import HOST_ROUTES, PEER_ROUTES, Policy
-from kvplan.cost.profile import GPU_ROUTES, default, default_pair
+from kvplan.cost.profile import GPU_ROUTES, default, default_pair, route_paths
 from kvplan.cost.statistics import statistics_of
 from kvplan.measure import calibrate as made_by
 from kvplan.measure import ceilings
@@ -110,6 +113,13 @@ def test_a_path_that_cannot_serve_has_no_sample():
     assert [(one.path, one.plan.nbytes, one.timing.samples) for one in made] == [("b", 32_768, 3)]
 
 
+class Placed(NamedTuple):
+    """A geometry in buffers; the plan is the geometry itself."""
+
+    buffers: Any
+    plan: Geometry
+
+
 class Calls(list):
     """What a calibration did, in order."""
 
@@ -138,6 +148,11 @@ def rig(monkeypatch):
         def __exit__(self, *_) -> None:
             calls.append(("closed", self.policy))
 
+        def prepare(self, plan) -> None:
+            calls.append(("prepared", self.policy.path, plan))
+            if self.policy.path == "copy_engine_2d":
+                raise kvplan.PathError("no")  # as measure() does, go on without the path
+
     class Opening:
         """A line of a GPU, and its device."""
 
@@ -163,7 +178,7 @@ def rig(monkeypatch):
     monkeypatch.setattr(made_by, "Buffers", Room)
     monkeypatch.setattr(made_by, "Executor", Opened)
     monkeypatch.setattr(made_by, "Line", Opening)
-    monkeypatch.setattr(made_by, "work", lambda buffers, geometry, k: (buffers, geometry))
+    monkeypatch.setattr(made_by, "work", lambda buffers, geometry, k=0: Placed(buffers, geometry))
     monkeypatch.setattr(made_by, "measure", timed)
     monkeypatch.setattr(made_by, "measure_beside", beside)
     monkeypatch.setattr(made_by.ceilings, "multiprocessors", lambda device: 132)
@@ -211,6 +226,35 @@ def test_a_peer_out_of_reach_is_refused_before_memory_is_allocated(rig):
     with pytest.raises(KVPlanError, match=r"^cuda:0 cannot reach the memory of cuda:1: a reason$"):
         made_by.calibrate_pair(H100, "cuda:0", "cuda:1", peer_name="NVIDIA H200", nvlinks=18)
     assert not rig.of("buffers")
+
+
+def test_compiling_costs_no_time_of_the_transfers(rig, monkeypatch):
+    """On a new machine, torch and the compilers take longer than the calibration, and all of it was cut."""
+    now = [0.0]
+    monkeypatch.setattr(made_by, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    compiled = set[str]()
+
+    def slow(self, plan):
+        compiled.add(self.policy.path)
+        now[0] += 100.0
+
+    monkeypatch.setattr(made_by.Executor, "prepare", slow)
+    whole = made_by.calibrate(H100)
+    pair = made_by.calibrate_pair(H100, "cuda:0", "cuda:1", peer_name="NVIDIA H200", nvlinks=18)
+    assert (whole.guessed, pair.guessed, compiled) == ((), (), set(route_paths("load")))
+
+
+def test_all_kinds_of_transfers_are_prepared_once(rig):
+    made_by.calibrate(H100, seconds=1e9)
+    began = next(k for k, (what, *_) in enumerate(rig) if what == "measured")
+    assert all(what != "prepared" for what, *_ in rig[began:])
+    every = [*geometries(*HOST_ROUTES), *geometries("device")]
+    kinds = {(one.direction, one.host, one.run_nbytes) for one in every}
+    for path in route_paths("load"):
+        found = [(one.direction, one.host, one.run_nbytes) for which, one in rig.of("prepared") if which == path]
+        assert set(found) <= kinds
+        if path == "kernel":
+            assert set(found) == kinds
 
 
 def test_no_transfer_begins_after_the_time(rig):
