@@ -342,7 +342,7 @@ def number(value: float) -> str:
 
 def main() -> None:
     """Write the tables into their pages."""
-    from benchmarks import gain, peer_tables, process_tables, whole_engines
+    from benchmarks import gain, peer_tables, process_tables, stream_wait_table, whole_engines
     from benchmarks.engines import pages as engine_pages
     from benchmarks.wires import wire_pages
 
@@ -352,6 +352,7 @@ def main() -> None:
         *engine_pages.pages(),
         *whole_engines.pages(),
         *wire_pages.pages(),
+        *stream_wait_table.pages(),
         (ROOT / "README.md", gain.MARKS, gain.table()),
         (SPEED, MARKS, table()),
         (SPEED, GPU_MARKS, gpu_table()),

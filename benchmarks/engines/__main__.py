@@ -21,7 +21,7 @@ from benchmarks.gpu.environment import gpu, versions
 from benchmarks.record import document, machine, table
 
 SMOKE_WAYS = ("none", "kvplan", "kvplan-sync", "kvplan-layers")  # vLLM's own worker refuses the CPU
-RESULTS = Path(__file__).parents[1] / "results"
+RESULTS = Path(__file__).parents[1] / "results" / "engines"
 PACKAGES = ("vllm", "torch", "triton", "lmcache")
 
 

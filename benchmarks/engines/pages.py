@@ -15,18 +15,17 @@ PAGE = ROOT / "docs" / "evidence" / "first-token.md"
 MARKS = "<!-- engine numbers -->", "<!-- end of engine numbers -->"
 PICTURE_MARKS = "<!-- engine trace -->", "<!-- end of engine trace -->"
 RESULTS = tuple(
-    ROOT / "benchmarks" / "results" / f"{run}.json"
+    ROOT / "benchmarks" / "results" / "engines" / f"engines-nvidia-h200-{run}.json"
     for run in (
-        "engines-nvidia-h200",
-        "engines/engines-nvidia-h200-8b-alone",
-        "engines/engines-nvidia-h200-8b-short-ends",
-        "engines/engines-nvidia-h200-8b-blocks-of-64",
-        "engines/engines-nvidia-h200-8b-alone-async",
-        "engines-nvidia-h200-8b",
-        "engines/engines-nvidia-h200-8b-simple",
-        "engines/engines-nvidia-h200-gqa1-alone",
-        "engines-nvidia-h200-gqa1",
-        "engines-nvidia-h200-mla",
+        "8b-alone",
+        "8b-short-ends",
+        "8b-blocks-of-64",
+        "8b-alone-async",
+        "8b",
+        "8b-simple",
+        "gqa1-alone",
+        "gqa1",
+        "mla",
     )
 )
 FIRST_CALL = (
@@ -45,7 +44,7 @@ EARLIER = {  # what else a reader must know of a result
         "layers of the same size."
     ),
 }
-TRACE = ROOT / "benchmarks" / "results" / "engines-nvidia-h200-trace.json"
+TRACE = ROOT / "benchmarks" / "results" / "engines" / "engines-nvidia-h200-trace.json"
 
 
 def recorded() -> list[Path]:

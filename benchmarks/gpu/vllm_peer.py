@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.batch_bytes import IN_ANY_ORDER, IN_STREAM_ORDER, Attributes
+from benchmarks.gpu.driver.batch_bytes import IN_ANY_ORDER, IN_STREAM_ORDER, Attributes
 from kvplan import Descriptors
 from kvplan.engines.vllm.worker import JobResult
 from kvplan.measure.baselines import MOST_DESCRIPTORS

@@ -18,7 +18,8 @@ import pytest
 
 import kvplan
 from benchmarks.gpu import __main__ as command
-from benchmarks.gpu import batch_bytes, environment, required, sizes
+from benchmarks.gpu import environment, required, sizes
+from benchmarks.gpu.driver import batch_bytes
 from benchmarks.gpu.sizes import FULL, KIB, SMOKE
 from benchmarks.record import Row, table
 from kvplan.measure import compute

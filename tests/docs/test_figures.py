@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from benchmarks import gain, peer_tables, process_tables, readme, whole_engines
+from benchmarks import gain, peer_tables, process_tables, readme, stream_wait_table, whole_engines
 from benchmarks.engines import pages as engine_pages
 from benchmarks.wires import wire_pages
 from tests.docs.documents import DOCUMENTS, ROOT
@@ -38,8 +38,8 @@ def test_the_numbers_are_those_of_recorded_runs():
     assert readme.batch_table() in readme.GPU_PAGE.read_text()
     assert readme.vllm_table() in readme.ENGINES.read_text()
     assert readme.offload_table() in readme.ENGINES.read_text()
-    written = (*engine_pages.pages(), *process_tables.pages(), *whole_engines.pages(), *wire_pages.pages())
-    assert all(made in page.read_text() for page, _, made in written)
+    sources = (engine_pages, process_tables, stream_wait_table, whole_engines, wire_pages)
+    assert all(made in page.read_text() for source in sources for page, _, made in source.pages())
     assert readme.ranks_table() in readme.RANKS.read_text()
 
 

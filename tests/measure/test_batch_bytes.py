@@ -7,8 +7,8 @@ import ctypes
 import numpy as np
 import pytest
 
-from benchmarks.gpu import batch_bytes
-from benchmarks.gpu.batch_bytes import Case, drawn, equal, run
+from benchmarks.gpu.driver import batch_bytes
+from benchmarks.gpu.driver.batch_bytes import Case, drawn, equal, run
 
 
 class Copying:

@@ -41,7 +41,7 @@ class Limits:
         batch_nbytes: copies of fewer bytes from host memory get one driver call each. If a batch has copies of up to
             24 KiB in several sizes, it loses bytes, or ends the context or the process. The driver writes these
             bytes into its queue of commands, and past its end. Seen with driver 580 on H100 and H200
-            (``benchmarks/gpu/batch_bytes.py``). The size was the same on every GPU measured.
+            (``benchmarks/gpu/driver/batch_bytes.py``). The size was the same on every GPU measured.
         calls_in_flight: calls of one transfer between two events; at most twice as many are in flight on a stream. The
             driver's queue holds about 1,000. If it is full, a call waits for the GPU and holds the driver's lock, so
             the calls of all other threads wait, too.

@@ -176,8 +176,8 @@ class StagedPath(Path):
         two = load and chunks > 1 and resources.policy.streams != 1
         # Kernels on the other stream must run after those of earlier transfers, and after the upload of the table.
         fork = transfer.event() if two and (table.fresh or lane.last is not None) else 0
-        # Streams that wait for slots while a model computes slow the copy engine down (benchmarks/gpu/stream_waits.py).
-        # So the thread that makes the calls of a long list waits in their place.
+        # Streams that wait for slots while a model computes slow the copy engine down: see the benchmark
+        # benchmarks/gpu/driver/stream_waits.py. So the thread that makes the calls of a long list waits in their place.
         late = batched and ring.slots > 2 and chunks > 1 and total + 5 * chunks > limits.inline_effort
         rows = np.empty((7 * chunks + 4 + (total // most if most else 0), 4), dtype=np.int64)
         written, copies = calls().schedule(

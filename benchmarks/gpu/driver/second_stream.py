@@ -1,4 +1,4 @@
-"""Time graph kernels after other streams have launched kernels: ``python -m benchmarks.engines.second_stream``.
+"""Time graph kernels after other streams have launched kernels: ``python -m benchmarks.gpu.driver.second_stream``.
 
 A CUDA graph of 1,000 small kernels is replayed before and after each event of a case. A case is a process of its own,
 because the effect stays until the process ends. Only torch and the driver are used, except where kvplan loads.
@@ -142,7 +142,7 @@ def main(given: Sequence[str] | None = None) -> int:
         return 0
     results = []
     for case in CASES:
-        command = [sys.executable, "-m", "benchmarks.engines.second_stream", "--case", case]
+        command = [sys.executable, "-m", "benchmarks.gpu.driver.second_stream", "--case", case]
         done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
         found = json.loads(done.stdout) if done.returncode == 0 else {"failed": done.stderr[-400:]}
         results.append({"case": case, "us": found})

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.gpu.stream_waits``: how fast copies through a ring are, by who waits for its slots.
+"""``python -m benchmarks.gpu.driver.stream_waits``: how fast copies through a ring are, by who waits for its slots.
 
 Copies of 42 MiB between pinned memory and four slots, and a kernel between the slots and other memory of the GPU, as in
 kvplan's staged path; but of torch alone, no line of kvplan moves a byte. Beside it, products of matrices keep the GPU
@@ -140,7 +140,7 @@ def measured(scale: Scale, chunk_nbytes: int, chunks: int, rounds: int) -> Itera
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run, and return 0; 2 without a GPU."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.stream_waits", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.driver.stream_waits", description=__doc__)
     parser.add_argument("--smoke", action="store_true", help="tiny: shows that it runs, and nothing else")
     parser.add_argument("--output", type=Path, help="JSON file; by default in benchmarks/results, none for --smoke")
     chosen = parser.parse_args(arguments)

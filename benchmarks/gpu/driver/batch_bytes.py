@@ -1,4 +1,4 @@
-"""Check that the driver's batch call moves every byte: ``python -m benchmarks.gpu.batch_bytes``.
+"""Check that the driver's batch call moves every byte: ``python -m benchmarks.gpu.driver.batch_bytes``.
 
 No line of kvplan is in this: ctypes and numpy call the driver. A case is a process of its own. It sends the same
 descriptors several times, poisons the destination before each, reads it back whole, and compares every byte. Earlier
@@ -205,7 +205,15 @@ def main(given: Sequence[str] | None = None) -> int:
     rows = []
     print(f"{'case':52} {'transfers':>9} {'wrong':>6}  of descriptors")
     for name in CASES:
-        command = [sys.executable, "-m", "benchmarks.gpu.batch_bytes", "--case", name, "--times", str(arguments.times)]
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.gpu.driver.batch_bytes",
+            "--case",
+            name,
+            "--times",
+            str(arguments.times),
+        ]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)  # noqa: S603
         if done.returncode:
             row: dict[str, Any] = {"died": (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1]}
