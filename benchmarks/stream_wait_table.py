@@ -27,8 +27,8 @@ def stream_wait_table(result: Path = RESULT) -> str:
     rows, torch = record["rows"], record["versions"]["torch"]
     ways = list(rows[0]["detail"])
     first = (
-        f"From [{name}](../../{name}): {gpu['name']}, driver {gpu['driver']}, torch {torch}. GB/s, median; in brackets the "
-        f"least and the most of {len(rows[0]['detail'][ways[0]])} runs."
+        f"From [{name}](../../{name}): {gpu['name']}, driver {gpu['driver']}, torch {torch}. GB/s, median; in brackets "
+        f"the least and the most of {len(rows[0]['detail'][ways[0]])} runs."
     )
     lines = [
         MARKS[0],
