@@ -44,9 +44,12 @@ class Peer:
         self.layouts: dict[str, KVLayout] = {key: layout for key, (_, layout) in held.items()}
         self.transport = "+".join(dict.fromkeys(transport for transport, _ in held.values()))
         self.core, self.link, self.nixl = core, link, nixl
-        self._theirs: dict[tuple[int, int, str], str] = {}  # the transport of each region
+        # The transport of each region, also by whose addresses it has: over NIXL they are the peer's, and its memory
+        # may lie where this process has memory of the same size.
+        self._theirs: dict[tuple[str, int, int, str], str] = {}
         for transport, layout in held.values():
-            self._theirs |= {(r.address, r.nbytes, r.device): transport for r in regions_of([layout])}
+            whose = layout.addresses
+            self._theirs |= {(whose, r.address, r.nbytes, r.device): transport for r in regions_of([layout])}
         self._sides: dict[int, tuple[weakref.ref[KVLayout], str | None]] = {}
         # By the ids of a plan's only pair of layouts: both, held weakly, and what _direction returns.
         self._ways: dict[tuple[int, int], tuple[weakref.ref[KVLayout], weakref.ref[KVLayout], tuple[bool, str]]] = {}
@@ -249,7 +252,8 @@ class Peer:
         known = self._sides.get(id(layout))
         if known is not None and known[0]() is layout:
             return known[1]
-        kinds = {self._theirs.get((r.address, r.nbytes, r.device)) for r in layout.regions}
+        whose = layout.addresses
+        kinds = {self._theirs.get((whose, r.address, r.nbytes, r.device)) for r in layout.regions}
         if len(kinds) > 1 or (None in kinds and layout.addresses != "memory"):
             raise PathError(
                 f"{layout!r} is neither memory of this process nor of {self.name!r}; compile with peer.layouts, which "

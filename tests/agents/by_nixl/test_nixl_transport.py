@@ -10,6 +10,7 @@ import pytest
 
 import kvplan
 from kvplan import Agent, KVLayout, LayoutError, PathError, TransferError
+from kvplan.agents.peer import Peer
 from tests.agents.by_nixl.known_agents import KnownAgents, heard
 from tests.nixl import double
 from tests.patience import PATIENCE
@@ -40,6 +41,20 @@ def far():
     made = Far()
     yield made
     made.close()
+
+
+def test_memory_of_two_processes_may_have_the_same_addresses(tmp_path):
+    """As where two workers of one model reserve the same ranges of virtual memory on their GPUs."""
+    here = KVLayout.from_tensors("layer block dim", np.zeros((3, 8, 64), np.uint8))
+    here.save(tmp_path / "there.json")
+    there = KVLayout.load(tmp_path / "there.json")
+    assert (there, there.addresses) == (here, "dump")
+    peer = Peer("you", None, None, None, {"kv": ("nixl", there)})
+    for src, dst, reading in ((there, here, True), (here, there, False)):
+        assert peer._direction(kvplan.compile(src, dst).plan([0, 1], [5, 2])) == (reading, "nixl")
+    for both, side in ((here, "neither side"), (there, "both sides")):
+        with pytest.raises(PathError, match=side):
+            peer._direction(kvplan.compile(both, both).plan([0], [1]))
 
 
 def test_private_memory_goes_by_nixl(far):
