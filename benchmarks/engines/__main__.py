@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engines.columns import different_tokens, faults, summary
+from benchmarks.engines.columns import different_tokens, faults, steady, summary
 from benchmarks.engines.engine import GRAPHS
 from benchmarks.engines.required import judged
 from benchmarks.engines.rows import rows, save, tables
@@ -216,6 +216,8 @@ def conclude(run: Run, output: Path | None, *, smoke: bool) -> int:
         print(text)
     for what, why in run.failed.items():
         print(f"not measured: {what}: {why}", file=sys.stderr)
+    _, slow, of = steady(run.samples)
+    print(f"left out: {slow:,} of {of:,} requests, while the CPU was slow", file=sys.stderr)
     if output is not None:
         note(f"saved {output}")
     missed = [row for row in limits if row.ok is False]

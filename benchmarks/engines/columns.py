@@ -13,6 +13,7 @@ UNITS = {
     "ttft_p50": "ms", "ttft_p99": "ms", "itl_p50": "ms", "itl_p90": "ms", "itl_p99": "ms", "quiet_p50": "ms",
     "quiet_p99": "ms", "cpu": "ms", "tokens_s": "tokens/s", "cpu_s": "s",
 }  # fmt: skip
+SLOW = 1.1  # a request whose pace is longer than the run's by this factor is left out
 FACTS = ("cached", "local", "tokens")  # of a sample; equal in every way, where all is right
 
 
@@ -67,6 +68,8 @@ def columns(measure: str, answer: Mapping[str, Any]) -> dict[str, Any]:
                   "steps": kinds_of_steps(answer["steps"])}  # fmt: skip
     else:
         found["ttft"] = [round(1e3 * value, 3) for value in answer["ttft"]]
+        if "pace" in answer:
+            found["pace"] = [round(1e3 * value, 4) for value in answer["pace"]]
     for name in ("cached", "local"):
         if isinstance(answer.get(name), list) and answer[name]:
             found[name] = [min(answer[name]), max(answer[name])]
@@ -104,10 +107,39 @@ def spread(values: Sequence[float]) -> Spread:
     return Spread(statistics.median(values), min(values), max(values), len(values))
 
 
-def summary(samples: Iterable[Mapping[str, Any]]) -> dict[Key, dict[str, Spread]]:
-    """Return every figure of a run over its rounds, by what it is of and by column."""
-    rounds: dict[Key, dict[str, list[float]]] = {}
+def steady(samples: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], int, int]:
+    """Leave out the requests that came while the CPU was slow; the launches of a step bind their time.
+
+    The pace of a run is that of its quickest tenth, over all engines. A round without a request at this pace has no
+    time to the first token.
+
+    Returns:
+        The samples; the number of requests that were left out; and of all whose pace is known.
+
+    >>> quick = {"ttft": [30.0, 45.0, 32.0], "pace": [1.0, 1.5, 1.05], "ttft_p50": 32.0, "ttft_p99": 45.0}
+    >>> slow = {"ttft": [50.0], "pace": [1.6], "ttft_p50": 50.0, "ttft_p99": 50.0, "cpu": 7.0}
+    >>> (one, other), left_out, known = steady([quick, slow])
+    >>> one["ttft_p50"], one["ttft_p99"], {"ttft_p50", "ttft_p99", "cpu"} & other.keys(), left_out, known
+    (30.0, 32.0, {'cpu'}, 2, 4)
+    """
+    paces = [pace for sample in samples for pace in sample.get("pace", ())]
+    most = SLOW * percentile(paces, 0.1) if paces else 0.0
+    found = list[Mapping[str, Any]]()
     for sample in samples:
+        if "pace" in sample:
+            kept = [time for time, pace in zip(sample["ttft"], sample["pace"], strict=True) if pace <= most]
+            others = {name: value for name, value in sample.items() if name not in ("ttft_p50", "ttft_p99")}
+            shares = {f"ttft_p{share}": percentile(kept, share / 100) for share in (50, 99)} if kept else {}
+            found.append(others | shares)
+        else:
+            found.append(sample)
+    return found, sum(pace > most for pace in paces), len(paces)
+
+
+def summary(samples: Sequence[Mapping[str, Any]]) -> dict[Key, dict[str, Spread]]:
+    """Return every figure of a run over its rounds, by what it is of and by column; see :func:`steady`."""
+    rounds: dict[Key, dict[str, list[float]]] = {}
+    for sample in steady(samples)[0]:
         key = Key(*(sample[name] for name in Key._fields))
         kept = rounds.setdefault(key, {})
         for column in UNITS:

@@ -15,6 +15,7 @@ now = time.perf_counter
 _SETTLE_S = 0.5  # time for the stores of a fill to end
 _STORE_S = 0.004  # time for the store of a hit's new tokens, which belongs to the hit's CPU time
 _TRIES, _PAUSE_S = 100, 0.01
+_PACE_LOOPS = 20_000  # about a millisecond of Python
 # Numbers of generators of random tokens, so that no two texts of different kinds are the same.
 _PREFIX, _SUFFIX, _DECODER, _CONTEXT, _ASKED = range(5)
 
@@ -34,11 +35,20 @@ def cpu_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
+def pace() -> float:
+    """Return the seconds of a fixed piece of Python: a shared machine's CPU has other paces at other times."""
+    began, left = now(), _PACE_LOOPS
+    while left:
+        left -= 1
+    return now() - began
+
+
 class Measures:
     """The measures of one engine. Each returns plain data; times are in seconds.
 
     A hit is a request whose prompt is a prefix that the host holds, and new tokens behind it; it asks for one token.
-    ``first`` is the number of the first hit: the same number gives the same new tokens in every engine.
+    ``first`` is the number of the first hit: the same number gives the same new tokens in every engine. ``pace`` of a
+    hit is the longer one of :func:`pace` before it and behind it.
     """
 
     NAMES = ("fill", "fill_chats", "answers", "alone", "resident", "beside", "chats", "link")
@@ -148,34 +158,37 @@ class Measures:
 
     def alone(self, held: int, suffix: int, hits: int, first: int) -> dict[str, Any]:
         """Serve hits, one at a time."""
-        times, cached, first_tokens, local, cpu = [], [], [], [], 0.0
+        times, paces, cached, first_tokens, local, cpu = [], [], [], [], [], 0.0
         for k in range(hits):
             prompt = self.prompt(held, first + k, suffix)
             self.empty_gpu()
             self._local.clear()
+            before = pace()
             used, began = cpu_seconds(), now()
             (served,) = self.generate([prompt], self._one)
             times.append(now() - began)
             time.sleep(_STORE_S)
             cpu += cpu_seconds() - used
+            paces.append(max(before, pace()))
             cached.append(served.num_cached_tokens or 0)
             local.append(max(self._local, default=0))
             first_tokens += served.outputs[0].token_ids
-        return {"ttft": times, "cached": cached, "local": local, "cpu": cpu, "tokens": first_tokens}
+        return {"ttft": times, "pace": paces, "cached": cached, "local": local, "cpu": cpu, "tokens": first_tokens}
 
     def resident(self, held: int, suffix: int, hits: int, first: int) -> dict[str, Any]:
         """Serve hits whose prefix is on the GPU already: the time of the compute alone."""
-        times, local = [], []
+        times, paces, local = [], [], []
         for k in range(hits):
             prefix = self.prompt(held, first + k, 0)["prompt_token_ids"]
             self.generate([{"prompt_token_ids": prefix + tokens(_SUFFIX, first + k, suffix)}], self._one)
             again = {"prompt_token_ids": prefix + tokens(_SUFFIX, first + hits + k, suffix)}
             self._local.clear()
-            began = now()
+            before, began = pace(), now()
             self.generate([again], self._one)
             times.append(now() - began)
+            paces.append(max(before, pace()))
             local.append(max(self._local, default=0))
-        return {"ttft": times, "local": local}
+        return {"ttft": times, "pace": paces, "local": local}
 
     # ---- several requests --------------------------------------------------------------------------------------------
 

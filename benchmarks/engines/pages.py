@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.engines.columns import summary
+from benchmarks.engines.columns import steady, summary
 from benchmarks.engines.picture import OUT as PICTURE
 from benchmarks.engines.rows import tables
 
@@ -77,6 +77,9 @@ def numbers(results: Sequence[Path] | None = None) -> str:
             "the most. A round has fewer than 100 first tokens, so the p99 of TTFT is the slowest one."
         )
         fewer = [f"{what}: {why}." for what, why in record.get("failed", {}).items()]
+        _, slow, of = steady(record["samples"])
+        if of:
+            first += f" {slow:,} of {of:,} requests are left out: the CPU was slower by a tenth or more while they ran."
         known = [EARLIER[result.stem]] if result.stem in EARLIER else []
         lines += [" ".join([first, *known, *fewer]), "", tables(record["samples"], record["facts"])]
     return "\n".join([*lines, MARKS[1]])

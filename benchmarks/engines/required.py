@@ -191,12 +191,13 @@ def _spread(shape: str, limits: Limits, figures: Figures) -> Iterator[Row]:
 def _long(shape: str, limits: Limits, figures: Figures, link: float) -> Iterator[Row]:
     """Yield rows of the long prefix: beyond its bytes / link, or beyond the compute alone."""
     for key, columns in figures.items():
-        if key.measure != "alone" or key.held == FULL.held[0] or not way_of(key.way).by_layer or not link:
+        long = key.measure == "alone" and key.held != FULL.held[0] and "ttft_p50" in columns
+        if not long or not way_of(key.way).by_layer or not link:
             continue
         copied, value = 1e3 * key.held * SHAPES[shape].token_nbytes / link, columns["ttft_p50"]
         beside, limit, rule = {"bytes / link": copied}, copied + limits.long_ms, f"bytes / link + {limits.long_ms:g} ms"
         compute = figures.get(key._replace(measure="resident"))
-        if compute is not None:
+        if compute is not None and "ttft_p50" in compute:
             beside["compute alone"] = compute["ttft_p50"].median
             if limits.long_compute_ms is not None and beside["compute alone"] + limits.long_compute_ms > limit:
                 limit = beside["compute alone"] + limits.long_compute_ms

@@ -70,14 +70,19 @@ def verified(name: str, work: Work, begin: Begin) -> Baseline:
     return Baseline(begin, lambda: work.verify(name, lambda: begin().synchronize()))
 
 
-def batch(line: Line, work: Work) -> Baseline:
-    """Make the baseline of the driver's batch call, with one descriptor per run."""
-    issue = batch_call(line, work.plan)
+def batch(line: Line, work: Work, most: int | None = None) -> Baseline:
+    """Make the baseline of the driver's batch call, with one descriptor per run; see :func:`batch_call`."""
+    issue = batch_call(line, work.plan, most)
     return verified(BATCH, work, lambda: Enqueued(line, work.plan.nbytes, issue))
 
 
-def batch_call(line: Line, plan: Plan) -> Callable[[], None]:
+def batch_call(line: Line, plan: Plan, most: int | None = None) -> Callable[[], None]:
     """Return a function that calls cuMemcpyBatchAsync for a plan; the descriptors are made here, before it is timed.
+
+    Args:
+        line: stream of the calls.
+        plan: the copies.
+        most: most descriptors per call; None for as many as no driver has crashed at.
 
     Raises:
         PathError: the driver has no cuMemcpyBatchAsync.
@@ -87,12 +92,12 @@ def batch_call(line: Line, plan: Plan) -> Callable[[], None]:
         raise PathError("the driver has no cuMemcpyBatchAsync: it came with 570")
     columns = tuple(np.ascontiguousarray(column, dtype=np.int64) for column in plan.descriptors())
     src, dst, size = (column.ctypes.data for column in columns)
-    count = columns[0].size
+    count, most = columns[0].size, most or MOST_DESCRIPTORS
 
     def issue(_kept: object = columns) -> None:
-        for first in range(0, count, MOST_DESCRIPTORS):
+        for first in range(0, count, most):
             at = 8 * first
-            device.copy_batch(dst + at, src + at, size + at, min(MOST_DESCRIPTORS, count - first), line.handle)
+            device.copy_batch(dst + at, src + at, size + at, min(most, count - first), line.handle)
 
     return issue
 

@@ -40,6 +40,10 @@ def test_a_batch_is_cut(monkeypatch):
     baselines.batch(line, moved).verify()
     assert max(line.calls) <= 100
     assert sum(line.calls) == moved.plan.descriptors().size.size
+    line.calls.clear()
+    baselines.batch(line, moved, most=7).verify()
+    assert max(line.calls) == 7
+    assert sum(line.calls) == moved.plan.descriptors().size.size
 
 
 def test_baselines_that_refuse(monkeypatch):

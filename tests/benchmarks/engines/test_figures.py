@@ -7,7 +7,7 @@ import json
 import pytest
 
 from benchmarks.engines import required, rows
-from benchmarks.engines.columns import Spread, columns, different_tokens, faults, summary
+from benchmarks.engines.columns import Spread, columns, different_tokens, faults, steady, summary
 from benchmarks.record import table
 from tests.benchmarks.engines.recorded import alone, sample
 
@@ -16,6 +16,34 @@ def test_a_figure_is_the_median_of_the_rounds():
     (key, found), = summary(alone("own", 35.0, 36.0, 50.0)).items()  # fmt: skip
     assert (key.way, key.held, key.suffix) == ("own", 6000, 512)
     assert found["ttft_p50"] == Spread(36.0, 35.0, 50.0, 3)
+
+
+def test_requests_while_the_cpu_was_slow_are_left_out():
+    """On a shared machine, one way's first tokens took from 24 to 46 ms within a round."""
+    own, ours = alone("own", 35.0, 50.0), alone("kvplan-layers", 30.0)
+    for one, times, paces in (
+        (own[0], [35.0, 36.0, 52.0], [0.51, 0.5, 0.9]),
+        (own[1], [50.0, 51.0], [0.8, 0.7]),
+        (ours[0], [29.0, 47.0, 30.0], [0.5, 0.95, 0.54]),
+    ):
+        one |= {"ttft": times, "pace": paces}
+    figures = {key.way: found for key, found in summary(own + ours).items()}
+    assert figures["own"]["ttft_p50"] == Spread(35.0, 35.0, 35.0, 1)
+    assert figures["own"]["cpu"].rounds == 2, "other figures of a round stay"
+    assert figures["kvplan-layers"]["ttft_p50"].median == 29.0
+    assert steady(own + ours)[1:] == (4, 8)
+    old = alone("own", 35.0, 36.0)
+    assert steady(old) == (old, 0, 0), "records from before have no pace"
+
+
+def test_a_long_hit_without_a_request_at_full_pace_is_not_judged():
+    quick = alone("kvplan-layers", 23.0)[0] | {"ttft": [23.0], "pace": [0.5]}
+    slow = alone("kvplan-layers", 99.0)[0] | {"held": 28000, "ttft": [99.0], "pace": [0.9]}
+    judged = required.judged([quick, slow], {"8b": {"link": 55e9}})
+    assert not [row for row in judged if "28,000" in row.what]
+    slow["pace"] = [0.5]
+    judged = required.judged([quick, slow], {"8b": {"link": 55e9}})
+    assert [row.ours for row in judged if "28,000" in row.what] == [99.0]
 
 
 def test_answers_become_numbers():
