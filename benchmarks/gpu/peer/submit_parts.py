@@ -29,6 +29,7 @@ from kvplan.measure.processes.process_cases import Remote
 from kvplan.measure.workload import Buffers, work
 
 REST = 2e-3
+WARM_TURNS = 20
 PARTS = (
     "kvplan.agents.peer:Peer._direction",
     "kvplan.agents.settling:Lane.take",
@@ -81,14 +82,14 @@ class Timed:
 def show(name: str, submit, turns: int, *, rest: float = 0.0) -> None:
     """Print medians of a submit and of its end."""
     wall, cpu, end = [], [], []
-    for turn in range(turns + 20):
+    for turn in range(turns + WARM_TURNS):
         if rest:
             time.sleep(rest)
         used, begun = time.thread_time_ns(), time.perf_counter_ns()
         transfer = submit()
         submitted, spent = time.perf_counter_ns(), time.thread_time_ns()
         transfer.synchronize()
-        if turn >= 20:
+        if turn >= WARM_TURNS:
             wall.append(submitted - begun)
             cpu.append(spent - used)
             end.append(time.perf_counter_ns() - begun)
@@ -167,6 +168,7 @@ def main() -> None:
             "peer, note": lambda: peer.submit(plan, note=b"123"),
             "plan and peer, note": lambda: peer.submit(remote.plan(moved, peer.layouts), note=b"123"),
         }
+        other.expect_notes(5 * (given.turns + WARM_TURNS) + given.turns)  # unread notes would become messages
         for name, submit in ways.items():
             show(name, submit, given.turns)
             show(f"{name}, after a rest", submit, given.turns, rest=REST)
@@ -180,7 +182,7 @@ def main() -> None:
         for timer in timers:
             timer.undo()
             if timer.taken:
-                per = len(timer.taken) / (given.turns + 20)
+                per = len(timer.taken) / (given.turns + WARM_TURNS)
                 print(f"    {timer.name:40} {median(timer.taken):7.2f}  {per:.1f} a submit")
         profile = cProfile.Profile()
         for _ in range(given.turns):
@@ -189,6 +191,7 @@ def main() -> None:
             profile.disable()
             transfer.synchronize()
         profiled(profile, given.turns)
+        other.arrivals()
 
 
 if __name__ == "__main__":
