@@ -17,6 +17,7 @@ from typing import Any
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.measure.processes.answering import answering
 from kvplan.measure.processes.pool_layouts import LAYERS_NAME, PoolSpec, pool_layouts
+from kvplan.memory.allocate import allocate
 
 NAME = "pool"
 PATIENCE = 60.0  # seconds after which no further note is awaited
@@ -31,8 +32,10 @@ def main() -> int:
     spec = spec._replace(shapes=tuple((int(size), int(runs), str(host)) for size, runs, host in spec.shapes))
 
     def bytes_of(nbytes: int) -> Any:
-        made: Any = torch.zeros(nbytes, dtype=torch.uint8, device=spec.device)
-        return made.share_memory_() if spec.device == "cpu" else made
+        if spec.device != "cpu":
+            return torch.zeros(nbytes, dtype=torch.uint8, device=spec.device)
+        like = KVLayout.from_tensors("block dim", torch.empty(1, nbytes, dtype=torch.uint8))
+        return allocate("block dim", like=like, num_blocks=1, shared=True).tensors[0]
 
     from kvplan.agents.agent import Agent  # a room above this one; see .importlinter
 
