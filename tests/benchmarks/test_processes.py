@@ -8,8 +8,10 @@ from dataclasses import asdict
 import pytest
 
 from benchmarks import process_tables, readme
+from benchmarks.gpu.peer.layered import measured
 from benchmarks.gpu.peer.process_rows import BETTER, COPY, NIXL, ONE, TWO, rows_of
 from benchmarks.record import Row
+from kvplan.measure.processes.process_bench import ProcessBench
 
 
 def bench(*, nixl=True):
@@ -65,6 +67,20 @@ def test_transfers_through_the_interface():
 def test_host_pools_are_held_to_the_host_path_of_one_process():
     rows = found(rows_of(bench(), None, interface(), bench(nixl=False)))
     assert rows["host pools", "pull, 8 KiB"].limit == pytest.approx(0.9 * 361)
+
+
+def test_the_last_layer_is_held_to_one_layer_alone():
+    made = {"layers": 80, "layer_nbytes": 1 << 20, "tail_us": 61.0, "alone_us": 60.0, "turns": 30}
+    row = rows_of(bench(), None, interface(), None, made)[-1]
+    assert (row.group, row.limit, row.ok) == ("by layer", 60.0, False)
+    assert row.what == "last of 80 layers of 1.05 MB, from its compute to seen"
+
+
+def test_a_prefill_sends_each_layer_behind_its_compute():
+    sizes = ProcessBench("cpu", "cpu", sizes=(8192,), block_runs=8, most_nbytes=1 << 20)
+    found = measured(sizes, blocks=3, turns=2)
+    assert found["layers"] * found["layer_nbytes"] == 3 * 8 * 8192
+    assert min(found["tail_us"], found["alone_us"]) > 0
 
 
 def test_a_machine_without_nixl_has_no_rows_beside_it():

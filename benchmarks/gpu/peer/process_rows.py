@@ -14,7 +14,7 @@ Document = Mapping[str, Any]
 TWO, ONE, BETTER = "two processes", "one process", "the better of NIXL READ and NIXL WRITE"
 COPY, NIXL, WITH_NIXL = "one large copy", "NIXL", "with NIXL's agents in both processes"
 BETWEEN, BESIDE, BLOCK, MEETING, INTERFACE = "between", "beside NIXL", "one block", "meeting", "NIXL's interface"
-HOST = "host pools"
+HOST, LAYERED = "host pools", "by layer"
 OF_ONE_PROCESS, OF_HOST_PATH, OF_COPY = 0.97, 0.9, 0.85
 OF_NIXL = {8 * KIB: 50, 64 * KIB: 15, 1024 * KIB: 2.5}  # times the better of NIXL's READ and WRITE, by bytes of a run
 SEEN_US, SUBMIT_US, POST_US, MEET_MS = 150.0, 40.0, 1000.0, 50.0
@@ -34,7 +34,10 @@ class Scale:
     row_nbytes: int = 8192
 
 
-def rows_of(alone: Document, beside: Document | None, interface: Document, host: Document | None = None) -> list[Row]:
+def rows_of(
+    alone: Document, beside: Document | None, interface: Document, host: Document | None = None,
+    layered: Document | None = None,
+) -> list[Row]:  # fmt: skip
     """The rows of a run.
 
     Args:
@@ -42,10 +45,13 @@ def rows_of(alone: Document, beside: Document | None, interface: Document, host:
         beside: the same with NIXL's agents in both processes; None where NIXL is not installed.
         interface: what ``benchmarks.gpu.peer.nixl_interface --json`` writes.
         host: what ``kvplan bench --peer process --device cpu --output`` writes.
+        layered: what ``benchmarks.gpu.peer.layered --json`` writes.
     """
     rates = _by_case(beside or alone)
     found = [*_rates(BETWEEN, OF_ONE_PROCESS, rates), *_gains(rates), *_one_block(alone, beside), *_meetings(alone)]
     found += _interface(interface)
+    if layered is not None:
+        found.append(_last_layer(layered))
     return found if host is None else [*found, *_rates(HOST, OF_HOST_PATH, _by_case(host))]
 
 
@@ -93,6 +99,12 @@ def _meetings(alone: Document) -> Iterator[Row]:
         taken = sorted(alone["processes"][key])
         yield Row(MEETING, what, "ms", taken[len(taken) // 2] * 1e3, {}, MEET_MS, f"{MEET_MS:g} ms",
                   detail={"longest": taken[-1] * 1e3})  # fmt: skip
+
+
+def _last_layer(made: Document) -> Row:
+    alone = "one layer alone"
+    what = f"last of {made['layers']} layers of {made['layer_nbytes'] / 1e6:.3g} MB, from its compute to seen"
+    return Row(LAYERED, what, "us", made["tail_us"], {alone: made["alone_us"]}, made["alone_us"], alone)
 
 
 def _interface(made: Document) -> Iterator[Row]:

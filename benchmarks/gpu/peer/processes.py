@@ -1,8 +1,8 @@
 """``python -m benchmarks.gpu.peer.processes``: between two processes with GPU memory, beside NIXL if it is installed.
 
 It runs ``kvplan bench --peer process``, without NIXL and with it, then ``benchmarks.gpu.peer.nixl_interface``, then the
-bench of host pools; each in a process of its own, since NIXL's threads slow other transfers of their process down. It
-takes some 100 seconds.
+bench of host pools, then ``benchmarks.gpu.peer.layered``; each in a process of its own, since NIXL's threads slow other
+transfers of their process down. It takes some 100 seconds.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SECONDS = 300  # for one of the commands
 WITHOUT_NIXL = "import sys; sys.modules['nixl'] = None; from kvplan.cli.main import main; sys.exit(main(sys.argv[1:]))"
 
 
-def measured(folder: Path) -> tuple[Document, Document | None, Document, Document]:
+def measured(folder: Path) -> tuple[Document, Document | None, Document, Document, Document]:
     """Run the commands; return their documents."""
     bench = ["bench", "--peer", "process", "--output"]
     alone = _document([sys.executable, "-c", WITHOUT_NIXL, *bench], folder / "alone.json")
@@ -37,7 +37,8 @@ def measured(folder: Path) -> tuple[Document, Document | None, Document, Documen
     command = [sys.executable, "-m", "benchmarks.gpu.peer.nixl_interface", "--json"]
     interface = _document(command, folder / "interface.json")
     host = [sys.executable, "-c", WITHOUT_NIXL, "bench", "--device", "cpu", "--peer", "process", "--output"]
-    return alone, beside, interface, _document(host, folder / "host.json")
+    by_layer = _document([sys.executable, "-m", "benchmarks.gpu.peer.layered", "--json"], folder / "layered.json")
+    return alone, beside, interface, _document(host, folder / "host.json"), by_layer
 
 
 def _document(command: Sequence[str], path: Path) -> Document:

@@ -1,0 +1,120 @@
+"""Time the last layer of a prefill that sends each layer to another process as soon as it is computed.
+
+``python -m benchmarks.gpu.peer.layered [--owner 1] [--blocks 64] [--json FILE]``: a layer is a large product of
+matrices; its blocks go to the pool of the other process behind it, with a note. ``tail`` is the time from the end of
+the last product, as this process sees it, until the other process has seen the last note. ``alone`` is the time of the
+last layer's transfer without compute, from its submit until its note is seen. They take turns; microseconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+import kvplan
+from kvplan import Agent, Executor, Policy
+from kvplan.measure.processes.pool_layouts import PoolSpec, name_of
+from kvplan.measure.processes.pool_owner import PoolOwner
+from kvplan.measure.processes.process_bench import ProcessBench
+from kvplan.measure.workload import Buffers, Geometry, work
+
+TURNS, WARM_TURNS = 30, 3
+SIDE = 4096  # of the matrices; a product takes about 0.2 ms on an H200
+RUN_NBYTES = 8192
+
+
+class Compute:
+    """The work of a layer. On the CPU it is a pause, after which the layer is computed.
+
+    Attributes:
+        stream: what a transfer of the layer waits for; None on the CPU.
+    """
+
+    def __init__(self, device: str) -> None:
+        self.stream: Any = None
+        self._mark: Any = None
+        if device != "cpu":
+            self.stream = torch.cuda.Stream(device)
+            self._mark = torch.cuda.Event()
+            self._matrices = [torch.randn(SIDE, SIDE, dtype=torch.bfloat16, device=device) for _ in range(3)]
+            torch.cuda.synchronize(device)
+
+    def layer(self) -> None:
+        """Compute a layer."""
+        if self.stream is None:
+            time.sleep(1e-4)
+            return
+        a, b, c = self._matrices
+        with torch.cuda.stream(self.stream):
+            torch.mm(a, b, out=c)
+            self._mark.record()
+
+    def ended(self) -> int:
+        """Wait for the last layer; return the time in nanoseconds."""
+        while self._mark is not None and not self._mark.query():
+            pass
+        return time.monotonic_ns()
+
+
+def measured(bench: ProcessBench, blocks: int, turns: int = TURNS) -> dict[str, Any]:
+    """Measure; return the medians, and the sizes."""
+    geometry = Geometry("push", "contiguous", RUN_NBYTES, blocks * bench.block_runs, bench.block_runs)
+    spec = PoolSpec.of(bench.peer, 2 * geometry.nbytes, [geometry])._replace(layers=1, layer_nbytes=1 << 20)
+    with ExitStack() as stack:
+        other = stack.enter_context(PoolOwner(spec))
+        buffers = Buffers(spec.nbytes, bench.device, peer=None if bench.device == "cpu" else bench.peer)
+        executor = stack.enter_context(Executor(bench.device, Policy()))
+        agent = stack.enter_context(Agent("layered", {}, transports=("cuda_ipc", "shm"), executor=executor))
+        peer, moved, compute = agent.meet(other.card), work(buffers, geometry), Compute(bench.device)
+        near, pool = moved.src.layout, peer.layouts[name_of(geometry)]
+        plans = [
+            kvplan.compile(near.slice(layers=[layer]), pool.slice(layers=[layer])).plan(moved.src_ids, moved.dst_ids)
+            for layer in near.layers
+        ]
+        other.expect_notes((turns + WARM_TURNS) * (len(plans) + 1))
+        begun, ended = dict[int, int](), dict[int, int]()
+        for turn in range(-WARM_TURNS, turns):
+            begun[turn] = time.monotonic_ns()
+            peer.submit(plans[-1], note=f"{turn} alone".encode()).synchronize()
+            flying = []
+            for k, plan in enumerate(plans):
+                compute.layer()
+                flying.append(peer.submit(plan, after=compute.stream, note=f"{turn} {k}".encode()))
+            ended[turn] = compute.ended()
+            for transfer in flying:
+                transfer.synchronize()
+        seen = other.arrivals()
+    last = len(plans) - 1
+    return {
+        "layers": len(plans), "layer_nbytes": plans[-1].nbytes, "turns": turns,
+        "tail_us": median(seen[f"{turn} {last}"] - ended[turn] for turn in range(turns)) / 1e3,
+        "alone_us": median(seen[f"{turn} alone"] - begun[turn] for turn in range(turns)) / 1e3,
+    }  # fmt: skip
+
+
+def main() -> None:
+    """Measure, print and save."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--owner", type=int, default=max(torch.cuda.device_count() - 1, 0))
+    parser.add_argument("--cpu", action="store_true", help="host memory, by shm")
+    parser.add_argument("--blocks", type=int, default=64)
+    parser.add_argument("--turns", type=int, default=TURNS)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    bench = ProcessBench("cpu", "cpu") if given.cpu else ProcessBench("cuda:0", f"cuda:{given.owner}")
+    found = measured(bench, given.blocks, given.turns)
+    print(f"{found['layers']} layers of {found['layer_nbytes']:,} bytes: the last one is seen {found['tail_us']:.0f} "
+          f"us after its compute; alone, {found['alone_us']:.0f} us after its submit")  # fmt: skip
+    if given.json:
+        given.json.write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
