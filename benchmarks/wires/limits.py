@@ -40,14 +40,14 @@ class Wire(NamedTuple):
 GPU_DESCRIPTORS = {576: 50.0, 8 * KIB: 20.0, 64 * KIB: 5.0}
 GPU_FAST = {256: 0.5, 576: 0.6, 8 * KIB: 0.7, 64 * KIB: 0.7}
 GPU_SLOW = {256: 0.85, 576: 0.9, 8 * KIB: 0.95, 64 * KIB: 0.95}
-LARGE = {"mib": 1024, "most_rows": 1 << 20, "most_posted": 8192}  # 256 MiB in rows of 256 B, and 8 KiB and up 1 GiB
+LARGE = {"mib": 1024, "most_rows": 1 << 20, "most_posted": 4096}  # 256 MiB in rows of 256 B, and 8 KiB and up 1 GiB
 PACED_GBPS = 50.0  # a network card of 400 Gb/s
 WIRES = {
     "shm": Wire("shm", "host", "", of_descriptors={576: 10.0, 8 * KIB: 2.0}),
     "tcp": Wire("tcp", "host", "tcp", of_descriptors={576: 8.0, 8 * KIB: 2.0}),
     "cuda_ipc": Wire("cuda_ipc", "gpu", "", 0.0, GPU_FAST, GPU_DESCRIPTORS, **LARGE),
     "cuda_ipc_50": Wire("cuda_ipc_50", "gpu", "", PACED_GBPS, GPU_SLOW, **LARGE),
-    "cuda_tcp": Wire("cuda_tcp", "gpu", "tcp,cuda_copy", 0.0, GPU_SLOW, GPU_DESCRIPTORS, most_posted=8192),
+    "cuda_tcp": Wire("cuda_tcp", "gpu", "tcp,cuda_copy", 0.0, GPU_SLOW, GPU_DESCRIPTORS, most_posted=1024),
 }
 BYTES_A_MESSAGE = 8 * MIB  # one message for each, and one more for a pair of ranks
 CPU_MS = 2.0  # per GB, on either side, where GPUs gather and scatter

@@ -52,7 +52,7 @@ class Held:
 
     __slots__ = ("due", "given", "posted", "why", "wire")
 
-    def __init__(self, wire: Any, given: tuple[int, int, int, bytes], due: float) -> None:
+    def __init__(self, wire: Any, given: tuple[Any, ...], due: float) -> None:
         self.wire, self.given, self.due = wire, given, due
         self.posted: Any = None
         self.why = ""
@@ -82,9 +82,9 @@ def pace(owner: Any, gbps: float, clock: Clock = time.perf_counter) -> None:
             except Exception as error:  # noqa: BLE001  # its owner hears of it when it asks
                 held.why = f"failed: {error}"
 
-    def write(wire: Any, local: int, remote: int, nbytes: int, note: bytes) -> Held:
+    def write(wire: Any, local: int, remote: int, nbytes: int, *more: Any) -> Held:
         post_due()
-        held = Held(wire, (local, remote, nbytes, note), card.sent(nbytes))
+        held = Held(wire, (local, remote, nbytes, *more), card.sent(nbytes))
         line.append(held)
         return held
 
@@ -128,11 +128,12 @@ class PacedMessage:
         memory: NIXL's name of the memory.
         operation: ``"READ"`` or ``"WRITE"``.
         gbps: the card's rate.
+        clock: returns seconds.
     """
 
     def __init__(self, nixl: Any, peer: str, mine: tuple[int, int], theirs: tuple[int, int], nbytes: int, memory: str,
-                 operation: str, gbps: float) -> None:  # fmt: skip
-        self._nixl, self._gbps = nixl, gbps
+                 operation: str, gbps: float, clock: Clock = time.perf_counter) -> None:  # fmt: skip
+        self._nixl, self._gbps, self._clock = nixl, gbps, clock
         starts = range(0, nbytes, PIECE)
         self._sizes = [min(PIECE, nbytes - start) for start in starts]
         lists = []
@@ -146,17 +147,17 @@ class PacedMessage:
     def __call__(self) -> float:
         """Return the seconds from the call to the end of the last piece."""
         nixl, moving = self._nixl, deque[Any]()
-        begun = time.perf_counter()
-        card = Card(self._gbps)
-        for piece, size in zip(self._pieces, self._sizes, strict=True):
-            due = card.sent(size)
-            while time.perf_counter() < due:
+        begun = self._clock()
+        card = Card(self._gbps, self._clock)
+        dues = [card.sent(size) for size in self._sizes]  # all are asked for now, so the card never idles
+        for piece, due in zip(self._pieces, dues, strict=True):
+            while self._clock() < due:
                 self._settle(moving)
             if self._moves(nixl.transfer(piece)):
                 moving.append(piece)
         while moving:
             self._settle(moving)
-        return time.perf_counter() - begun
+        return self._clock() - begun
 
     def _settle(self, moving: deque[Any]) -> None:
         while moving and not self._moves(self._nixl.check_xfer_state(moving[0])):

@@ -11,115 +11,13 @@ import pytest
 
 from benchmarks.record import document, machine, save
 from benchmarks.wires import __main__ as wires
-from benchmarks.wires import wire_pages
+from benchmarks.wires import far, wire_pages
 from benchmarks.wires.contents import by_block, fill, same
 from benchmarks.wires.limits import FULL, KIB, MIB, SMOKE, WIRES, Wire
-from benchmarks.wires.paced import pace
 from benchmarks.wires.wire_rows import beside_rows, rows_of
 
 CPUS = ("cpu", "cpu")
 nixl = pytest.mark.skipif(find_spec("nixl") is None, reason="NIXL is not installed")
-
-
-class Posts:
-    """A wire that notes what is posted. Writes end when the test says so."""
-
-    def __init__(self) -> None:
-        self.posted: list[bytes] = []
-        self.done: set[bytes] = set()
-        self.released: list[bytes] = []
-        self.refuses = False
-
-    def write(self, local, remote, nbytes, note):
-        if self.refuses:
-            raise RuntimeError("no such peer")
-        self.posted.append(note)
-        return note
-
-    def state(self, note):
-        return "done" if note in self.done else "moving"
-
-    def release(self, note):
-        self.released.append(note)
-        return True
-
-    def close(self):
-        self.released.append(b"all")
-
-
-@pytest.fixture
-def clock():
-    """A clock that the test turns."""
-    return [0.0]
-
-
-@pytest.fixture
-def owner(clock):
-    """A class of wires at 1 GB/s."""
-    made = type("Paced", (Posts,), {name: getattr(Posts, name) for name in ("write", "state", "release", "close")})
-    pace(made, 1.0, lambda: clock[0])
-    return made
-
-
-def test_a_paced_write_is_posted_when_its_last_byte_has_left(owner, clock):
-    wire = owner()
-    first, second = (wire.write(0, 0, 1_000_000, note) for note in (b"1", b"2"))
-    assert (wire.state(first), wire.posted) == ("moving", [])
-    clock[0] = 0.0011
-    assert (wire.state(first), wire.state(second), wire.posted) == ("moving", "moving", [b"1"])
-    wire.done.add(b"1")
-    assert (wire.state(first), wire.release(first), wire.released) == ("done", True, [b"1"])
-    clock[0] = 0.0021
-    assert (wire.state(second), wire.posted) == ("moving", [b"1", b"2"])
-
-
-def test_a_question_about_the_oldest_write_posts_all_that_are_due_in_order(owner, clock):
-    wire, other = owner(), owner()
-    first = wire.write(0, 0, 1_000_000, b"1")
-    other.write(0, 0, 1_000_000, b"2")  # both wires share the card
-    wire.write(0, 0, 1_000_000, b"3")
-    clock[0] = 0.0025
-    wire.state(first)
-    assert (wire.posted, other.posted) == ([b"1"], [b"2"])
-    clock[0] = 0.0035
-    wire.state(first)
-    assert wire.posted == [b"1", b"3"]
-
-
-def test_a_card_that_was_idle_does_not_catch_up(owner, clock):
-    wire = owner()
-    clock[0] = 5.0
-    write = wire.write(0, 0, 1_000_000, b"1")
-    assert (wire.state(write), wire.posted) == ("moving", [])
-
-
-def test_a_paced_write_that_waits_is_released_and_never_posted(owner, clock):
-    wire = owner()
-    first, second = (wire.write(0, 0, 1_000_000, note) for note in (b"1", b"2"))
-    assert wire.release(first)
-    clock[0] = 1.0
-    assert (wire.state(first), wire.state(second)) == ("failed: it was given up", "moving")
-    assert (wire.posted, wire.released) == ([b"2"], [])
-    assert wire.release(first)
-
-
-def test_a_post_that_fails_fails_its_own_write(owner, clock):
-    wire, other = owner(), owner()
-    wire.refuses = True
-    first, second = wire.write(0, 0, 1, b"1"), other.write(0, 0, 1, b"2")
-    clock[0] = 1.0
-    assert other.state(second) == "moving"
-    assert (wire.state(first), wire.release(first)) == ("failed: no such peer", True)
-    assert (other.posted, wire.released) == ([b"2"], [])
-
-
-def test_a_wire_that_is_closed_posts_nothing_more(owner, clock):
-    wire, other = owner(), owner()
-    first, second = wire.write(0, 0, 1, b"1"), other.write(0, 0, 1, b"2")
-    wire.close()
-    clock[0] = 1.0
-    assert (wire.state(first), other.state(second)) == ("failed: its wire is closed", "moving")
-    assert (wire.posted, wire.released, other.posted) == ([], [b"all"], [b"2"])
 
 
 def test_contents_are_the_same_for_numpy_and_torch_and_differ_by_seed():
@@ -153,6 +51,28 @@ def test_one_wrong_byte_is_seen(row, kind):
     assert same(views[0], order, views[1], np.arange(6))
     theirs[2, 4, row - 1] ^= 1
     assert not same(views[0], order, views[1], np.arange(6))
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+@pytest.mark.parametrize("name", ["near", "far"])
+def test_a_side_sees_one_wrong_byte_of_what_the_other_one_filled(name, kind, monkeypatch):
+    if kind == "torch":
+        torch = pytest.importorskip("torch")
+        monkeypatch.setattr(far, "_buffer", lambda nbytes, device: torch.zeros(nbytes, dtype=torch.uint8))
+    mine, theirs = (far.Side.__new__(far.Side) for _ in range(2))
+    for side, who in ((mine, name), (theirs, "far" if name == "near" else "near")):
+        side.notation, side.scale, side.device = far.ORDERS[who], replace(SMOKE, nbytes=8192, most_rows=64), "cpu"
+        side.other = next(order for order in far.ORDERS.values() if order != side.notation)
+        side.buffer = far._buffer(8192, "cpu")
+        side.pools = {64: side._pool(side.buffer, 64, side.notation)}
+    theirs.fill(5)
+    blocks = SMOKE.layers * 4
+    a, b = (np.random.default_rng(seed).permutation(blocks) for seed in (1, 2))
+    by_block(mine.pools[64], mine.notation)[b] = by_block(theirs.pools[64], theirs.notation)[a]
+    assert mine.holds(64, b, a, 5)
+    assert not mine.holds(64, b, a, 6)
+    mine.buffer[777] ^= 4
+    assert not mine.holds(64, b, a, 5)
 
 
 def test_wires_of_gpus_move_large_transfers_also_in_small_rows():
