@@ -144,6 +144,8 @@ def _usual(gpus: Sequence[str], *, beside: str | None) -> list[str]:
 
 def rows_for(wire: Wire, chosen: argparse.Namespace, places: Sequence[str]) -> list[Row]:
     """Measure one wire as the user has chosen, and return its rows; raise RuntimeError if it failed."""
+    if not places:
+        raise RuntimeError("this machine has no GPU that torch can use")
     scale = _base_scale(chosen)
     if not chosen.smoke:
         scale = scale.on(wire, chosen.mib)

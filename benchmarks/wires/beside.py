@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from benchmarks.wires.near import Case
 
 ROW = 8 * KIB
-# An iteration takes 2 to 3 ms, as long as several chunks of 32 MiB at 50 GB/s. A median of shorter ones would be that
-# of iterations beside which nothing is gathered.
+# An iteration reads 8 GiB of weights: 2 to 3 ms, as long as several chunks of 32 MiB at 50 GB/s. A median of shorter
+# ones would be that of iterations beside which nothing is gathered.
 SIZES = ComputeSizes(decode_rounds=64)
 AHEAD, NAP = 12, 1e-4  # iterations in the queue; seconds between two looks at it
 PATIENCE = 60.0

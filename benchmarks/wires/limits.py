@@ -47,7 +47,7 @@ WIRES = {
     "tcp": Wire("tcp", "host", "tcp", of_descriptors={576: 8.0, 8 * KIB: 2.0}),
     "cuda_ipc": Wire("cuda_ipc", "gpu", "", 0.0, GPU_FAST, GPU_DESCRIPTORS, **LARGE),
     "cuda_ipc_50": Wire("cuda_ipc_50", "gpu", "", PACED_GBPS, GPU_SLOW, **LARGE),
-    "cuda_tcp": Wire("cuda_tcp", "gpu", "tcp,cuda_copy", 0.0, GPU_SLOW, GPU_DESCRIPTORS, most_posted=1024),
+    "cuda_tcp": Wire("cuda_tcp", "gpu", "tcp,cuda_copy", 0.0, GPU_SLOW, GPU_DESCRIPTORS, 128, 1 << 19, 1024),
 }
 BYTES_A_MESSAGE = 8 * MIB  # one message for each, and one more for a pair of ranks
 CPU_MS = 2.0  # per GB, on either side, where GPUs gather and scatter

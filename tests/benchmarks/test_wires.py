@@ -83,6 +83,7 @@ def test_wires_of_gpus_move_large_transfers_also_in_small_rows():
         assert 576 * MIB - MIB < moved[576] <= 576 * MIB
         assert {moved[8 * KIB], moved[64 * KIB]} == {1024 * MIB}
         assert scale.most_posted <= 32768
+    assert [FULL.on(WIRES["cuda_tcp"]).blocks(row) * 16 * row > 127 * MIB for row in FULL.rows] == [True] * 4
     assert FULL.on(WIRES["cuda_tcp"]).nbytes == FULL.on(WIRES["shm"]).nbytes == 128 * MIB
 
 
@@ -145,6 +146,13 @@ def test_pages_show_two_gpus_and_decode_once_they_are_recorded(tmp_path, monkeyp
     assert [*wire_pages.beside()][-1] == (
         "| `cuda_ipc` at 50 GB/s, rows of 8 KiB, packed push | 48 | x 1.020 | x 1.010 |"
     )
+
+
+@nixl
+def test_a_machine_without_gpus_says_so(monkeypatch, capsys):
+    monkeypatch.setattr(wires, "devices", tuple)
+    assert wires.main(["cuda_ipc", "--smoke"]) == 1
+    assert "cuda_ipc failed: this machine has no GPU" in capsys.readouterr().err
 
 
 @nixl
