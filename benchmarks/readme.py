@@ -167,6 +167,8 @@ _HELD = {
     / "results"
     / "wires"
     / "nvidia-h200-one-gpu.json",
+    "Packed transfers between two GPUs": ROOT / "benchmarks" / "results" / "wires" / "nvidia-h200.json",
+    "Packed transfers beside decode": ROOT / "benchmarks" / "results" / "wires" / "nvidia-h200-beside-decode.json",
 }
 _HELD |= {f"Whole vLLM engines, {path.stem}": path for path in engine_results()}
 LIMITED = {

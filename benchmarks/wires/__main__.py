@@ -1,7 +1,7 @@
 """``python -m benchmarks.wires``: packed transfers between two processes by NIXL, over each wire of this machine.
 
 Each wire gets two processes of its own, since UCX reads its variables once. All bytes are compared before anything is
-timed.
+timed. ``--beside decode`` measures what compute of both processes loses instead.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ import multiprocessing
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from benchmarks.record import Row, cpu_model, document, machine, save, table
+from benchmarks.wires.beside import ROW as BESIDE_ROW
 from benchmarks.wires.limits import FULL, SMOKE, WIRES, Scale, Wire, add_slots, slots_of
-from benchmarks.wires.wire_rows import rows_of
+from benchmarks.wires.wire_rows import beside_rows, rows_of
+from kvplan.cli.arguments.values import positive
 
 SECONDS = 200.0  # for one wire
 RESULTS = Path(__file__).parents[1] / "results" / "wires"
@@ -34,6 +36,13 @@ def arguments_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--smoke", action="store_true", help="tiny problems: shows that it runs, and nothing else")
     parser.add_argument("--rows", type=int, nargs="+", metavar="BYTES", help="bytes of the rows")
     parser.add_argument("--repeats", type=int, help="samples of each way")
+    parser.add_argument("--mib", type=positive, metavar="MIB", help="most MiB of a transfer; by default the wire's own")
+    parser.add_argument(
+        "--packed-only", action="store_true", help="leave the transfers with a descriptor for each row out, and limits"
+    )
+    parser.add_argument(
+        "--beside", choices=["decode"], help="measure the compute of both processes during transfers, and nothing else"
+    )
     add_slots(parser)
     parser.add_argument(
         "--output", type=Path, help="JSON file; by default in benchmarks/results/wires, none for --smoke"
@@ -54,8 +63,14 @@ def devices() -> tuple[str, ...]:
     return tuple(f"cuda:{min(k, count - 1)}" for k in (0, 1)) if count else ()
 
 
-def measured(wire: Wire, scale: Scale, places: Sequence[str], *, plain: bool) -> dict[str, Any]:
-    """Measure one wire in two new processes, which end with this call; only NIXL as it comes with ``plain``.
+def measured(wire: Wire, scale: Scale, places: Sequence[str], what: str = "all") -> dict[str, Any]:
+    """Measure one wire in two new processes, which end with this call.
+
+    Args:
+        wire: the wire.
+        scale: sizes.
+        places: devices of both processes.
+        what: one of :data:`benchmarks.wires.near.WHAT`.
 
     Raises:
         RuntimeError: it failed, or took too long.
@@ -66,8 +81,8 @@ def measured(wire: Wire, scale: Scale, places: Sequence[str], *, plain: bool) ->
     spawn = multiprocessing.get_context("spawn")
     near, far = spawn.Pipe()
     answer, told = spawn.Pipe(duplex=False)
-    other = spawn.Process(target=serve, args=(wire, scale, places[1], far, plain), daemon=True)
-    this = spawn.Process(target=measure, args=(wire, scale, places[0], near, told, plain), daemon=True)
+    other = spawn.Process(target=serve, args=(wire, scale, places[1], far, what), daemon=True)
+    this = spawn.Process(target=measure, args=(wire, scale, places[0], near, told, what), daemon=True)
     try:
         other.start()
         this.start()
@@ -98,28 +113,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if find_spec("nixl") is None:
         print("NIXL is not installed: pip install 'kvplan[nixl]'", file=sys.stderr)
         return 2
-    scale = SMOKE if chosen.smoke else FULL
-    changed = {"rows": chosen.rows and tuple(chosen.rows), "repeats": chosen.repeats, "slots": slots_of(chosen)}
-    scale = Scale(**asdict(scale) | {name: value for name, value in changed.items() if value})
     gpus = devices()
-    names = chosen.wires or [name for name, wire in WIRES.items() if wire.memory == "host" or gpus]
     started, rows, failed = machine(), list[Row](), dict[str, str]()
-    for name in names:
+    for name in chosen.wires or _usual(gpus, beside=chosen.beside):
         wire = WIRES[name]
-        places = gpus if wire.memory == "gpu" else ("cpu", "cpu")
         try:
-            posted = measured(wire, scale, places, plain=True)["rows"]
-            found = measured(wire, scale, places, plain=False) | {"NIXL as it comes": posted}
+            made = rows_for(wire, chosen, gpus if wire.memory == "gpu" else ("cpu", "cpu"))
         except RuntimeError as error:
             failed[name] = str(error)
             print(f"{name} failed: {error}", file=sys.stderr)
             continue
-        made = rows_of(wire, found)
         rows += made
         print(table(made), end="\n\n", flush=True)
-    output = chosen.output or (None if chosen.smoke else RESULTS / f"{_slug(gpus)}.json")
+    slug = f"{_slug(gpus)}-beside-{chosen.beside}" if chosen.beside else _slug(gpus)
+    output = chosen.output or (None if chosen.smoke else RESULTS / f"{slug}.json")
     if output is not None and rows:
-        made_document = document(rows, scale=scale, started=started)
+        made_document = document(rows, scale=_base_scale(chosen), started=started)
         made_document["machine"]["gpus"] = list(gpus)
         made_document["versions"] |= {"nixl": version("nixl")}
         save(output, made_document | {"failed": failed})
@@ -127,12 +136,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(bool(failed) or any(row.ok is False for row in rows))
 
 
+def _usual(gpus: Sequence[str], *, beside: str | None) -> list[str]:
+    """Return the wires that are measured by default; beside compute, a wire as fast as a network card."""
+    here = [name for name, wire in WIRES.items() if wire.memory == "host" or gpus]
+    return [name for name in here if WIRES[name].paced or not beside]
+
+
+def rows_for(wire: Wire, chosen: argparse.Namespace, places: Sequence[str]) -> list[Row]:
+    """Measure one wire as the user has chosen, and return its rows; raise RuntimeError if it failed."""
+    if not places:
+        raise RuntimeError("this machine has no GPU that torch can use")
+    scale = _base_scale(chosen)
+    if not chosen.smoke:
+        scale = scale.on(wire, chosen.mib)
+    if chosen.beside:
+        return beside_rows(wire, measured(wire, replace(scale, rows=(BESIDE_ROW,)), places, "decode"))
+    if wire.paced or chosen.packed_only:  # a descriptor each would not be paced
+        return rows_of(wire, measured(wire, scale, places, "packed"))
+    posted = measured(wire, scale, places, "NIXL")["rows"]
+    return rows_of(wire, measured(wire, scale, places, "all") | {"NIXL as it comes": posted})
+
+
+def _base_scale(chosen: argparse.Namespace) -> Scale:
+    changed = {"rows": chosen.rows and tuple(chosen.rows), "repeats": chosen.repeats, "slots": slots_of(chosen)}
+    return replace(SMOKE if chosen.smoke else FULL, **{name: value for name, value in changed.items() if value})
+
+
 def _slug(gpus: Sequence[str]) -> str:
     name = cpu_model()
     if gpus:
         import torch
 
-        name = torch.cuda.get_device_name(0)
+        name = torch.cuda.get_device_name(0) + (" one gpu" if len(set(gpus)) == 1 else "")
     return "-".join("".join(mark if mark.isalnum() else " " for mark in name.lower()).split())
 
 

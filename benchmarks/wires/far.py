@@ -9,10 +9,15 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.wires.beside import Load
+from benchmarks.wires.contents import by_block, fill, same
 from benchmarks.wires.limits import Scale, Wire
-from kvplan import Agent, KVLayout
+from benchmarks.wires.paced import pace
+from kvplan import Agent, Executor, KVLayout, Policy
+from kvplan.nixl.nixl_wire import NixlWire
 
 NEAR, FAR = "near", "far"
+ORDERS = {NEAR: "layer block dim", FAR: "block layer dim"}
 
 
 class Side:
@@ -25,46 +30,46 @@ class Side:
         scale: sizes.
         device: ``"cpu"``, or a GPU.
         plain: whether NIXL is as it comes, with its own thread, and nothing is packed.
+        beside: whether transfers run beside decode, which the executor is told.
     """
 
     def __init__(
-        self, name: str, notation: str, wire: Wire, scale: Scale, device: str, *, plain: bool = False
+        self, name: str, notation: str, wire: Wire, scale: Scale, device: str, *, plain: bool = False,
+        beside: bool = False,
     ) -> None:  # fmt: skip
         os.environ.pop("UCX_TLS", None)
         if wire.transports:
             os.environ["UCX_TLS"] = wire.transports
         self.name, self.wire, self.scale, self.device = name, wire, scale, device
+        self.notation, self.other = notation, next(order for order in ORDERS.values() if order != notation)
+        if wire.paced:
+            pace(NixlWire, wire.paced)
         self.buffer = _buffer(scale.nbytes, device)
-        self.pools = {row: self._pool(row, notation) for row in scale.rows}
+        self.pools = {row: self._pool(self.buffer, row, notation) for row in scale.rows}
         layouts = {str(row): KVLayout.from_tensors(notation, pool) for row, pool in self.pools.items()}
         agent = None
         if plain:
             from nixl import nixl_agent, nixl_agent_config
 
             agent = nixl_agent(name, nixl_agent_config(backends=["UCX"]))
-        self.agent = Agent(name, layouts, transports=("nixl",), agent=agent, slots=scale.slots)
+        executor = Executor(device, policy=Policy(overlap="decode")) if beside else None
+        self.agent = Agent(name, layouts, transports=("nixl",), executor=executor, agent=agent, slots=scale.slots)
 
-    def _pool(self, row: int, notation: str) -> Any:
+    def _pool(self, buffer: Any, row: int, notation: str) -> Any:
         blocks, layers = self.scale.blocks(row), self.scale.layers
         shape = (blocks, layers, row) if notation.startswith("block") else (layers, blocks, row)
-        return self.buffer[: blocks * layers * row].reshape(shape)
+        return buffer[: blocks * layers * row].reshape(shape)
 
     def fill(self, seed: int) -> None:
         """Write other bytes everywhere."""
-        fresh = np.random.default_rng(seed).integers(0, 256, self.scale.nbytes, dtype=np.uint8)
-        if self.device == "cpu":
-            self.buffer[:] = fresh
-        else:
-            import torch
+        fill(self.buffer, seed)
 
-            self.buffer.copy_(torch.from_numpy(fresh))
-            torch.cuda.synchronize(self.device)
-
-    def holds(self, row: int) -> Any:
-        """Return the bytes of a pool, block by block."""
-        pool = self.pools[row]
-        found = pool if self.device == "cpu" else pool.cpu().numpy()
-        return np.ascontiguousarray(found if found.shape[0] == self.scale.blocks(row) else found.swapaxes(0, 1))
+    def holds(self, row: int, mine: np.ndarray, theirs: np.ndarray, seed: int) -> bool:
+        """Return whether blocks of a pool are blocks of the other process's pool, which it filled with a seed."""
+        buffer = _buffer(self.scale.nbytes, self.device)
+        fill(buffer, seed)
+        other = by_block(self._pool(buffer, row, self.other), self.other)
+        return same(by_block(self.pools[row], self.notation), mine, other, theirs)
 
 
 def _buffer(nbytes: int, device: str) -> Any:
@@ -76,15 +81,16 @@ def _buffer(nbytes: int, device: str) -> Any:
     return torch.zeros(nbytes, dtype=torch.uint8, device=device)
 
 
-def serve(wire: Wire, scale: Scale, device: str, pipe: Connection, plain: bool) -> None:
+def serve(wire: Wire, scale: Scale, device: str, pipe: Connection, what: str) -> None:
     """Hold pools, and answer: the card, CPU seconds so far, contents; send back the notes ``echo``.
 
-    After ``spin`` it looks for notes without a pause until it is asked again, as NIXL's own thread does.
+    After ``spin`` it looks for notes without a pause until it is asked again, as NIXL's own thread does. After
+    ``decode`` it computes until it is asked again. ``what`` is that of :func:`benchmarks.wires.near.measure`.
     """
-    side = Side(FAR, "block layer dim", wire, scale, device, plain=plain)
+    side = Side(FAR, ORDERS[FAR], wire, scale, device, plain=what == "NIXL", beside=what == "decode")
     pipe.send(side.agent.card())
     peer = side.agent.meet(pipe.recv())
-    spin = False
+    spin, load = False, Load(device)
     while True:
         echo = False
         while not pipe.poll(0.0 if echo or spin else 0.05):
@@ -107,6 +113,12 @@ def serve(wire: Wire, scale: Scale, device: str, pipe: Connection, plain: bool) 
             side.fill(*rest)
             pipe.send(None)
         elif what == "holds":
-            pipe.send(side.holds(*rest).tobytes())
+            pipe.send(side.holds(*rest))
+        elif what == "decode":
+            load.begin()
+            pipe.send(None)
+            load.run(pipe.poll)
+        elif what == "decoded":
+            pipe.send(load.end(*rest))
     side.agent.close()
     pipe.send("closed")

@@ -12,12 +12,15 @@ from typing import Any
 import numpy as np
 
 import kvplan
-from benchmarks.wires.far import FAR, NEAR, Side
+from benchmarks.wires.beside import beside_decode
+from benchmarks.wires.far import FAR, NEAR, ORDERS, Side
 from benchmarks.wires.limits import Scale, Wire
-from benchmarks.wires.posted import one_message, ways_of
+from benchmarks.wires.posted import Posted, one_message, ways_of
 from kvplan.plan.nixl_lists import memory_of
 
 PATIENCE = 60.0
+# All; NIXL as it comes, with its own thread in both processes; all but a descriptor each; packed beside decode.
+WHAT = ("all", "NIXL", "packed", "decode")
 Found = dict[str, Any]
 
 
@@ -27,56 +30,52 @@ def measure(
     device: str,
     far: Connection,
     answer: Connection,
-    plain: bool,
+    what: str,
 ) -> None:
-    """Measure a wire and send what was found; ``far`` leads to the other process.
-
-    With ``plain`` only NIXL is measured, as it comes: with its own thread in both processes.
-    """
+    """Measure a wire and send what was found; ``far`` leads to the other process, and ``what`` is one of ``WHAT``."""
     try:
-        answer.send(("found", _measured(wire, scale, device, far, plain=plain)))
+        answer.send(("found", _measured(wire, scale, device, far, what)))
     except BaseException as error:  # noqa: BLE001  # the other end of the pipe reports it
         answer.send(("failed", f"{type(error).__name__}: {error}"))
     finally:
         far.send("end")
 
 
-def _measured(wire: Wire, scale: Scale, device: str, far: Connection, *, plain: bool) -> Found:
-    side = Side(NEAR, "layer block dim", wire, scale, device, plain=plain)
+def _measured(wire: Wire, scale: Scale, device: str, far: Connection, what: str) -> Found:
+    side = Side(NEAR, ORDERS[NEAR], wire, scale, device, plain=what == "NIXL", beside=what == "decode")
     if not far.poll(PATIENCE):
         raise RuntimeError("the other process does not answer")
     card = far.recv()
     far.send(side.agent.card())
-    peer = side.agent.meet(card)
-    case = _Case(side, peer, far)
-    if plain:
+    case = Case(side, side.agent.meet(card), far, posts=what == "all")
+    if what == "NIXL":
         found: Found = {"rows": {row: case.posted(row) for row in scale.rows}}
-        side.agent.close()
-        return found
-    largest = peer.layouts[str(max(scale.rows))].regions[0]
-    here = side.agent.layouts[str(max(scale.rows))].regions[0]
-    nbytes = min(largest.nbytes, here.nbytes)
-    memory, number = memory_of(here.device, "the pool")
-    there = memory_of(largest.device, "the pool")[1]
-    with case.alone():
-        whole = one_message(
-            case.own.nixl, FAR, (here.address, number), (largest.address, there), nbytes, memory, scale.repeats
-        )
-    found = {"one message": whole, "rows": {row: case.rows(row) for row in scale.rows}}
-    found["note"] = case.note_there_and_back()
-    found["one block"] = case.one_block(scale.rows[0])
+    elif what == "decode":
+        found = {"one message": case.one_message()} | beside_decode(case)
+    else:
+        found = {"one message": case.one_message(), "rows": {row: case.rows(row) for row in scale.rows}}
+        found["note"] = case.note_there_and_back()
+        found["one block"] = case.one_block(scale.rows[0])
     side.agent.close()
     return found
 
 
-class _Case:
-    """What is measured over one wire."""
+class Case:
+    """Measurements over one wire.
 
-    def __init__(self, side: Side, peer: Any, far: Connection) -> None:
-        self.side, self.peer, self.far = side, peer, far
+    Args:
+        side: this process.
+        peer: the other one.
+        far: the pipe to it.
+        posts: whether transfers with a descriptor for each row are measured, too.
+    """
+
+    def __init__(self, side: Side, peer: Any, far: Connection, *, posts: bool) -> None:
+        self.side, self.peer, self.far, self.posts = side, peer, far, posts
         self.own = peer.nixl.own  # this process's agent of NIXL
 
     def ask(self, *what: Any) -> Any:
+        """Return the other process's answer."""
         self.far.send(what)
         if not self.far.poll(PATIENCE):
             raise RuntimeError("the other process does not answer")
@@ -88,36 +87,58 @@ class _Case:
         with self.own.lock:
             yield
 
+    def one_message(self) -> dict[str, float]:
+        """Return the GB/s of one large message, read and written."""
+        wire, scale = self.side.wire, self.side.scale
+        row = str(max(scale.rows))
+        here, there = self.side.agent.layouts[row].regions[0], self.peer.layouts[row].regions[0]
+        memory, number = memory_of(here.device, "the pool")
+        mine, theirs = (here.address, number), (there.address, memory_of(there.device, "the pool")[1])
+        nbytes = min(here.nbytes, there.nbytes)
+        with self.alone():
+            return one_message(self.own.nixl, FAR, mine, theirs, nbytes, memory, scale.repeats, wire.paced)
+
     def plans(self, row: int) -> tuple[Any, Any, Any, Any]:
         """Return the plans to read and to write all blocks, in another order, and the ids here and there."""
         blocks = self.side.scale.blocks(row)
-        mine, theirs = self.side.agent.layouts[str(row)], self.peer.layouts[str(row)]
         rng = np.random.default_rng(row)
         a, b = rng.permutation(blocks), rng.permutation(blocks)
-        return kvplan.compile(theirs, mine).plan(a, b), kvplan.compile(mine, theirs).plan(b, a), a, b
+        return *self.plans_of(row, a, b), a, b
 
-    def posted(self, row: int) -> dict[str, float]:
-        """Return the GB/s of a descriptor for each row, by way."""
-        load, store, _, _ = self.plans(row)
-        posts = ways_of(self.own.nixl, FAR, load, store)
+    def plans_of(self, row: int, a: np.ndarray, b: np.ndarray) -> tuple[Any, Any]:
+        """Return the plans to read and to write some blocks."""
+        mine, theirs = self.side.agent.layouts[str(row)], self.peer.layouts[str(row)]
+        return kvplan.compile(theirs, mine).plan(a, b), kvplan.compile(mine, theirs).plan(b, a)
+
+    def posts_of(self, row: int) -> tuple[dict[str, Posted], int, int]:
+        """Return the ways with a descriptor for each row, their bytes, and their rows: some blocks, or all of them."""
+        _, _, a, b = self.plans(row)
+        count = max(self.side.scale.most_posted // self.side.scale.layers, 1)
+        load, store = self.plans_of(row, a[:count], b[:count])
+        return ways_of(self.own.nixl, FAR, load, store), load.nbytes, load.nbytes // row
+
+    def posted(self, row: int) -> Found:
+        """Return the GB/s of a descriptor for each row, by way, and the rows."""
+        posts, nbytes, count = self.posts_of(row)
         taken: dict[str, list[float]] = {name: [] for name in posts}
         for _ in range(self.side.scale.repeats):
             for name, post in posts.items():
                 taken[name].append(post())
         for post in posts.values():
             post.release()
-        return {name: load.nbytes / median(times) / 1e9 for name, times in taken.items()}
+        return {"GB/s": {name: nbytes / median(times) / 1e9 for name, times in taken.items()}, "rows": count}
 
     def rows(self, row: int) -> Found:
+        """Return what packed transfers of one size of rows take, beside a descriptor for each row."""
         side, scale = self.side, self.side.scale
         load, store, a, b = self.plans(row)
-        posts = ways_of(self.own.nixl, FAR, load, store)
+        posts, posted_nbytes, posted_rows = self.posts_of(row) if self.posts else ({}, 0, 0)
         self.check(row, load, store, a, b)
         seconds: dict[str, list[float]] = {name: [] for name in (*posts, "packed pull", "packed push")}
         cpu: dict[str, list[tuple[float, float]]] = {"packed pull": [], "packed push": []}
         messages = {}
         for _ in range(scale.repeats):
-            if side.wire.transports:  # the other process must help
+            if posts and side.wire.transports:  # the other process must help
                 self.ask("spin")
             for name, post in posts.items():
                 with self.alone():
@@ -133,8 +154,11 @@ class _Case:
             post.release()
         nbytes = load.nbytes
         return {
-            "nbytes": nbytes, "descriptors": len(load.descriptors().size),
-            "GB/s": {name: nbytes / median(taken) / 1e9 for name, taken in seconds.items()},
+            "nbytes": nbytes, "descriptors": len(load.descriptors().size), "posted rows": posted_rows,
+            "GB/s": {
+                name: (posted_nbytes if name in posts else nbytes) / median(taken) / 1e9
+                for name, taken in seconds.items()
+            },
             "CPU ms per GB": {
                 name: [median(one[k] for one in taken) * 1e12 / nbytes for k in (0, 1)] for name, taken in cpu.items()
             },
@@ -142,18 +166,15 @@ class _Case:
         }  # fmt: skip
 
     def check(self, row: int, load: Any, store: Any, a: Any, b: Any) -> None:
-        """Compare every byte of a pull and of a push. They also warm all up."""
+        """Compare every byte of a pull and of a push; each process makes both contents. They also warm all up."""
         side = self.side
         self.ask("fill", row)
         self.peer.submit(load, way="packed").synchronize(PATIENCE)
-        shape = (side.scale.blocks(row), side.scale.layers, row)
-        theirs = np.frombuffer(self.ask("holds", row), np.uint8).reshape(shape)
-        if not np.array_equal(side.holds(row)[b], theirs[a]):
+        if not side.holds(row, b, a, row):
             raise RuntimeError(f"wrong bytes after a packed pull of rows of {row} bytes")
         side.fill(row + 1)
         self.peer.submit(store, way="packed").synchronize(PATIENCE)
-        theirs = np.frombuffer(self.ask("holds", row), np.uint8).reshape(shape)
-        if not np.array_equal(side.holds(row)[b], theirs[a]):
+        if not self.ask("holds", row, a, b, row + 1):
             raise RuntimeError(f"wrong bytes after a packed push of rows of {row} bytes")
 
     def note_there_and_back(self) -> Found:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.wires.paced import PacedMessage
 from kvplan import Plan
 from kvplan.plan.nixl_lists import NixlList
 
@@ -58,12 +59,19 @@ def ways_of(nixl: Any, peer: str, load: Plan, store: Plan) -> dict[str, Posted]:
 
 
 def one_message(nixl: Any, peer: str, mine: tuple[int, int], theirs: tuple[int, int], nbytes: int, memory: str,
-                repeats: int) -> dict[str, float]:  # fmt: skip
-    """Return the GB/s of one large message, read and written; ``mine`` and ``theirs`` are address and device."""
+                repeats: int, paced: float = 0.0) -> dict[str, float]:  # fmt: skip
+    """Return the GB/s of one large message, read and written; ``mine`` and ``theirs`` are address and device.
+
+    With ``paced``, it goes no faster than over a card with so many GB/s.
+    """
     found = {}
     lists = [NixlList(np.array([(address, nbytes, device)], np.int64), memory) for address, device in (mine, theirs)]
     for operation in ("READ", "WRITE"):
-        post = Posted(nixl, peer, lists[0], lists[1], operation)
+        post = (
+            PacedMessage(nixl, peer, mine, theirs, nbytes, memory, operation, paced)
+            if paced
+            else Posted(nixl, peer, lists[0], lists[1], operation)
+        )
         post()
         found[operation] = nbytes / median(post() for _ in range(repeats)) / 1e9
         post.release()

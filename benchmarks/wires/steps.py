@@ -12,6 +12,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
 from statistics import median, quantiles
@@ -21,7 +22,7 @@ import numpy as np
 
 import kvplan
 from benchmarks.wires.far import FAR, NEAR, Side
-from benchmarks.wires.limits import FULL, MIB, WIRES, Scale, add_slots, slots_of
+from benchmarks.wires.limits import FULL, WIRES, Scale, add_slots, slots_of
 from kvplan.cli.arguments.values import positive
 
 Marks = dict[str, dict[Any, float]]
@@ -201,12 +202,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("wire", choices=list(WIRES))
     parser.add_argument("--rows", type=int, nargs="+", default=[576, 64 << 10], metavar="BYTES")
     parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--mib", type=positive, default=FULL.nbytes // MIB, metavar="MIB", help="size of a transfer")
+    parser.add_argument("--mib", type=positive, metavar="MIB", help="size of a transfer")
     add_slots(parser)
     chosen = parser.parse_args(arguments)
     places = devices() if WIRES[chosen.wire].memory == "gpu" else ("cpu", "cpu")
-    scale = Scale(tuple(chosen.rows), chosen.mib * MIB, FULL.most_rows, FULL.layers, chosen.repeats,
-                  slots=slots_of(chosen))  # fmt: skip
+    scale = replace(FULL, rows=tuple(chosen.rows), repeats=chosen.repeats, slots=slots_of(chosen))
+    scale = scale.on(WIRES[chosen.wire], chosen.mib)
     spawn = multiprocessing.get_context("spawn")
     near, far = spawn.Pipe()
     other = spawn.Process(target=_far, args=(chosen.wire, scale, places[1], far), daemon=True)

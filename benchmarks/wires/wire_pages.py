@@ -13,15 +13,17 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "wires"
 WIRE, ALONE = RESULTS / "nvidia-h200-one-gpu.json", RESULTS / "staging-nvidia-h200.json"
+# Shown once they are recorded.
+TWO_GPUS, BESIDE = RESULTS / "nvidia-h200.json", RESULTS / "nvidia-h200-beside-decode.json"
 PAGE = ROOT / "docs" / "processes" / "packed.md"
 MARKS = "<!-- packed on a GPU -->", "<!-- end of packed on a GPU -->"
 COPY, SGLANG, EACH, ONE = "one contiguous copy", "SGLang's kernel", "a descriptor each", "one message"
-WIRE_NAMES = {"cuda_ipc": "`cuda_ipc`", "cuda_tcp": "TCP"}
+WIRE_NAMES = {"cuda_ipc": "`cuda_ipc`", "cuda_ipc_50": "`cuda_ipc` at 50 GB/s", "cuda_tcp": "TCP"}
 
 
 def pages() -> Iterator[tuple[Path, tuple[str, str], str]]:
     """Yield the page, the marks in it, and what stands between."""
-    yield PAGE, MARKS, "\n".join([MARKS[0], *alone(), "", *between(), MARKS[1]])
+    yield PAGE, MARKS, "\n".join([MARKS[0], *alone(), "", *between(), *two_gpus(), *beside(), MARKS[1]])
 
 
 def _rows(result: Path) -> dict[tuple[str, str], dict[str, Any]]:
@@ -58,3 +60,34 @@ def between() -> Iterator[str]:
             wire, beside = WIRE_NAMES[group.split(",")[0]], row["beside"]
             yield (f"| {wire}, {what} | {row['ours']:.3g} | {beside[EACH]:.2g} | {row['ratios'][EACH]:.3g} | "
                    f"{float(f'{beside[ONE]:.3g}'):,g} |")  # fmt: skip
+
+
+def two_gpus() -> Iterator[str]:
+    """Yield the table of packed transfers between two GPUs, if it was recorded."""
+    if not TWO_GPUS.exists():
+        return
+    yield ""
+    yield "| two processes, two GPUs, NIXL; GB/s | packed | one message | of it | a descriptor each | times as fast |"
+    yield "| --- | --- | --- | --- | --- | --- |"
+    for (group, what), row in _rows(TWO_GPUS).items():
+        if ONE not in row["beside"] or row["unit"] != "GB/s":
+            continue
+        wire, found = WIRE_NAMES[group.split(",")[0]], row["beside"]
+        each = f"{found[EACH]:.2g} | {row['ratios'][EACH]:.3g}" if EACH in found else "- | -"
+        yield (f"| {wire}, {what} | {row['ours']:.3g} | {found[ONE]:.3g} | {row['ratios'][ONE]:.2f} | "
+               f"{each} |")  # fmt: skip
+
+
+def beside() -> Iterator[str]:
+    """Yield the table of compute beside packed transfers, if it was recorded."""
+    if not BESIDE.exists():
+        return
+    yield ""
+    yield "| packed transfers beside decode | GB/s | compute of the sender slower | of the receiver |"
+    yield "| --- | --- | --- | --- |"
+    rows = _rows(BESIDE)
+    for (group, what), row in rows.items():
+        if row["unit"] == "GB/s":
+            slower = [rows[group, f"{what}: compute of the {side} slower"]["ours"] for side in ("sender", "receiver")]
+            wire = WIRE_NAMES[group.split(",")[0]]
+            yield f"| {wire}, {what} | {row['ours']:.3g} | x {slower[0]:.3f} | x {slower[1]:.3f} |"

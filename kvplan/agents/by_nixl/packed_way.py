@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from kvplan.agents.packed.pack_end import LEAST_SENDS, MOST_SENDS
+from kvplan.agents.packed.pack_peers import MOST_SHARE
 from kvplan.agents.packed.slot_ring import ALIGNMENT, MOST_SLOTS
 from kvplan.base.integers import integer
 from kvplan.base.quoting import quoted
@@ -30,7 +32,7 @@ class Slots(NamedTuple):
 HOST_SLOTS, GPU_SLOTS = Slots(24, 4 << 20), Slots(16, 32 << 20)
 LEAST_GPU_SLOT = 4 << 20  # bytes of a slot of a default ring, where a GPU has little memory left
 HOST_RING, GPU_RING = 128 << 20, 512 << 20  # most bytes of a ring whose slots have the size of a profile
-LEAST_SLOTS = 16  # of such a ring, so that several peers share it
+LEAST_HOST_SLOTS, LEAST_GPU_SLOTS = 16, 8  # of such a ring, so that several peers share it
 
 
 class PackedWay(NamedTuple):
@@ -59,15 +61,26 @@ def ring_for(device: str, wire: WireProfile) -> Slots:
     >>> ring_for("cuda:0", default_wire())
     Slots(number=16, nbytes=33554432)
     >>> ring_for("cuda:0", replace(default_wire(), how="calibrated", slot_nbytes=64 << 20))
-    Slots(number=16, nbytes=33554432)
+    Slots(number=8, nbytes=67108864)
     >>> ring_for("cuda:0", replace(default_wire(), how="calibrated", slot_nbytes=1 << 20))
     Slots(number=16, nbytes=1048576)
     """
-    usual, most = (HOST_SLOTS, HOST_RING) if device == "cpu" else (GPU_SLOTS, GPU_RING)
+    host = device == "cpu"
+    usual, most, least = (HOST_SLOTS, HOST_RING, LEAST_HOST_SLOTS) if host else (GPU_SLOTS, GPU_RING, LEAST_GPU_SLOTS)
     if wire.how != "calibrated":
         return usual
-    nbytes = min(max(wire.slot_nbytes // ALIGNMENT * ALIGNMENT, LEAST_SLOT), most // LEAST_SLOTS)
+    nbytes = min(max(wire.slot_nbytes // ALIGNMENT * ALIGNMENT, LEAST_SLOT), most // least)
     return Slots(min(usual.number, most // nbytes), nbytes)
+
+
+def slots_of_a_peer(ring: Slots) -> int:
+    """Return the most slots of a ring that its only peer may write: neither those of gathers, nor the last one.
+
+    >>> [slots_of_a_peer(Slots(number, 64 << 20)) for number in (8, 16, 24)]
+    [4, 10, 15]
+    """
+    sends = min(max(min(LEAST_SENDS, ring.number // 2), ring.number // 3), MOST_SENDS)
+    return min(MOST_SHARE, max(1, ring.number - sends - 1))
 
 
 def allocated(

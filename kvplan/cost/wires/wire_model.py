@@ -148,7 +148,8 @@ def _largest(parts: dict[str, float]) -> str:
 
 
 def best_slot(
-    crossing: Crossing, wire: WireProfile, *, pull: bool = True, slot_bytes: Mapping[int, float] | None = None
+    crossing: Crossing, wire: WireProfile, *, pull: bool = True, slot_bytes: Mapping[int, float] | None = None,
+    slots: Mapping[int, int] | None = None,
 ) -> int:  # fmt: skip
     """Return the size of a slot, 1 to 64 MiB, with which a packed transfer takes the least time.
 
@@ -160,6 +161,7 @@ def best_slot(
         wire: profile of the wire.
         pull: whether the receiver asks for the bytes.
         slot_bytes: seconds of the wire for each byte of a slot, by its size, if they differ. Only these sizes count.
+        slots: slots of a ring that its only peer may write, by their size, if they differ.
 
     >>> from kvplan.cost.wires.wire_profile import default_wire
     >>> best_slot(Crossing(4 << 30, 4096, 1 << 20, 1 << 20, 4096), default_wire()) >> 20
@@ -168,6 +170,8 @@ def best_slot(
     wires = dict.fromkeys(SLOT_SIZES, wire)
     if slot_bytes is not None:
         wires = {size: replace(wire, slot_byte=byte) for size, byte in sorted(slot_bytes.items())}
+    if slots is not None:
+        wires = {size: replace(one, slots=slots.get(size, one.slots)) for size, one in wires.items()}
     costs = {size: packed_cost(crossing, one, size, pull=pull) for size, one in wires.items()}
     least = min(cost.score for cost in costs.values())
     alike = [size for size, cost in costs.items() if cost.score <= least * (1 + ALIKE)]

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 
 import numpy as np
 
+from kvplan.agents.by_nixl.packed_way import Slots, ring_for, slots_of_a_peer
 from kvplan.base.version import __version__
 from kvplan.cost.policy import Policy
 from kvplan.cost.store import find_for
@@ -81,6 +82,8 @@ def calibrate_wire(
 def with_slots(wire: WireProfile, slots: Mapping[int, float]) -> WireProfile:
     """Return a wire's profile with the size of a slot that suits large transfers best.
 
+    Only sizes count of which an agent's ring has enough slots. A ring of large slots has fewer for a peer.
+
     Args:
         wire: profile of the wire.
         slots: seconds for each byte of slots that are used again and again, by their bytes.
@@ -90,8 +93,17 @@ def with_slots(wire: WireProfile, slots: Mapping[int, float]) -> WireProfile:
     (1, 9e-11)
     """
     alone = {size: max(byte - wire.message / size, 0.1 * byte) for size, byte in slots.items()}
-    size = best_slot(LARGE, wire, slot_bytes=alone)
-    return replace(wire, slot_nbytes=size, slot_byte=alone[size])
+    rings = {size: _ring_of(wire, size) for size in alone}
+    fitting = {size: byte for size, byte in alone.items() if rings[size].nbytes == size} or alone
+    counts = {size: min(wire.slots, slots_of_a_peer(ring)) for size, ring in rings.items()}
+    size = best_slot(LARGE, wire, slot_bytes=fitting, slots=counts)
+    return replace(wire, slot_nbytes=size, slot_byte=alone[size], slots=counts[size])
+
+
+def _ring_of(wire: WireProfile, slot_nbytes: int) -> Slots:
+    """Return the ring that an agent makes after a calibration with slots of this size."""
+    device = "cpu" if wire.memory == "DRAM" else "cuda:0"
+    return ring_for(device, replace(wire, how="calibrated", slot_nbytes=slot_nbytes))
 
 
 def fitted_wire(base: WireProfile, posts: Sequence[Posted]) -> WireProfile:

@@ -11,9 +11,11 @@ import pytest
 
 import kvplan
 from kvplan import Agent, KVLayout, KVPlanError, LayoutError, PathError, TransferError
-from kvplan.agents.by_nixl.packed_way import GPU_SLOTS, Slots, allocated
+from kvplan.agents.by_nixl.packed_way import GPU_SLOTS, Slots, allocated, slots_of_a_peer
+from kvplan.agents.packed.pack_end import End
 from kvplan.cost.wires.wire_profile import default_wire
 from kvplan.cost.wires.wire_store import save_wire
+from kvplan.plan.row_plans import Memory
 from tests.agents.by_nixl.known_agents import KnownAgents, heard
 from tests.nixl import double
 from tests.patience import PATIENCE, until
@@ -293,6 +295,17 @@ def test_a_ring_is_smaller_where_a_gpu_has_little_memory_left():
     for slots, smaller in ((GPU_SLOTS, False), (Slots(32, 8 << 20), True)):
         with pytest.raises(PathError, match="cuda:0 has no"):
             allocated("cuda:0", slots, pages, smaller=smaller)
+
+
+@pytest.mark.parametrize("number", [2, 3, 8, 16, 24, 64])
+def test_the_slots_of_a_lone_peer_are_those_that_an_end_gives(number):
+    memory = np.zeros(number * 4096 + 256, np.uint8)
+    start = -memory.ctypes.data % 256
+    ring = Memory(memory.ctypes.data + start, number * 4096, "cpu", memory)
+    with kvplan.Executor("cpu") as executor:
+        end = End("me", ring, 4096, executor, lambda: None)
+        assert slots_of_a_peer(Slots(number, 4096)) == end._peers._most
+        end.close()
 
 
 def test_explain_says_why(dear, far):

@@ -12,9 +12,10 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from kvplan import KVPlanError, PathError, TransferError
+from kvplan.agents.by_nixl.packed_way import ring_for
 from kvplan.cli import main
 from kvplan.cli.screen import schema_of
-from kvplan.cost.wires.wire_profile import SLOT_SIZES, default_wire, from_json
+from kvplan.cost.wires.wire_profile import SLOT_SIZES, CopyCosts, default_wire, from_json
 from kvplan.measure.timing import silent
 from kvplan.measure.wires import wire_calibration, wire_posts
 from kvplan.measure.wires.wire_calibration import calibrate_wire, fitted_wire, with_slots
@@ -75,6 +76,20 @@ def test_the_slot_that_moves_large_transfers_fastest_is_taken():
     large = with_slots(wire, {size: 1e-10 / (1 + number) for number, size in enumerate(SLOT_SIZES)})
     assert large.slot_nbytes > small.slot_nbytes
     assert large.slot_byte < small.slot_byte
+
+
+def test_slots_of_64_mib_are_taken_where_a_chunk_costs_much_and_a_ring_of_the_host_has_no_such_slots():
+    def taken(memory, chunk):
+        copies = CopyCosts(1e-6, 2e-11, 6e-13)
+        wire = replace(default_wire(memory), chunk=chunk, byte=3e-12, message=0.0, gather=copies, scatter=copies)
+        return with_slots(wire, dict.fromkeys(SLOT_SIZES, 3e-12))
+
+    dear, cheap = taken("VRAM", 2e-3), taken("VRAM", 1e-6)
+    assert (dear.slot_nbytes, dear.slots) == (64 << 20, 4)
+    assert cheap.slot_nbytes < 32 << 20
+    assert cheap.slots == default_wire().slots
+    assert taken("DRAM", 2e-3).slot_nbytes <= 8 << 20
+    assert ring_for("cuda:0", replace(dear, how="calibrated")) == (8, 64 << 20)
 
 
 # ---- lists -------------------------------------------------------------------------------------------------------

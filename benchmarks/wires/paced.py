@@ -1,0 +1,174 @@
+"""A wire that is no faster than a network card: writes of packed transfers, and large messages, wait for their time."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from kvplan.nixl.nixl_wire import MOVING
+from kvplan.plan.nixl_lists import NixlList
+
+PIECE = 4 << 20  # bytes of a large message that a card has sent before NIXL moves them
+Clock = Callable[[], float]
+
+
+class Card:
+    """The time at which a card has sent its last byte: one write after another, each at the card's rate.
+
+    Args:
+        gbps: the card's rate.
+        clock: returns seconds.
+
+    >>> card = Card(1.0, lambda: 1.0)
+    >>> card.sent(500_000_000), card.sent(500_000_000)
+    (1.5, 2.0)
+    """
+
+    def __init__(self, gbps: float, clock: Clock = time.perf_counter) -> None:
+        self.clock = clock
+        self._rate, self._until = gbps * 1e9, 0.0
+
+    def sent(self, nbytes: int) -> float:
+        """Return when the last of some more bytes has left, if they are asked for now."""
+        self._until = max(self._until, self.clock()) + nbytes / self._rate
+        return self._until
+
+
+class Held:
+    """A write that waits for its time.
+
+    Attributes:
+        wire: the wire that it was given to.
+        given: the arguments of its post.
+        due: when its last byte has left the card.
+        posted: the handle of the write that was posted, or None.
+        why: ``"failed: why"`` if it is never posted, or "".
+    """
+
+    __slots__ = ("due", "given", "posted", "why", "wire")
+
+    def __init__(self, wire: Any, given: tuple[Any, ...], due: float) -> None:
+        self.wire, self.given, self.due = wire, given, due
+        self.posted: Any = None
+        self.why = ""
+
+
+def pace(owner: Any, gbps: float, clock: Clock = time.perf_counter) -> None:
+    """Let all wires of a class share one card, for the rest of this process.
+
+    A write is posted when the card would have sent its last byte. So its note comes at most as early as over the card,
+    and later by the time that the real wire takes. Writes are posted in the order in which they were asked for. Any
+    call of a wire posts all that are due: the protocol looks at some writes only, the oldest first.
+
+    Args:
+        owner: the class, with the methods ``write``, ``state``, ``release`` and ``close`` of
+            :class:`kvplan.nixl.nixl_wire.NixlWire`.
+        gbps: the card's rate.
+        clock: returns seconds.
+    """
+    post, ask, free, shut = owner.write, owner.state, owner.release, owner.close
+    card, line = Card(gbps, clock), deque[Held]()
+
+    def post_due() -> None:
+        while line and line[0].due <= clock():
+            held = line.popleft()
+            try:
+                held.posted = post(held.wire, *held.given)
+            except Exception as error:  # noqa: BLE001  # its owner hears of it when it asks
+                held.why = f"failed: {error}"
+
+    def write(wire: Any, local: int, remote: int, nbytes: int, *more: Any) -> Held:
+        post_due()
+        held = Held(wire, (local, remote, nbytes, *more), card.sent(nbytes))
+        line.append(held)
+        return held
+
+    def state(wire: Any, held: Held) -> str:
+        post_due()
+        if held.posted is None:
+            return held.why or MOVING
+        found: str = ask(wire, held.posted)
+        return found
+
+    def release(wire: Any, held: Held) -> bool:
+        if held.posted is not None:
+            return bool(free(wire, held.posted))
+        give_up(held, "failed: it was given up")
+        return True
+
+    def close(wire: Any) -> None:
+        for held in [held for held in line if held.wire is wire]:
+            give_up(held, "failed: its wire is closed")
+        shut(wire)
+
+    def give_up(held: Held, why: str) -> None:
+        with suppress(ValueError):  # its post failed
+            line.remove(held)
+        held.why = held.why or why
+
+    for method in (write, state, release, close):
+        setattr(owner, method.__name__, method)
+
+
+class PacedMessage:
+    """One large message over a card: NIXL moves each piece when the card would have sent the piece's last byte.
+
+    The pieces are small, so that the message ends soon after its last byte would have left the card.
+
+    Args:
+        nixl: the ``nixl_agent``.
+        peer: name of the peer.
+        mine, theirs: address and device of either side.
+        nbytes: bytes of the message.
+        memory: NIXL's name of the memory.
+        operation: ``"READ"`` or ``"WRITE"``.
+        gbps: the card's rate.
+        clock: returns seconds.
+    """
+
+    def __init__(self, nixl: Any, peer: str, mine: tuple[int, int], theirs: tuple[int, int], nbytes: int, memory: str,
+                 operation: str, gbps: float, clock: Clock = time.perf_counter) -> None:  # fmt: skip
+        self._nixl, self._gbps, self._clock = nixl, gbps, clock
+        starts = range(0, nbytes, PIECE)
+        self._sizes = [min(PIECE, nbytes - start) for start in starts]
+        lists = []
+        for whose, (address, device) in (("NIXL_INIT_AGENT", mine), (peer, theirs)):
+            rows = [(address + start, size, device) for start, size in zip(starts, self._sizes, strict=True)]
+            lists.append(nixl.prep_xfer_dlist(whose, *NixlList(np.array(rows, np.int64), memory)))
+        each = [np.array([k], np.int32) for k in range(len(self._sizes))]
+        self._pieces = [nixl.make_prepped_xfer(operation, lists[0], k, lists[1], k, b"") for k in each]
+        self._held = [*self._pieces, *lists]
+
+    def __call__(self) -> float:
+        """Return the seconds from the call to the end of the last piece."""
+        nixl, moving = self._nixl, deque[Any]()
+        begun = self._clock()
+        card = Card(self._gbps, self._clock)
+        dues = [card.sent(size) for size in self._sizes]  # all are asked for now, so the card never idles
+        for piece, due in zip(self._pieces, dues, strict=True):
+            while self._clock() < due:
+                self._settle(moving)
+            if self._moves(nixl.transfer(piece)):
+                moving.append(piece)
+        while moving:
+            self._settle(moving)
+        return self._clock() - begun
+
+    def _settle(self, moving: deque[Any]) -> None:
+        while moving and not self._moves(self._nixl.check_xfer_state(moving[0])):
+            moving.popleft()
+
+    def _moves(self, state: str) -> bool:
+        if state not in ("PROC", "DONE"):
+            raise RuntimeError(f"NIXL reports the state {state}")
+        return state == "PROC"
+
+    def release(self) -> None:
+        """Release NIXL's handles."""
+        for handle in self._held:
+            handle.release()
