@@ -140,6 +140,8 @@ class NixlAgent:
         self._end.check_open()
         with self._end.lock:
             found = self.nixl.get_new_notifs()
+        if not found:
+            return []
         return [
             (name.decode() if isinstance(name, bytes) else str(name), bytes(note))
             for name, notes in found.items()

@@ -44,6 +44,8 @@ class NixlEnd:
 
     def agent(self) -> NixlAgent:
         """Return the agent of NIXL; raise PathError if it cannot be made."""
+        if self._made is not None and self.refused is None:
+            return self._made
         with self._lock:
             if self.refused is not None:
                 raise PathError(self.refused)

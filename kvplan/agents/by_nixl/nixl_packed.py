@@ -31,6 +31,19 @@ from kvplan.plan.plan import Plan
 PACKED_VERSION = 1  # in the card of an agent that takes packed transfers
 
 
+def moves_alone(device: str, wire: str) -> bool:
+    """Return whether hardware moves the bytes of a ring, where NIXL has no thread: a CPU's, or a socket's, need looks.
+
+    Args:
+        device: device of the ring.
+        wire: name of the wire.
+
+    >>> [moves_alone("cuda:0", wire) for wire in ("UCX", "UCX over tcp,cuda_copy")], moves_alone("cpu", "UCX")
+    ([True, False], False)
+    """
+    return device != "cpu" and "tcp" not in wire
+
+
 class NixlPacked:
     """This process's end of packed transfers by NIXL. The ring is allocated with the first of them.
 
@@ -255,5 +268,7 @@ class NixlPacked:
         except BaseException:
             registered.close()
             raise
+        if self._progress is not None and moves_alone(memory.device, wire_name(self._nixl.backends[0])):
+            self._progress.naps.patient = True
         self.lanes.ring = Ring(end, registered, memory)
         return self.lanes.ring

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
 
@@ -13,7 +14,11 @@ from kvplan.base.threads import Worker
 
 SPIN_SECONDS = 5e-5  # after a look that moved a transfer on: the next ones follow without a nap
 BUSY_NAP = 20e-6  # seconds between two looks while transfers are in flight
-RECENT_NAP = 30e-6  # the same when nothing is in flight: the next transfer of a peer is likely to come soon
+MOST_BUSY_NAP = 1e-4  # the same while their steps are far apart
+GAP_SHARE = 1 / 8  # of a nap while transfers are in flight: its share of the longest of the latest gaps between steps
+QUIET_SHARE = 1 / 16  # its share of the time since the last step
+GAPS = 4  # the latest gaps; a transfer of one chunk has fewer, so its steps are not waited for so long
+RECENT_NAP = 30e-6  # seconds between two looks when nothing is in flight: the next transfer is likely to come soon
 RECENT_SECONDS = 0.02  # since a transfer was in flight
 IDLE_NAP = 2e-4  # the same later: a peer's direct transfer over TCP moves on by these looks
 REST_NAP = 2e-3  # the same after REST_SECONDS
@@ -23,28 +28,82 @@ REST_SHARE = 0.01  # a nap's share of the time without a transfer, where NIXL ha
 log = logging.getLogger("kvplan.agents")
 
 
-def nap_after(seconds: float, *, busy: bool, driven: bool = False) -> float:
+def nap_after(seconds: float, *, busy: bool, driven: bool = False, gap: float | None = None) -> float:
     """Return the seconds until the next look.
 
     Args:
         seconds: since the last look that moved something, if transfers are in flight; since one was, otherwise.
         busy: whether transfers are in flight.
         driven: whether NIXL moves direct transfers on by itself, so that a nap delays the next packed one only.
+        gap: the longest of the latest times between two looks that moved something; None if the bytes of transfers in
+            flight move by looks, so that a long nap would stop them.
 
     >>> [nap_after(seconds, busy=True) for seconds in (1e-6, 1e-3)]
     [0.0, 2e-05]
+    >>> [nap_after(seconds, busy=True, gap=0.0) for seconds in (1e-6, 1e-4, 1e-3, 1.0)]
+    [0.0, 2e-05, 6.25e-05, 0.0001]
+    >>> [nap_after(1e-6, busy=True, gap=gap) for gap in (1e-4, 4e-4, 1e-3)]
+    [0.0, 5e-05, 0.0001]
     >>> [nap_after(seconds, busy=False) for seconds in (1e-3, 1.0, 60.0)]
     [3e-05, 0.0002, 0.002]
     >>> [nap_after(seconds, busy=False, driven=True) for seconds in (1e-3, 0.05, 1.0)]
     [3e-05, 0.0005, 0.002]
     """
     if busy:
+        nap = 0.0 if gap is None else min(max(gap * GAP_SHARE, seconds * QUIET_SHARE), MOST_BUSY_NAP)
+        if nap > BUSY_NAP:
+            return nap
         return 0.0 if seconds < SPIN_SECONDS else BUSY_NAP
     if seconds < RECENT_SECONDS:
         return RECENT_NAP
     if driven:
         return min(seconds * REST_SHARE, REST_NAP)
     return IDLE_NAP if seconds < REST_SECONDS else REST_NAP
+
+
+class Naps:
+    """How long to nap after each look.
+
+    Args:
+        now: the time, in seconds.
+        driven: whether NIXL has a thread of its own, too.
+
+    Attributes:
+        patient: whether bytes move without looks, so that naps of transfers in flight may be long.
+    """
+
+    def __init__(self, now: float, *, driven: bool = False) -> None:
+        self.patient = driven
+        self._driven = driven
+        self._moved_at = self._active_at = now
+        self._gaps: deque[float] = deque(maxlen=GAPS)
+        self._busy = False
+
+    def after(self, now: float, *, moved: bool, busy: bool) -> float:
+        """Return the seconds until the next look.
+
+        Args:
+            now: time at the end of a look.
+            moved: whether it moved something.
+            busy: whether transfers are in flight.
+        """
+        if moved:
+            if self._busy:
+                self._gaps.append(now - self._moved_at)
+            self._moved_at = now
+        elif busy and not self._busy:
+            self._moved_at = now  # something has begun
+        self._busy = busy
+        if not busy:
+            self._gaps.clear()  # the next transfer may be a short one
+            return nap_after(now - self._active_at, busy=False, driven=self._driven)
+        self._active_at = now
+        gap = None if not self.patient else max(self._gaps) if len(self._gaps) == GAPS else 0.0
+        return nap_after(now - self._moved_at, busy=True, gap=gap)
+
+    def wake(self, now: float) -> None:
+        """Note that there is something to do."""
+        self._active_at = now
 
 
 class NixlProgress:
@@ -60,6 +119,7 @@ class NixlProgress:
         driven: whether NIXL has a thread of its own, too.
 
     Attributes:
+        naps: how long it naps.
         looks: number of looks while transfers were in flight.
         waited: seconds between those looks, all together: as long as what arrived had to wait.
         longest: the longest of them.
@@ -68,7 +128,8 @@ class NixlProgress:
     def __init__(
         self, look: Callable[[], bool], busy: Callable[[], bool], inside: set[int], *, driven: bool = False
     ) -> None:
-        self._look, self._busy, self._driven = look, busy, driven
+        self._look, self._busy = look, busy
+        self.naps = Naps(time.monotonic(), driven=driven)
         self._wake: Wake = SimpleQueue()
         self._stopped = False
         self.looks, self.waited, self.longest = 0, 0.0, 0.0
@@ -95,8 +156,8 @@ class NixlProgress:
 
     def _serve(self) -> None:
         exact_naps()
-        wake, now = self._wake, time.monotonic
-        moved_at = active_at = now()
+        wake, now, naps = self._wake, time.monotonic, self.naps
+        naps.wake(now())
         before: float | None = None  # end of the look before, if transfers were in flight then
         while not self._stopped:
             if before is not None:
@@ -106,19 +167,15 @@ class NixlProgress:
             except Exception:
                 log.exception("the thread that makes progress for NIXL met an error")
                 moved = False
-            at, before = now(), None
-            if moved:
-                moved_at = at
-            if self._busy():
-                before = active_at = at
-                nap = nap_after(at - moved_at, busy=True)
-                if not nap:
-                    time.sleep(0)  # lets the threads run that gather, scatter, or wait for the interpreter
-                    continue
-            else:
-                nap = nap_after(at - active_at, busy=False, driven=self._driven)
+            busy = moved or self._busy()
+            at = now()
+            before = at if busy else None
+            nap = naps.after(at, moved=moved, busy=busy)
+            if not nap:
+                time.sleep(0)  # lets the threads run that gather, scatter, or wait for the interpreter
+                continue
             if woken(wake, nap):
-                active_at = now()
+                naps.wake(now())
                 while not wake.empty():
                     wake.get()
 

@@ -154,12 +154,15 @@ class Lane:
         if not self._greeted and self.why is None:
             self._greet()
         changed = self.receiver.step()
-        changed |= self.starts.step(now, self.chunk_nbytes if self.open else 0)
-        if self.open:
+        outbox, opened = self.outbox, self.open
+        if self.starts.due(now):
+            changed |= self.starts.step(now, self.chunk_nbytes if opened else 0)
+        if opened:
             self._tell_use()
-        self.outbox.flush()
-        if self.outbox.lost is not None and not self.outbox.dead:
-            self.lost(self.outbox.lost)
+        if outbox.busy:
+            outbox.flush()
+        if outbox.lost is not None and not outbox.dead:
+            self.lost(outbox.lost)
         if self._asked:
             self._answer()
         if self.why is not None and (now > self._repeat_at or (not self._said_quiet and self.sender.quiet)):

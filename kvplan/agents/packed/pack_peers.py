@@ -115,10 +115,10 @@ class Peers:
         if heard.kind == messages.HELLO:
             self._greeted(peer, heard)
             return
-        lanes = [lane for lane in self.every if lane.name == peer]
-        for lane in lanes:
-            lane.hear(heard)
-        if heard.kind == messages.BYE and not any(lane.had(heard.receiver) for lane in lanes):
+        for lane in self.every:
+            if lane.name == peer:
+                lane.hear(heard)
+        if heard.kind == messages.BYE and not any(lane.had(heard.receiver) for lane in self.every if lane.name == peer):
             self._answer(peer, heard)
 
     def _answer(self, peer: str, heard: Message) -> None:
@@ -160,9 +160,12 @@ class Peers:
 
     def share(self) -> bool:
         """Grant slots to peers that have use for more; return whether anything changed."""
-        if not [lane for lane in self.every if lane.short]:
+        short = [lane for lane in self.every if lane.short]
+        if not short:
             return False
         own = self._own
+        if len(self.every) == 1 and (not own.ring.free or len(short[0].receiver.granted) >= self._most):
+            return False  # no other peer has slots
         state = Share(self._usable, self._most, own.ring.take, own.now())
         with self._lock:
             return share([lane for lane in self.every if lane.open], state)

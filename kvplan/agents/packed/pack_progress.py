@@ -111,7 +111,8 @@ class Progress:
 def _begin(lanes: list[Lane], now: float) -> bool:
     """Gather chunks while there are slots, those of high priority first; return whether any has begun."""
     began = False
-    for urgent in (True, False):
-        for lane in lanes:
-            began |= lane.sender.begin(now, urgent=urgent)
+    senders = [lane.sender for lane in lanes if lane.sender.waits]
+    for urgent in (True, False) if senders else ():
+        for sender in senders:
+            began |= sender.begin(now, urgent=urgent)
     return began

@@ -211,6 +211,8 @@ class Receiver:
 
     def step(self) -> bool:
         """End what is scattered; return whether anything changed."""
+        if not self._scattering:
+            return False
         ended = [one for one in self._scattering if one.moved is None or one.moved.done()]
         for one in ended:
             self._scattering.remove(one)

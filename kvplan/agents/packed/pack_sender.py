@@ -72,6 +72,12 @@ class Sender:
         return bool(self.jobs) or not self.quiet
 
     @property
+    def waits(self) -> bool:
+        """Whether a chunk has not begun, or may have got its slot of the peer."""
+        normal, urgent = self._lines
+        return bool(normal or urgent or (self._gathering and self.credits.some))
+
+    @property
     def need(self) -> int:
         """Number of slots of the peer that this process has use for: one for each chunk, up to a limit."""
         count = len(self._gathering) + len(self._writing) + (len(self._stuck) if self.jobs else 0)

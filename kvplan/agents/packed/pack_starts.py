@@ -51,6 +51,10 @@ class Starts:
         """Whether a transfer has not ended."""
         return bool(self.waiting or self._begun or self.ended)
 
+    def due(self, now: float) -> bool:
+        """Return whether a step may begin or end a transfer now."""
+        return bool(self.ended or self.waiting or (self._timed and now >= self._look_at))
+
     def holds(self, transfer: PackedTransfer) -> bool:
         """Return whether a step may still begin or end something of a transfer."""
         return transfer in self.waiting or transfer in self._begun or transfer in self.ended

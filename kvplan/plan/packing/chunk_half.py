@@ -73,6 +73,15 @@ class HalfProgram:
         return self
 
 
+class _Shared(NamedTuple):
+    """The members that all plans of a half with one ring share."""
+
+    programs: tuple[HalfProgram, ...]
+    layouts: tuple[tuple[KVLayout, KVLayout], ...]
+    direction: str
+    seams: Seams
+
+
 class HalfFacts(NamedTuple):
     """The copies that a half makes, for a model of its cost.
 
@@ -172,7 +181,8 @@ class Half(Chunks):
         self.layouts = tuple(layouts)
         self.seams = seams
         self._cache = 0 if side == "src" else 1
-        self._rings: dict[int, tuple[KVLayout, tuple[HalfProgram, ...], str, Seams]] = {}
+        self._rings: dict[int, tuple[KVLayout, _Shared]] = {}
+        self._offsets: dict[int, Int64Array] = {}  # by the bytes of a unit: where units begin in a chunk
 
     def plan(self, first: int, last: int, slot: Slot) -> Plan:
         """Plan the copies between the units ``first`` up to, but not including, ``last`` and one slot.
@@ -189,7 +199,7 @@ class Half(Chunks):
             raise KVPlanError(f"units {first} to {last} of a half of {self.units}; give 0 <= first <= last <= units")
         if slot.address % GRAIN:
             raise KVPlanError(f"a slot begins at {slot.address:#x}; give an address that is a multiple of {GRAIN}")
-        programs, direction, seams = self._ring(slot.layout)
+        programs, layouts, direction, seams = self._ring(slot.layout)
         cache, at, parts = self._cache, slot.address, []
         section = bisect_right(self._begins, first) - 1
         unit = first
@@ -200,20 +210,28 @@ class Half(Chunks):
             if count:
                 units = np.empty((2, count), dtype=np.int64)
                 units[cache] = addresses[unit - begin : unit - begin + count]
-                end = at + count * nbytes
-                units[1 - cache] = np.arange(at, end, nbytes)
+                np.add(self._offsets_of(nbytes, count), np.int64(at), out=units[1 - cache])
                 parts.append(Part(group, units))
-                at = end
+                at += count * nbytes
                 unit += count
             section += 1
         total = at - slot.address
         if total > slot.nbytes:
             raise KVPlanError(f"units {first} to {last} have {total:,} bytes; the slot has {slot.nbytes:,}")
-        layouts = tuple([(program.src, program.dst) for program in programs])
         skips = ((0, 0),) * len(parts)
         return Plan(tuple(parts), last - first, total, direction, layouts, seams, skips, programs)
 
-    def _ring(self, ring: KVLayout) -> tuple[tuple[HalfProgram, ...], str, Seams]:
+    def _offsets_of(self, nbytes: int, count: int) -> Int64Array:
+        """Return where units of a size begin, one behind the other: all chunks share one array.
+
+        ``np.arange`` for each chunk would let another thread take the interpreter, whatever the size of the array.
+        """
+        known = self._offsets.get(nbytes)
+        if known is None or known.size < count:
+            known = self._offsets[nbytes] = np.arange(0, count * nbytes, nbytes, dtype=np.int64)
+        return known[:count]
+
+    def _ring(self, ring: KVLayout) -> _Shared:
         """Return what all plans with a ring share."""
         known = self._rings.get(id(ring))
         if known is None:
@@ -229,8 +247,8 @@ class Half(Chunks):
             marks = np.array(ring.seams, dtype=np.int64)
             seams = Seams(self.seams, marks) if gather else Seams(marks, self.seams)
             direction = direction_of(*pairs[0]) if pairs else "host"
-            known = self._rings[id(ring)] = (ring, programs, direction, seams)
-        return known[1:]
+            known = self._rings[id(ring)] = ring, _Shared(programs, tuple(pairs), direction, seams)
+        return known[1]
 
     @cached_property
     def facts(self) -> HalfFacts:

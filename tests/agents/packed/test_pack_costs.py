@@ -116,6 +116,24 @@ def test_calls_of_a_poll(monkeypatch):
     assert counts["slow 16"] <= counts["slow 3"] + 6 <= 70, counts
 
 
+def test_calls_of_a_poll_beside_no_other_peer(monkeypatch):
+    """A lone peer that wants more slots than there are costs a poll no search for them."""
+    monkeypatch.setattr(simulated_wire, "Mover", AfterLooks)
+    network = Network(0)
+    near, far = (network.place(name, None, slots=16, slot_nbytes=4096) for name in ("near", "far"))
+    mine, theirs = (np.zeros((CHUNKS * 64, 64), np.uint8) for _ in range(2))
+    here, there = (kvplan.KVLayout.from_tensors("block dim", array) for array in (mine, theirs))
+    meet(network, "near", "far", ([here], [there]))
+    near.end.submit("far", kvplan.compile(there, here).plan(range(CHUNKS * 64), range(CHUNKS * 64)), reading=True)
+    network.run(lambda: near.lane("far").short and len(near.lane("far").granted) == 10)
+    far.polls = False
+    network.settle(20)
+    counts: Counter = Counter()
+    assert near.lane("far").short
+    counting(counts, "short", near.end.poll)
+    assert counts["short"] <= 50, counts
+
+
 @pytest.mark.parametrize(("slots", "least"), [(32, 1.15), (GPU_SLOTS.number, 2.8)])
 def test_rounds_of_a_chunk(monkeypatch, slots, least):
     """A lone peer has many chunks on the way: of 32 slots, one ends in 1.15 rounds of polls, though each takes ten."""

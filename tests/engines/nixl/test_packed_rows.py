@@ -252,4 +252,4 @@ def test_an_agent_of_kvplan_s_own_locks_its_calls(monkeypatch):
 ])  # fmt: skip
 def test_the_thread_for_progress_knows_whether_nixl_has_one(opened, config, driven):
     pair = opened(nixl_conf=config)
-    assert [pair.way(which)._progress._driven for which in (0, 1)] == [driven, driven]
+    assert [pair.way(which)._progress.naps.patient for which in (0, 1)] == [driven, driven]

@@ -66,6 +66,18 @@ def test_a_unit_that_is_larger_than_a_slot_is_cut(executor):
     np.testing.assert_array_equal(dst, src[::-1])
 
 
+def test_chunks_of_any_size_begin_at_their_slots():
+    """Chunks share what they know of a size of units: small ones before large ones, in any order."""
+    src, dst = (KVLayout.from_tensors("block dim", np.zeros((64, 32), np.uint8)) for _ in range(2))
+    packing, ring = packing_of(kvplan.compile(src, dst).plan(range(64), range(64))), Ring(2, 1024)
+    for first, last in ((5, 6), (0, 32), (40, 43), (32, 64), (7, 7)):
+        for slot in ring.slots:
+            for half, side in ((packing.src, 1), (packing.dst, 0)):
+                units = [part.units[side] for part in half.plan(first, last, slot).parts]
+                found = np.concatenate([np.empty(0, np.int64), *units])
+                assert found.tolist() == [slot.address + 32 * k for k in range(last - first)]
+
+
 def test_units_of_several_sizes_share_chunks(executor):
     """A hybrid: pages of 96 bytes and states of 40 bytes, as one joined plan."""
     rng = np.random.default_rng(1)

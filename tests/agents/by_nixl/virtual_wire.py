@@ -1,0 +1,158 @@
+"""Two ends on a wire of a given speed, by a clock of the test: naps, looks, copies and writes take virtual time."""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+
+import numpy as np
+
+import kvplan
+from kvplan.agents.by_nixl.nixl_progress import Naps
+from kvplan.agents.packed.pack_end import End
+from kvplan.plan.row_plans import Memory
+
+SLOT = 4096
+EMPTY, FOUND = 10e-6, 100e-6  # seconds of a look that finds nothing, and of one that moves something
+COPY = 60e-6  # of a gather or a scatter
+NOTE = 3e-6  # of a note on its way
+
+
+class Clock:
+    """The time of both processes."""
+
+    def __init__(self) -> None:
+        self.time = 1.0
+
+    def __call__(self) -> float:
+        return self.time
+
+
+class Copy:
+    """A gather or a scatter, which moves nothing."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock, self._until = clock, clock.time + COPY
+
+    def done(self) -> bool:
+        return self._clock.time >= self._until
+
+    def synchronize(self) -> None:
+        assert self.done()
+
+
+class Write:
+    """A write whose note is sent by the look that finds it done, as NIXL does."""
+
+    def __init__(self, until: float, note: bytes) -> None:
+        self.until, self.note = until, note
+
+
+class Wire:
+    """One direction: writes follow one another, each for as long as a chunk takes."""
+
+    most_note = 1 << 16
+
+    def __init__(self, clock: Clock, far: Process, name: str, seconds: float) -> None:
+        self._clock, self._far, self._name, self._seconds = clock, far, name, seconds
+        self._free_at = 0.0
+
+    def ring(self, address: int, nbytes: int, device: str) -> None:
+        pass
+
+    def write(self, local: int, remote: int, nbytes: int, note: bytes) -> Write:
+        self._free_at = max(self._free_at, self._clock.time) + self._seconds
+        return Write(self._free_at, note)
+
+    def state(self, handle: Write) -> str:
+        if self._clock.time < handle.until:
+            return "moving"
+        if handle.note:
+            self.send(handle.note)
+            handle.note = b""
+        return "done"
+
+    def release(self, handle: Write) -> bool:
+        return True
+
+    def send(self, note: bytes) -> None:
+        self._far.mail.append((self._clock.time + NOTE, self._name, note))
+
+    def close(self) -> None:
+        pass
+
+
+class Process:
+    """A process: its end, and a thread that looks and naps."""
+
+    def __init__(self, name: str, clock: Clock, slots: int, *, patient: bool) -> None:
+        self.name, self.clock = name, clock
+        self.pool = np.zeros((slots + 1) * SLOT, np.uint8)
+        memory = Memory(self.pool.ctypes.data, self.pool.nbytes, "cpu", self.pool)
+        self.end = End(name, memory, SLOT, self, self.read, now=clock, threaded=lambda: True)
+        self.mail: list[tuple[float, str, bytes]] = []
+        self.naps = Naps(clock.time)
+        self.naps.patient = patient
+        self.looks, self.seconds = 0, 0.0
+
+    def submit(self, plan, after=None, *, priority="normal") -> Copy:
+        return Copy(self.clock)
+
+    def read(self) -> None:
+        due = [one for one in self.mail if one[0] <= self.clock.time]
+        self.mail = [one for one in self.mail if one[0] > self.clock.time]
+        for _, peer, note in due:
+            self.end.take(peer, note)
+
+    def look(self) -> float:
+        """Look once; return the time of the next look."""
+        moved = self.end.poll()
+        took = FOUND if moved else EMPTY
+        self.looks, self.seconds = self.looks + 1, self.seconds + took
+        at = self.clock.time + took
+        return at + self.naps.after(at, moved=moved, busy=moved or self.end.busy)
+
+
+class Two:
+    """Two processes that move chunks over a wire.
+
+    Args:
+        seconds: how long a chunk is on the wire.
+        slots: slots of each ring.
+        patient: whether naps of transfers in flight may be long.
+    """
+
+    def __init__(self, seconds: float, slots: int = 16, *, patient: bool) -> None:
+        self.clock = Clock()
+        self.near, self.far = (Process(name, self.clock, slots, patient=patient) for name in ("near", "far"))
+        self.chunks = 200
+        mine, theirs = (np.zeros((self.chunks * 16, 256), np.uint8) for _ in range(2))
+        self.held = mine, theirs
+        self.here, self.there = (kvplan.KVLayout.from_tensors("block dim", array) for array in self.held)
+        self.near.end.add("far", Wire(self.clock, self.far, "near", seconds), [self.here])
+        self.far.end.add("near", Wire(self.clock, self.near, "far", seconds), [self.there])
+        self._queue: list[tuple[float, int, Process]] = []
+        for number, process in enumerate((self.near, self.far)):
+            heappush(self._queue, (self.clock.time + number * 1e-6, number, process))
+        self.run(lambda: self.clock.time > 1.001)
+
+    def run(self, over) -> None:
+        """Go on until something holds."""
+        while not over():
+            self.clock.time, number, process = heappop(self._queue)
+            heappush(self._queue, (process.look(), number, process))
+
+    def move(self, chunks: int) -> float:
+        """Pull some chunks; return the seconds that it takes."""
+        ids = range(chunks * 16)
+        plan = kvplan.compile(self.there, self.here).plan(ids, ids)
+        begun = self.clock.time
+        for process in (self.near, self.far):
+            process.looks, process.seconds = 0, 0.0
+        transfer = self.near.end.submit("far", plan, reading=True)
+        self._queue = [(begun if one is self.near else at, number, one) for at, number, one in self._queue]
+        self._queue.sort()  # the submit wakes the thread
+        self.near.naps.wake(begun)
+        self.run(lambda: transfer.over)
+        transfer.synchronize()
+        assert transfer.chunks == chunks
+        return self.clock.time - begun
