@@ -13,7 +13,8 @@ With `--workers`, so many processes share the rounds, and run side by side.
 *Cards*: random changes of a true card. Each is refused with an error of kvplan, and nothing is mapped; or the change
 was of no account, and the meeting works.
 
-`--device cuda` takes pools of GPUs, by `cuda_ipc`: within one GPU, and between two where there are two.
+`--device cuda` takes pools of GPUs, by `cuda_ipc`: within one GPU, and between two where there are two. The memory of a
+whole GPU is compared then, so no other program may use it meanwhile.
 """
 
 from __future__ import annotations
