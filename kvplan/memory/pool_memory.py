@@ -150,7 +150,7 @@ def _shareable(shape: Sequence[int], dtype: str, *, torch: bool) -> Any:
     nbytes = prod(shape) * ITEMSIZE[dtype]
     try:
         return _view(np.frombuffer(sealed_memory(max(nbytes, 1)), np.uint8)[:nbytes], dtype, shape, torch=torch)
-    except (OSError, ValueError, HostMemoryError) as error:
+    except (OSError, ValueError) as error:
         raise HostMemoryError(f"cannot make shared memory of {nbytes:,} bytes: {error}") from error
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import functools
 import mmap
 import os
 import re
@@ -14,13 +15,15 @@ import weakref
 from bisect import bisect_right
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kvplan.errors import HostMemoryError
-from kvplan.memory.huge_pages import hide, libc, map_file, take_huge_pages
 
 F_ADD_SEALS, F_GET_SEALS, F_SEAL_SHRINK, F_SEAL_GROW = 1033, 1034, 2, 4  # Linux; fcntl names them from Python 3.12 on
 IN_MEMORY = {0x01021994: "tmpfs", 0x958458F6: "hugetlbfs"}  # file systems whose pages are memory, by statfs' number
+_FAILED = ctypes.c_void_p(-1).value
+_FIXED = 0x10
+_NORESERVE = 0x4000  # untouched pages of the placeholder take no memory
 _ROW = re.compile(rb"([0-9a-f]+)-([0-9a-f]+) (\S{4}) ([0-9a-f]+) ([0-9a-f]+):([0-9a-f]+) (\d+) *(.*)")
 
 
@@ -114,31 +117,22 @@ def _same(fd: int, file: tuple[int, int]) -> int:
     return fd
 
 
-def sealed_memory(nbytes: int) -> ctypes.Array[ctypes.c_char]:
+def sealed_memory(nbytes: int) -> mmap.mmap:
     """Map zeros that another process can map, too: a file without a name, of fixed size. It keeps its descriptor.
-
-    Memory of 2 MiB and more is in huge pages if the system has them, and is then allocated at once.
 
     Raises:
         OSError: the system has no such files, or too many are open.
-        HostMemoryError: the system does not map it.
     """
     fd = os.memfd_create("kvplan", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, nbytes)
         fcntl.fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW)
-        mapping = Mapping(fd, 0, nbytes, writable=True)
-    except BaseException:
+        return mmap.mmap(fd, nbytes)
+    finally:
         os.close(fd)
-        raise
-    weakref.finalize(mapping, os.close, fd).atexit = False
-    take_huge_pages(mapping.address, nbytes)
-    made = (ctypes.c_char * nbytes).from_address(mapping.address)
-    made.mapping = mapping  # type: ignore[attr-defined]  # arrays of ctypes take attributes
-    return made
 
 
-def shareable(nbytes: int) -> ctypes.Array[ctypes.c_char] | mmap.mmap:
+def shareable(nbytes: int) -> mmap.mmap:
     """Map zeros as :func:`sealed_memory` does; if the system cannot, zeros that only forked children see.
 
     Each file keeps a descriptor. If half of this process's descriptors are in use, it makes no file: nobody asked for
@@ -148,7 +142,7 @@ def shareable(nbytes: int) -> ctypes.Array[ctypes.c_char] | mmap.mmap:
         used = len(os.listdir("/proc/self/fd"))  # noqa: PTH208  # only their number
         if used < resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2:
             return sealed_memory(nbytes)
-    except (OSError, AttributeError, HostMemoryError):
+    except (OSError, AttributeError):
         pass
     return mmap.mmap(-1, nbytes, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS)
 
@@ -190,7 +184,7 @@ def _seals(fd: int) -> int:
 
 def _file_system(fd: int) -> int:
     told = (ctypes.c_long * 64)()  # struct statfs, whose first field is the type
-    return int(told[0]) & 0xFFFFFFFF if libc().fstatfs(fd, told) == 0 else 0
+    return int(told[0]) & 0xFFFFFFFF if _libc().fstatfs(fd, told) == 0 else 0
 
 
 class Mapping:
@@ -214,8 +208,8 @@ class Mapping:
         self.nbytes = nbytes
         self._open = True
         access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-        self.address = map_file(nbytes, access, mmap.MAP_SHARED, fd, offset)
-        weakref.finalize(self, libc().munmap, self.address, nbytes).atexit = False
+        self.address = _mmap(None, nbytes, access, mmap.MAP_SHARED, fd, offset)
+        weakref.finalize(self, _libc().munmap, self.address, nbytes).atexit = False
 
     def present(self) -> int:
         """Return the address while the file is mapped there, and 0 afterwards."""
@@ -226,4 +220,22 @@ class Mapping:
         if self._open:
             self._open = False
             with contextlib.suppress(HostMemoryError):  # then the file stays mapped until the object is collected
-                hide(self.address, self.nbytes)
+                flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE | _FIXED
+                _mmap(self.address, self.nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
+
+
+def _mmap(address: int | None, nbytes: int, access: int, flags: int, fd: int, offset: int) -> int:
+    made = _libc().mmap(address, nbytes, access, flags, fd, offset)
+    if made is None or made == _FAILED:
+        reason = os.strerror(ctypes.get_errno())
+        raise HostMemoryError(f"cannot map {nbytes:,} bytes from {offset:,} on: {reason}")
+    return int(made)
+
+
+@functools.cache
+def _libc() -> Any:
+    library = ctypes.CDLL(None, use_errno=True)
+    library.mmap.restype = ctypes.c_void_p
+    library.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+    library.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    return library

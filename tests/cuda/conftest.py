@@ -21,9 +21,9 @@ def fakes(monkeypatch):
 @pytest.fixture
 def entries(monkeypatch):
     """Entry points of a driver that is none: each writes what it is told to."""
-    made, real = Entries(), cuda.ctypes.CDLL
-    for kind in ("CDLL", "PyDLL"):  # without a path it is the C library
-        monkeypatch.setattr(cuda.ctypes, kind, lambda path, **more: real(None, **more) if path is None else made)
+    made = Entries()
+    monkeypatch.setattr(cuda.ctypes, "CDLL", lambda path: made)
+    monkeypatch.setattr(cuda.ctypes, "PyDLL", lambda path: made)
     cuda.driver.cache_clear()
     yield made
     cuda.driver.cache_clear()
