@@ -44,8 +44,9 @@ class NixlEnd:
 
     def agent(self) -> NixlAgent:
         """Return the agent of NIXL; raise PathError if it cannot be made."""
-        if self._made is not None and self.refused is None:
-            return self._made
+        made = self._made  # another thread may close it
+        if made is not None and self.refused is None:
+            return made
         with self._lock:
             if self.refused is not None:
                 raise PathError(self.refused)
