@@ -10,6 +10,7 @@ import pytest
 
 import kvplan
 from kvplan import Agent, KVLayout, LayoutError, PathError, TransferError
+from kvplan.agents.by_nixl.nixl_end import NixlEnd
 from kvplan.agents.peer import Peer
 from tests.agents.by_nixl.known_agents import KnownAgents, heard
 from tests.nixl import double
@@ -132,3 +133,19 @@ def test_an_agent_of_nixl_that_refuses(far):
     with pytest.raises(PathError, match="nixl: 'refused' does not offer it: NIXL cannot register the memory"):
         far.me.meet(you.card())
     you.close()
+
+
+def test_an_agent_of_nixl_is_closed_by_another_thread_while_it_is_asked_for(far):
+    class Closed(NixlEnd):
+        @property
+        def refused(self):
+            self._made = None
+            return None
+
+        @refused.setter
+        def refused(self, why):
+            pass
+
+    end = Closed("third", {}, double.Agent(far.network, "third"), ("UCX",), progress_thread=False)
+    end._made = made = object()
+    assert end.agent() is made
