@@ -203,3 +203,31 @@ def test_an_end_that_is_interrupted_is_completed_by_the_thread(devices, monkeypa
         transfer.synchronize(PATIENCE)
         assert both.visitor.stats().transfers == 3
         assert both.visitor.stats().in_flight == 0
+
+
+@pytest.mark.parametrize("timeout", [None, 0, 1e-9, PATIENCE, float("nan")])
+def test_a_caller_looks_for_the_end_itself_before_it_wakes_the_thread(devices, monkeypatch, timeout):
+    """The thread is woken only after a while, and at once if the caller does not wait."""
+    hurried, looks = [], [0]
+    with executor_on(devices[0], "kernel") as executor, Both(devices, executor) as both:
+        both.peer.submit(both.store.plan([7], [3])).synchronize(PATIENCE)
+        end_here, hurry = peer_transfer.PeerTransfer._end_here, settling.Lane.hurry
+
+        def looked(self):
+            looks[0] += 1
+            return looks[0] > 3 and end_here(self)
+
+        monkeypatch.setattr(settling, "LOOK_SECONDS", PATIENCE)  # the thread does not look, until a caller blocks
+        monkeypatch.setattr(peer_transfer.PeerTransfer, "_end_here", looked)
+        monkeypatch.setattr(settling.Lane, "hurry", lambda self: (hurried.append(self), hurry(self)))
+        transfer = both.peer.submit(both.store.plan([7], [3]))
+        monkeypatch.setattr(peer_transfer, "LOOK_SECONDS", PATIENCE)
+        if timeout in (0, 1e-9):
+            with pytest.raises(kvplan.TransferError, match="has not finished within"):
+                transfer.synchronize(timeout)
+            assert (looks[0] <= 3, len(hurried)) == (True, 1)
+            transfer.synchronize(PATIENCE)
+        else:
+            transfer.synchronize(timeout)
+            assert (looks[0] > 3, hurried) == (True, [])
+        assert transfer.result().nbytes == 2 * 96
