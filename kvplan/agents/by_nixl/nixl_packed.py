@@ -36,7 +36,7 @@ def moves_alone(device: str, wire: str) -> bool:
 
     Args:
         device: device of the ring.
-        wire: name of the wire.
+        wire: name of the wire. It tells of TCP if ``UCX_TLS`` does, and not if UCX chooses TCP by itself.
 
     >>> [moves_alone("cuda:0", wire) for wire in ("UCX", "UCX over tcp,cuda_copy")], moves_alone("cpu", "UCX")
     ([True, False], False)
