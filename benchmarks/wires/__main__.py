@@ -114,8 +114,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("NIXL is not installed: pip install 'kvplan[nixl]'", file=sys.stderr)
         return 2
     gpus = devices()
+    names = chosen.wires or _usual(gpus, beside=chosen.beside)
+    if not names:
+        print("this machine has no GPU for a wire beside decode; name a wire of host memory", file=sys.stderr)
+        return 1
     started, rows, failed = machine(), list[Row](), dict[str, str]()
-    for name in chosen.wires or _usual(gpus, beside=chosen.beside):
+    for name in names:
         wire = WIRES[name]
         try:
             made = rows_for(wire, chosen, gpus if wire.memory == "gpu" else ("cpu", "cpu"))

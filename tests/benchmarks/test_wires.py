@@ -153,6 +153,8 @@ def test_a_machine_without_gpus_says_so(monkeypatch, capsys):
     monkeypatch.setattr(wires, "devices", tuple)
     assert wires.main(["cuda_ipc", "--smoke"]) == 1
     assert "cuda_ipc failed: this machine has no GPU" in capsys.readouterr().err
+    assert wires.main(["--beside", "decode"]) == 1
+    assert "no GPU for a wire beside decode" in capsys.readouterr().err
 
 
 @nixl
