@@ -32,16 +32,21 @@ PACKED_VERSION = 1  # in the card of an agent that takes packed transfers
 
 
 def moves_alone(device: str, wire: str) -> bool:
-    """Return whether hardware moves the bytes of a ring, where NIXL has no thread: a CPU's, or a socket's, need looks.
+    """Return whether it is known that hardware moves the bytes of a ring, where NIXL has no thread.
+
+    Bytes of the CPU and of sockets move by looks alone. UCX may take TCP unless ``UCX_TLS`` names other transports.
 
     Args:
         device: device of the ring.
-        wire: name of the wire. It tells of TCP if ``UCX_TLS`` does, and not if UCX chooses TCP by itself.
+        wire: name of the wire, with the transports that ``UCX_TLS`` names.
 
-    >>> [moves_alone("cuda:0", wire) for wire in ("UCX", "UCX over tcp,cuda_copy")], moves_alone("cpu", "UCX")
-    ([True, False], False)
+    >>> [moves_alone("cuda:0", f"UCX over {named}") for named in ("rc,cuda_copy", "tcp,cuda_copy", "all", "^ib")]
+    [True, False, False, False]
+    >>> moves_alone("cuda:0", "UCX"), moves_alone("cpu", "UCX over rc")
+    (False, False)
     """
-    return device != "cpu" and "tcp" not in wire
+    named = wire.partition(" over ")[2]
+    return device != "cpu" and bool(named) and not named.startswith("^") and {"tcp", "all"}.isdisjoint(named.split(","))
 
 
 class NixlPacked:

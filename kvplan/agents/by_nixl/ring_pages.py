@@ -8,8 +8,9 @@ import weakref
 from typing import Any
 
 from kvplan.errors import KVPlanError, LayoutError, PathError
-from kvplan.memory.huge_pages import HUGE
 from kvplan.plan.row_plans import Memory
+
+HUGE = 2 << 20  # bytes of a huge page
 
 
 def ring_pages(nbytes: int, device: str) -> Memory:

@@ -140,7 +140,6 @@ def test_an_agent_of_nixl_is_closed_by_another_thread_while_it_is_asked_for(far)
         @property
         def refused(self):
             self._made = None
-            return None
 
         @refused.setter
         def refused(self, why):
