@@ -11,7 +11,7 @@ import multiprocessing
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -135,7 +135,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         made_document = document(rows, scale=_base_scale(chosen), started=started)
         made_document["machine"]["gpus"] = list(gpus)
         made_document["versions"] |= {"nixl": version("nixl")}
-        save(output, made_document | {"failed": failed})
+        scales = {name: asdict(scale_of(WIRES[name], chosen)) for name in names}
+        save(output, made_document | {"scales": scales, "failed": failed})
         print(f"saved {output}")
     return int(bool(failed) or any(row.ok is False for row in rows))
 
@@ -150,15 +151,19 @@ def rows_for(wire: Wire, chosen: argparse.Namespace, places: Sequence[str]) -> l
     """Measure one wire as the user has chosen, and return its rows; raise RuntimeError if it failed."""
     if not places:
         raise RuntimeError("this machine has no GPU that torch can use")
-    scale = _base_scale(chosen)
-    if not chosen.smoke:
-        scale = scale.on(wire, chosen.mib)
+    scale = scale_of(wire, chosen)
     if chosen.beside:
-        return beside_rows(wire, measured(wire, replace(scale, rows=(BESIDE_ROW,)), places, "decode"))
+        return beside_rows(wire, measured(wire, scale, places, "decode"))
     if wire.paced or chosen.packed_only:  # a descriptor each would not be paced
         return rows_of(wire, measured(wire, scale, places, "packed"))
     posted = measured(wire, scale, places, "NIXL")["rows"]
     return rows_of(wire, measured(wire, scale, places, "all") | {"NIXL as it comes": posted})
+
+
+def scale_of(wire: Wire, chosen: argparse.Namespace) -> Scale:
+    """Return how large the run of a wire is."""
+    scale = _base_scale(chosen) if chosen.smoke else _base_scale(chosen).on(wire, chosen.mib)
+    return replace(scale, rows=(BESIDE_ROW,)) if chosen.beside else scale
 
 
 def _base_scale(chosen: argparse.Namespace) -> Scale:

@@ -170,6 +170,7 @@ def test_a_smoke_run_saves_its_rows(tmp_path, capsys):
     }
     assert all(row["detail"]["posted rows"] == 64 and row["ours"] > 0 for row in speeds.values())
     assert made["scale"]["slots"] == [6, MIB]
+    assert made["scales"] == {"shm": made["scale"]}
 
 
 @nixl
