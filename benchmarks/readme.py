@@ -162,6 +162,7 @@ _HELD = {
     "GPU to GPU": PEER_RESULT,
     "Between two processes": PROCESSES_RESULT,
     "Gather and scatter alone": ROOT / "benchmarks" / "results" / "wires" / "staging-nvidia-h200.json",
+    "Packed transfers in host memory": ROOT / "benchmarks" / "results" / "wires" / "amd-epyc.json",
     "Packed transfers between two processes of one GPU": ROOT
     / "benchmarks"
     / "results"
