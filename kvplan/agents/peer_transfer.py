@@ -80,7 +80,7 @@ class PeerTransfer(PeerEnding):
     def _ends_soon(self, timeout: float | None) -> bool:
         """Look for the end without a pause for a while; return whether it has come.
 
-        A caller that sleeps is woken by the lane's thread, 20 to 40 us after the end, and its next submit is slower.
+        A caller that sleeps is woken by the lane's thread some time after the end, and its next submit is slower.
         """
         until = time.monotonic() + min(LOOK_SECONDS, LOOK_SECONDS if timeout is None else timeout)
         while not self._end_here():
