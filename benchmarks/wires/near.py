@@ -100,10 +100,13 @@ class Case:
 
     def plans(self, row: int) -> tuple[Any, Any, Any, Any]:
         """Return the plans to read and to write all blocks, in another order, and the ids here and there."""
-        blocks = self.side.scale.blocks(row)
-        rng = np.random.default_rng(row)
-        a, b = rng.permutation(blocks), rng.permutation(blocks)
+        a, b = self.ids(row)
         return *self.plans_of(row, a, b), a, b
+
+    def ids(self, row: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the ids of all blocks in random order, there and here."""
+        blocks, rng = self.side.scale.blocks(row), np.random.default_rng(row)
+        return rng.permutation(blocks), rng.permutation(blocks)
 
     def plans_of(self, row: int, a: np.ndarray, b: np.ndarray) -> tuple[Any, Any]:
         """Return the plans to read and to write some blocks."""
@@ -112,7 +115,7 @@ class Case:
 
     def posts_of(self, row: int) -> tuple[dict[str, Posted], int, int]:
         """Return the ways with a descriptor for each row, their bytes, and their rows: some blocks, or all of them."""
-        _, _, a, b = self.plans(row)
+        a, b = self.ids(row)
         count = max(self.side.scale.most_posted // self.side.scale.layers, 1)
         load, store = self.plans_of(row, a[:count], b[:count])
         return ways_of(self.own.nixl, FAR, load, store), load.nbytes, load.nbytes // row

@@ -65,13 +65,13 @@ def one_message(nixl: Any, peer: str, mine: tuple[int, int], theirs: tuple[int, 
     With ``paced``, it goes no faster than over a card with so many GB/s.
     """
     found = {}
-    lists = [NixlList(np.array([(address, nbytes, device)], np.int64), memory) for address, device in (mine, theirs)]
     for operation in ("READ", "WRITE"):
-        post = (
-            PacedMessage(nixl, peer, mine, theirs, nbytes, memory, operation, paced)
-            if paced
-            else Posted(nixl, peer, lists[0], lists[1], operation)
-        )
+        post: Posted | PacedMessage
+        if paced:
+            post = PacedMessage(nixl, peer, mine, theirs, nbytes, memory, operation, paced)
+        else:
+            sides = (NixlList(np.array([(at, nbytes, device)], np.int64), memory) for at, device in (mine, theirs))
+            post = Posted(nixl, peer, *sides, operation)
         post()
         found[operation] = nbytes / median(post() for _ in range(repeats)) / 1e9
         post.release()

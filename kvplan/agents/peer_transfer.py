@@ -82,7 +82,7 @@ class PeerTransfer(PeerEnding):
 
         A caller that sleeps is woken by the lane's thread some time after the end, and its next submit is slower.
         """
-        until = time.monotonic() + min(LOOK_SECONDS, LOOK_SECONDS if timeout is None else timeout)
+        until = time.monotonic() + (LOOK_SECONDS if timeout is None else min(LOOK_SECONDS, timeout))
         while not self._end_here():
             if self._cancelled or time.monotonic() > until:
                 return self._over.happened

@@ -19,48 +19,17 @@ from typing import Any
 import torch
 
 import kvplan
+from benchmarks.wires.beside import StandIn
 from kvplan import Agent, Executor, Policy
+from kvplan.measure.compute import Compute, ComputeSizes, compute_of
 from kvplan.measure.processes.pool_layouts import PoolSpec, name_of
 from kvplan.measure.processes.pool_owner import PoolOwner
 from kvplan.measure.processes.process_bench import ProcessBench
 from kvplan.measure.workload import Buffers, Geometry, work
 
 TURNS, WARM_TURNS = 30, 3
-SIDE = 4096  # of the matrices; a product takes about 0.2 ms on an H200
+SIZES = ComputeSizes(prefill_features=4096, prefill_tokens=4096)  # a product takes about 0.2 ms on an H200
 RUN_NBYTES = 8192
-
-
-class Compute:
-    """The work of a layer. On the CPU it is a pause, after which the layer is computed.
-
-    Attributes:
-        stream: what a transfer of the layer waits for; None on the CPU.
-    """
-
-    def __init__(self, device: str) -> None:
-        self.stream: Any = None
-        self._mark: Any = None
-        if device != "cpu":
-            self.stream = torch.cuda.Stream(device)
-            self._mark = torch.cuda.Event()
-            self._matrices = [torch.randn(SIDE, SIDE, dtype=torch.bfloat16, device=device) for _ in range(3)]
-            torch.cuda.synchronize(device)
-
-    def layer(self) -> None:
-        """Compute a layer."""
-        if self.stream is None:
-            time.sleep(1e-4)
-            return
-        a, b, c = self._matrices
-        with torch.cuda.stream(self.stream):
-            torch.mm(a, b, out=c)
-            self._mark.record()
-
-    def ended(self) -> int:
-        """Wait for the last layer; return the time in nanoseconds."""
-        while self._mark is not None and not self._mark.query():
-            pass
-        return time.monotonic_ns()
 
 
 def measured(bench: ProcessBench, blocks: int, turns: int = TURNS) -> dict[str, Any]:
@@ -72,7 +41,9 @@ def measured(bench: ProcessBench, blocks: int, turns: int = TURNS) -> dict[str, 
         buffers = Buffers(spec.nbytes, bench.device, peer=None if bench.device == "cpu" else bench.peer)
         executor = stack.enter_context(Executor(bench.device, Policy()))
         agent = stack.enter_context(Agent("layered", {}, transports=("cuda_ipc", "shm"), executor=executor))
-        peer, moved, compute = agent.meet(other.card), work(buffers, geometry), Compute(bench.device)
+        peer, moved = agent.meet(other.card), work(buffers, geometry)
+        compute: Compute = StandIn() if bench.device == "cpu" else compute_of(bench.device, "prefill", SIZES)
+        stream = getattr(compute, "stream", None)
         near, pool = moved.src.layout, peer.layouts[name_of(geometry)]
         plans = [
             kvplan.compile(near.slice(layers=[layer]), pool.slice(layers=[layer])).plan(moved.src_ids, moved.dst_ids)
@@ -85,9 +56,14 @@ def measured(bench: ProcessBench, blocks: int, turns: int = TURNS) -> dict[str, 
             peer.submit(plans[-1], note=f"{turn} alone".encode()).synchronize()
             flying = []
             for k, plan in enumerate(plans):
-                compute.layer()
-                flying.append(peer.submit(plan, after=compute.stream, note=f"{turn} {k}".encode()))
-            ended[turn] = compute.ended()
+                compute.enqueue()
+                if stream is None:  # a transfer of the CPU cannot wait for it
+                    compute.drain()
+                flying.append(peer.submit(plan, after=stream, note=f"{turn} {k}".encode()))
+            mark = compute.mark()
+            while not mark.query():
+                pass
+            ended[turn] = time.monotonic_ns()
             for transfer in flying:
                 transfer.synchronize()
         seen = other.arrivals()

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from kvplan.agents.packed.pack_end import LEAST_SENDS, MOST_SENDS
-from kvplan.agents.packed.pack_peers import MOST_SHARE
+from kvplan.agents.packed.pack_sharing import most_of_a_peer, slots_to_gather
 from kvplan.agents.packed.slot_ring import ALIGNMENT, MOST_SLOTS
 from kvplan.base.integers import integer
 from kvplan.base.quoting import quoted
@@ -79,8 +78,7 @@ def slots_of_a_peer(ring: Slots) -> int:
     >>> [slots_of_a_peer(Slots(number, 64 << 20)) for number in (8, 16, 24)]
     [4, 10, 15]
     """
-    sends = min(max(min(LEAST_SENDS, ring.number // 2), ring.number // 3), MOST_SENDS)
-    return min(MOST_SHARE, max(1, ring.number - sends - 1))
+    return most_of_a_peer(ring.number - slots_to_gather(ring.number))
 
 
 def allocated(

@@ -17,6 +17,7 @@ from kvplan.agents.packed.pack_peers import Peers, ending
 from kvplan.agents.packed.pack_progress import Progress
 from kvplan.agents.packed.pack_receiver import Inbound
 from kvplan.agents.packed.pack_rows import Mover, pieces_of, readies_of
+from kvplan.agents.packed.pack_sharing import LEAST_SENDS, slots_to_gather
 from kvplan.agents.packed.pack_transfer import PackedTransfer, Wish
 from kvplan.agents.packed.slot_ring import SlotRing
 from kvplan.agents.packed.wire import Wire
@@ -32,7 +33,6 @@ from kvplan.plan.plan import Plan
 from kvplan.plan.row_plans import Memory
 
 MOST_ATTEMPTS = 1000  # of a chunk's write
-LEAST_SENDS, MOST_SENDS = 3, 16  # slots to gather into by default, if there are so many
 CLOSE_NAP = 20e-6  # seconds between two polls of a close
 LEFT = "the peer was forgotten, or this end was closed"
 
@@ -91,7 +91,7 @@ class End:
         slots = len(self.ring.slots)
         if slots < 2:
             raise LayoutError(f"a ring of {slots} slots; give memory for at least two, to gather into and to receive")
-        sends = min(max(min(LEAST_SENDS, slots // 2), slots // 3), MOST_SENDS) if sending is None else sending
+        sends = slots_to_gather(slots) if sending is None else sending
         free = self.ring.take(integer("sending", sends, least=1, most=slots - 1))
         self._notes: deque[tuple[str, bytes]] = deque()
         senders = frozenset(slot.number for slot in free)

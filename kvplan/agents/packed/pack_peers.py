@@ -13,12 +13,10 @@ from kvplan.agents.packed.pack_jobs import Job
 from kvplan.agents.packed.pack_lane import Lane, Own
 from kvplan.agents.packed.pack_messages import Message
 from kvplan.agents.packed.pack_receiver import Inbound
-from kvplan.agents.packed.pack_sharing import LEAST_GRANT, Share, share
+from kvplan.agents.packed.pack_sharing import LEAST_GRANT, Share, most_of_a_peer, share
 from kvplan.agents.packed.wire import Wire
 from kvplan.errors import KVPlanError
 from kvplan.plan.packing.pack_checks import Offered
-
-MOST_SHARE = 16  # slots of a peer by default
 
 log = logging.getLogger("kvplan.agents")
 
@@ -156,7 +154,7 @@ class Peers:
     @property
     def _most(self) -> int:
         """Most slots of a peer: one is left to others, since a peer that stops returns none."""
-        return min(self._granted or MOST_SHARE, max(1, self._usable - 1))
+        return most_of_a_peer(self._usable, self._granted)
 
     def share(self) -> bool:
         """Grant slots to peers that have use for more; return whether anything changed."""

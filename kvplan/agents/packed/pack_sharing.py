@@ -8,7 +8,31 @@ from typing import NamedTuple
 from kvplan.agents.packed.pack_lane import PATIENCE, Lane
 from kvplan.agents.packed.slot_ring import RingSlot
 
+LEAST_SENDS, MOST_SENDS = 3, 16  # slots to gather into by default, if there are so many
+MOST_SHARE = 16  # slots of a peer by default
 LEAST_GRANT = 3  # slots that a peer with transfers gets, if there are so many, though others lose their last one
+
+
+def slots_to_gather(slots: int) -> int:
+    """Return how many slots of a ring its owner gathers into, by default.
+
+    >>> [slots_to_gather(slots) for slots in (2, 8, 16, 64)]
+    [1, 3, 5, 16]
+    """
+    return min(max(min(LEAST_SENDS, slots // 2), slots // 3), MOST_SENDS)
+
+
+def most_of_a_peer(usable: int, granted: int | None = None) -> int:
+    """Return how many slots one peer has at most: not all, since a peer that stops returns none.
+
+    Args:
+        usable: slots that peers may write.
+        granted: most slots of a peer; None for the default.
+
+    >>> most_of_a_peer(5), most_of_a_peer(48), most_of_a_peer(48, 20)
+    (4, 16, 20)
+    """
+    return min(granted or MOST_SHARE, max(1, usable - 1))
 
 
 class Share(NamedTuple):

@@ -68,14 +68,20 @@ def counting(counts: Counter, name: str, call):
         sys.setprofile(None)
 
 
+def met(network):
+    """Let both ends meet; return a layout of each."""
+    arrays = (np.zeros((CHUNKS * 64, 64), np.uint8) for _ in range(2))
+    here, there = (kvplan.KVLayout.from_tensors("block dim", array) for array in arrays)
+    meet(network, "near", "far", ([here], [there]))
+    return here, there
+
+
 def test_calls_of_a_chunk(monkeypatch):
     """At most 120 calls a chunk on either side, whichever begins, with the order and its checks."""
     monkeypatch.setattr(simulated_wire, "Mover", AtOnce)
     network = Network(0)
     near, far = (network.place(name, None, slots=48, slot_nbytes=4096) for name in ("near", "far"))
-    mine, theirs = (np.zeros((CHUNKS * 64, 64), np.uint8) for _ in range(2))
-    here, there = (kvplan.KVLayout.from_tensors("block dim", array) for array in (mine, theirs))
-    meet(network, "near", "far", ([here], [there]))
+    here, there = met(network)
     rng = np.random.default_rng(0)
     for reading in (True, False):
         ids, others = rng.permutation(CHUNKS * 64), rng.permutation(CHUNKS * 64)
@@ -101,9 +107,7 @@ def test_calls_of_a_poll(monkeypatch):
         network = Network(0)
         near = network.place("near", None, slots=48, slot_nbytes=4096, sending=sending)
         network.place("far", None, slots=48, slot_nbytes=4096, granted=20)
-        mine, theirs = (np.zeros((CHUNKS * 64, 64), np.uint8) for _ in range(2))
-        here, there = (kvplan.KVLayout.from_tensors("block dim", array) for array in (mine, theirs))
-        meet(network, "near", "far", ([here], [there]))
+        here, there = met(network)
         for _ in range(5):
             network.step()
         counting(counts, f"idle {sending}", near.end.poll)
@@ -121,9 +125,7 @@ def test_calls_of_a_poll_beside_no_other_peer(monkeypatch):
     monkeypatch.setattr(simulated_wire, "Mover", AfterLooks)
     network = Network(0)
     near, far = (network.place(name, None, slots=16, slot_nbytes=4096) for name in ("near", "far"))
-    mine, theirs = (np.zeros((CHUNKS * 64, 64), np.uint8) for _ in range(2))
-    here, there = (kvplan.KVLayout.from_tensors("block dim", array) for array in (mine, theirs))
-    meet(network, "near", "far", ([here], [there]))
+    here, there = met(network)
     near.end.submit("far", kvplan.compile(there, here).plan(range(CHUNKS * 64), range(CHUNKS * 64)), reading=True)
     network.run(lambda: near.lane("far").short and len(near.lane("far").granted) == 10)
     far.polls = False
@@ -140,9 +142,7 @@ def test_rounds_of_a_chunk(monkeypatch, slots, least):
     monkeypatch.setattr(simulated_wire, "Mover", AfterLooks)
     network = Network(0)
     near, _ = (network.place(name, None, slots=slots, slot_nbytes=4096) for name in ("near", "far"))
-    mine, theirs = (np.zeros((CHUNKS * 64, 64), np.uint8) for _ in range(2))
-    here, there = (kvplan.KVLayout.from_tensors("block dim", array) for array in (mine, theirs))
-    meet(network, "near", "far", ([here], [there]))
+    here, there = met(network)
     ids = range(CHUNKS * 64)
     for reading, (src, dst) in ((True, (there, here)), (False, (here, there))):
         rounds = 0
