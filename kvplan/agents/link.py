@@ -57,10 +57,14 @@ class Link:
     # ---- transfers ---------------------------------------------------------------------------------------------------
 
     def enter(self, transfer: Flying) -> None:
-        """Count a transfer as in flight; raise TransferError if the link is not open."""
-        with self._lock:
+        """Count a transfer as in flight; raise TransferError if the link is not open.
+
+        It is counted first, without a lock. A link that is closed meanwhile then finds it, or is found closed here.
+        """
+        self._flying[id(transfer)] = transfer
+        if self.why is not None or self.channel.gone is not None:
+            self.leave_flight(transfer)
             self.check_open()
-            self._flying[id(transfer)] = transfer
 
     def leave_flight(self, transfer: Flying) -> None:
         """Count a transfer as ended; any thread may call it, also twice."""

@@ -6,7 +6,7 @@ import time
 import weakref
 from collections.abc import Mapping
 from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvplan.agents.link import Link, checked_note
 from kvplan.agents.packed.pack_transfer import PackedTransfer
@@ -15,6 +15,7 @@ from kvplan.agents.relocation import regions_of
 from kvplan.base.integers import integer
 from kvplan.base.quoting import listed, quoted
 from kvplan.errors import KVPlanError, LayoutError, PathError
+from kvplan.execute.executor import PRIORITIES
 from kvplan.execute.transfer import Transfer, check_after
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.plan.plan import Plan
@@ -22,9 +23,21 @@ from kvplan.plan.plan import Plan
 if TYPE_CHECKING:
     from kvplan.agents.by_nixl.nixl_link import NixlLink
     from kvplan.agents.core import Core
+    from kvplan.agents.settling import Lane
+    from kvplan.agents.way import Opened
+    from kvplan.execute.executor import Executor
 
 READS, WRITES = True, False
 WAYS = ("auto", "direct", "packed")
+
+
+class _Route(NamedTuple):
+    """The way of transfers by a local transport: the owner's memory, what moves the bytes, and what ends them."""
+
+    urgent: bool
+    opened: Opened
+    executor: Executor
+    lane: Lane
 
 
 class Peer:
@@ -51,6 +64,8 @@ class Peer:
             whose = layout.addresses
             self._theirs |= {(whose, r.address, r.nbytes, r.device): transport for r in regions_of([layout])}
         self._sides: dict[int, tuple[weakref.ref[KVLayout], str | None]] = {}
+        # By transport, priority and direction, for memory that one GPU alone reaches: the way of such a transfer.
+        self._routes: dict[tuple[str, str, str], _Route] = {}
         # By the ids of a plan's only pair of layouts: both, held weakly, and what _direction returns.
         self._ways: dict[tuple[int, int], tuple[weakref.ref[KVLayout], weakref.ref[KVLayout], tuple[bool, str]]] = {}
 
@@ -111,6 +126,8 @@ class Peer:
         if deadline is not None and (isinstance(deadline, bool) or not isinstance(deadline, Real) or not deadline > 0):
             raise KVPlanError(f"deadline is {deadline!r}; give a positive number of seconds, or None")
         after = None if isinstance(after, tuple) and not after else after
+        if priority not in PRIORITIES:
+            raise KVPlanError(f"priority is {priority!r}; give 'high' or 'normal'")
         if way not in WAYS:
             raise PathError(f"unknown way {quoted(way)}; expected one of {listed(WAYS)}")
         reading, transport = self._direction(plan)
@@ -162,25 +179,34 @@ class Peer:
             self.nixl.send_note(note)
 
     def _submit(self, order: Order, transport: str, *, by_layer: bool, priority: str) -> PeerTransfer:
-        core, link = self.core, self.link
+        core, link, plan, after = self.core, self.link, order.plan, order.after
         assert link is not None  # the transport is a local one
-        opened = link.opened[transport]
-        executor = core.executor_for(order.plan, opened.gpu)
-        after = order.after
+        urgent, opened, executor, lane = (
+            self._routes.get((transport, priority, plan.direction)) or self._route(link, plan, transport, priority)
+        )
         if after is not None:
             check_after(after, gpu=executor.device != "cpu")
             if isinstance(after, PeerTransfer) and after.on_gpu:
                 after = after.inner
-        plan, urgent = order.plan, priority == "high"
 
         def start() -> Transfer:
             waits = opened.before(plan, after)
-            return executor.submit(plan, waits, by_layer=by_layer, priority=priority)
+            # What Executor.submit checks first, the peer's submit has checked, or the backend checks again.
+            return executor._submit(plan, waits, by_layer=by_layer, urgent=urgent)
 
-        lane = core.lanes.lane((id(executor), urgent, plan.direction))
         transfer = PeerTransfer(order, link, opened, core.tally, start)
         transfer.launch(lane, opened, urgent=urgent)
         return transfer
+
+    def _route(self, link: Link, plan: Plan, transport: str, priority: str) -> _Route:
+        """Return the way of a transfer by a local transport, and keep it if the plan's layouts do not matter."""
+        core, urgent, opened = self.core, priority == "high", link.opened[transport]
+        executor = core.executor_for(plan, opened.gpu)
+        lane = core.lanes.lane((id(executor), urgent, plan.direction))
+        route = _Route(urgent, opened, executor, lane)
+        if opened.gpu is not None:
+            self._routes[transport, priority, plan.direction] = route
+        return route
 
     def _submit_nixl(self, order: Order, *, by_layer: bool, priority: str, way: str) -> PeerTransfer | PackedTransfer:
         core, nixl = self.core, self.nixl

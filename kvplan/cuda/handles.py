@@ -54,10 +54,22 @@ def event_handle(event: Any) -> int | None:
     return handle if isinstance(handle, int) else None
 
 
+class _Begun:
+    """A module of torch that has begun CUDA, and its function that returns a handle: both stay as they are."""
+
+    torch: Any = None
+    raw: Any = None
+
+
 def current_stream(ordinal: int) -> int | None:
     """Return the handle of torch's current stream on a device; None if torch is not loaded or has not begun CUDA."""
     torch = sys.modules.get("torch")
+    if torch is not None and torch is _Begun.torch:
+        return int(_Begun.raw(ordinal))
     if torch is None or not torch.cuda.is_initialized():
         return None
     raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # takes a tenth of the time
-    return int(raw(ordinal) if raw is not None else torch.cuda.current_stream(ordinal).cuda_stream)
+    if raw is None:
+        return int(torch.cuda.current_stream(ordinal).cuda_stream)
+    _Begun.raw, _Begun.torch = raw, torch
+    return int(raw(ordinal))

@@ -29,7 +29,7 @@ from tests.simulated.executors import executor_on
 
 devices = pytest.fixture(devices_that_are_left_alone)
 
-MOST_CALLS = 260  # of functions by one submit with a note, the simulated driver's among them
+MOST_CALLS = 200  # of functions by one submit with a note, the simulated driver's among them
 
 
 def calls_of(call):

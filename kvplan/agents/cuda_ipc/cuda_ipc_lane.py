@@ -86,6 +86,8 @@ class VisitorLane:
 
     def __init__(self, device: Device, words: SharedWords, number: int, tell: Tell) -> None:
         self._device, self._words, self._number, self._tell = device, words, number, tell
+        self._ended_at = (words.address(ENDED_WORD + number),)
+        self._issued_word, self._taken_word = ISSUED_WORD + number, TAKEN_WORD + number
         self._notes = self._issued = 0
         self._lock = threading.RLock()  # a signal handler may submit within a submit of the same thread
         self._busy = False  # whether a submit changes the state
@@ -152,11 +154,12 @@ class VisitorLane:
                     self._put_off.popleft()
 
     def _order(self, transfer: Any, note: bytes, taken: list[Deliver]) -> None:
-        device = self._device
-        if not is_issued(transfer):
+        if not getattr(transfer, "ordered", False):  # as is_issued(transfer), in a call less
             if note:
                 self._send(LATER, note, taken)
-        elif device.is_current():  # as in most submits; then there is nothing to restore
+            return
+        device = self._device
+        if device.is_current():  # as in most submits; then there is nothing to restore
             self._issued_now(transfer, note, taken)
         else:
             with device.current():
@@ -176,24 +179,25 @@ class VisitorLane:
         """Let the stream count a transfer, and deliver its note. The device is current."""
         # Counted first: after an error, the next transfer must not take a number that the stream may have written.
         ended = self._issued = self._issued + 1
-        words, lane = self._words, self._number
-        number = self._notes + 1
-        slot = slot_word(lane, number)
-        addresses: tuple[int, ...] = (words.address(ENDED_WORD + lane),)
+        words, lane, number = self._words, self._number, self._notes + 1
+        addresses: tuple[int, ...] = self._ended_at
         values: tuple[int, ...] = (ended,)
-        short = len(note) <= SHORT_NBYTES and number - words.load(TAKEN_WORD + lane) <= SLOTS
-        if note and short:
-            words.put(slot + 1, SLOT_HEAD.pack(ended, len(note)) + note)
-        elif note:
-            addresses, values = (*addresses, words.address(lane)), (ended, number)
+        slot = 0
+        if note:
+            nbytes = len(note)
+            if nbytes <= SHORT_NBYTES and number - words.load(self._taken_word) <= SLOTS:
+                slot = slot_word(lane, number)
+                words.put(slot + 1, SLOT_HEAD.pack(ended, nbytes) + note)
+            else:
+                addresses, values = (*addresses, words.address(lane)), (ended, number)
         try:
             transfer.write_behind(self._stream, addresses, values)
         except TransferError:  # the transfer has failed, and the agent tells its error
             if note:
                 self._send(LATER, note, taken)
             return
-        words.store(ISSUED_WORD + lane, ended)
-        if note and short:
+        words.store(self._issued_word, ended)
+        if slot:
             words.store(slot, number)  # last: the other side looks at it first
             self._notes = number  # no signal handler runs from the write of the word to the end of append
             taken.append(delivered)

@@ -65,8 +65,11 @@ class Arena:
             held: the caller's list; the piece is appended to it, so that no exception can lose the piece.
             exact: whether not to round the size up: for large pieces that are kept long.
         """
-        size = max(nbytes, CARVED) if exact else _rounded(nbytes)
-        free = self._free.get(size)
+        size = nbytes
+        free = self._free.get(nbytes)  # a caller that gives the size of a piece needs no rounding
+        if free is None:
+            size = max(nbytes, CARVED) if exact else _rounded(nbytes)
+            free = self._free.get(size)
         while True:
             if free:
                 one = free[-1]  # the piece given back last, which may still be in the CPU's cache

@@ -184,7 +184,7 @@ class GpuBackend:
         """Submit while the device is current."""
         resources = self.resources
         capturing = self.graphs.capturing(after)
-        groups = self.selection.groups(plan, by_layer=by_layer)
+        groups = self.selection.groups(plan, by_layer=True) if by_layer else None
         ahead = plan.ahead
         if ahead is not None and not groups and capturing is None and ahead.choice is not None and ahead.of(resources):
             path, predicted, pageable = ahead.choice
@@ -211,9 +211,10 @@ class GpuBackend:
     ) -> None:  # fmt: skip
         """Issue a transfer; or queue it for the lane's own thread, if the CPU must wait before it begins."""
         try:
-            waits = waits_of(after, transfer)
-            behind = other.conflicting(transfer.plan)
-            late = late or waits is None or lane.busy
+            waits = [] if after is None else waits_of(after, transfer)
+            some = other.flying or other.pending.line or other.issuing is not None
+            behind = other.conflicting(transfer.plan) if some else []
+            late = late or waits is None or (bool(lane.pending.line) and lane.busy)
             late = late or (bool(behind) and any(one.queued for one in behind))
             if after is not None and isinstance(after, DeviceTransfer):
                 # The lane's thread waits on the CPU for the calls of another executor's transfer.

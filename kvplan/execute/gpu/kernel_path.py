@@ -181,9 +181,9 @@ class KernelPath(Path):
         known = None if transfer.captures is not None else self._recipes.get(plan)
         if known is None:
             return None
-        _, table, programs, nbytes, copied, copies = known
-        piece = transfer.slot(nbytes)
-        base = transfer.scratch(nbytes).address if copied else piece.address
+        _, table, programs, nbytes, room, copied, copies = known
+        piece = transfer.slot(room)
+        base = transfer.scratch(room).address if copied else piece.address
         self._loops.write_units(piece.words, base, 0, HEADER, plan.parts[0].units, table.header)
         transfer.count(copies, 1)
         return Ready(table.kernel, programs, base, (piece.address, nbytes if copied else 0))
@@ -203,7 +203,7 @@ class KernelPath(Path):
         copies = count * part.group.packed.shape[1]
         transfer.count(copies, 1)
         ready = _ready(table, size, rows, base, (piece.address, copied))
-        self._recipes.keep(plan, table, ready, nbytes, copies)
+        self._recipes.keep(plan, table, ready, nbytes, piece.nbytes, copies)
         return ready
 
     @cached_property

@@ -40,10 +40,11 @@ class Issuing(LaneStreams):
         self.issuer: Issuer | None = None
         self._alarm = alarm
         self._reap_all = reap
+        self._most_calls = resources.limits.lane_calls
 
     def full(self) -> bool:
         """Return whether the driver's queue may have no room for the calls of another transfer."""
-        most = self._resources.limits.lane_calls
+        most = self._most_calls
         if self.calls <= most:
             return False
         self._reap_all()
@@ -67,8 +68,9 @@ class Issuing(LaneStreams):
         """
         enter, leave = path.streams(self, transfer.plan.direction)
         begin, end = transfer.event(), transfer.event()
-        given, plan = 0 if self.issuer is None else self.issuer.given, transfer.plan
-        apart = blocking or self._issuing_apart or self.full()
+        issuer, plan = self.issuer, transfer.plan
+        given = 0 if issuer is None else issuer.given
+        apart = blocking or (issuer is not None and not issuer.idle) or (self.calls > self._most_calls and self.full())
         # This thread holds the interpreter while it makes calls, so it must not wait for another lane's list.
         if waits or behind:
             apart = apart or any(not isinstance(one, int) and one.unplayed for one in (*waits, *behind))
@@ -183,11 +185,6 @@ class Issuing(LaneStreams):
                 calls.record(event, leave)
                 marks.append(Mark(layers, event, calls.count))
         transfer.set_marks(marks)
-
-    @property
-    def _issuing_apart(self) -> bool:
-        """Return whether the thread without the interpreter has calls to make, so that further calls must queue."""
-        return self.issuer is not None and not self.issuer.idle
 
     def _give(self, transfer: DeviceTransfer, front: CallList, calls: CallList, begin: int, end: int) -> None:
         """Let the thread without the interpreter make the calls of a transfer."""

@@ -80,8 +80,6 @@ class Lane(Issuing):
 
     def conflicting(self, plan: Plan) -> list[DeviceTransfer]:
         """Return the transfers of this lane that have not ended and conflict with a plan."""
-        if not self.pending.line and not self.flying and self.issuing is None:
-            return []
         return [one for one in self.entries() if not one._over and conflict(one.plan, plan)]
 
     def issue_later(

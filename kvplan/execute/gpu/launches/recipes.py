@@ -31,10 +31,11 @@ class Recipe(NamedTuple):
     """The launch of plans of one run group with a number of units between two layouts, without its header.
 
     Attributes:
-        held: the run group and the layouts, held weakly.
+        held: weak references to the run group and the layouts; the first that dies removes the recipe.
         table: the run table.
         programs: number of programs.
         nbytes: bytes of the header and the units.
+        room: bytes of the piece of an arena that holds them.
         copied: whether the slot is copied to the GPU before the launch.
         copies: number of contiguous copies.
     """
@@ -43,6 +44,7 @@ class Recipe(NamedTuple):
     table: Table
     programs: int
     nbytes: int
+    room: int
     copied: bool
     copies: int
 
@@ -64,19 +66,19 @@ class Recipes:
             return None
         (group, units), (src, dst) = plan.parts[0], plan.layouts[0]
         known = self._known.get((id(group), id(src), id(dst), units.shape[1]))
-        if known is None:
-            return None
-        held = known.held
-        same = held[0]() is group and held[1]() is src and held[2]() is dst
-        return known if same and not known.table.fresh else None
+        return None if known is None or known.table.fresh else known
 
-    def keep(self, plan: Plan, table: Table, ready: Ready, nbytes: int, copies: int) -> None:
+    def keep(self, plan: Plan, table: Table, ready: Ready, nbytes: int, room: int, copies: int) -> None:
         """Keep the recipe of a plan whose launch was prepared."""
         if len(plan.parts) != 1 or len(plan.layouts) != 1:
             return
         (group, units), (src, dst) = plan.parts[0], plan.layouts[0]
         if len(self._known) >= self._most:
             self._known.clear()
-        self._known[id(group), id(src), id(dst), units.shape[1]] = Recipe(
-            (ref(group), ref(src), ref(dst)), table, ready.programs, nbytes, bool(ready.copied[1]), copies
-        )
+        key = id(group), id(src), id(dst), units.shape[1]
+
+        def forget(_: object) -> None:  # runs before another object can get the id
+            self._known.pop(key, None)
+
+        held = ref(group, forget), ref(src, forget), ref(dst, forget)
+        self._known[key] = Recipe(held, table, ready.programs, nbytes, room, bool(ready.copied[1]), copies)
