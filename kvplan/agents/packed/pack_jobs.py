@@ -58,6 +58,7 @@ class Chunk:
 
     Attributes:
         moved: the gather; None if it was not submitted.
+        gathered: whether the gather is known to have ended.
         handle: its latest write.
         tries: number of writes that were tried.
         posting: whether a write is being posted, so that it may move.
@@ -67,7 +68,8 @@ class Chunk:
     """
 
     __slots__ = (
-        "credits", "ended", "ends", "handle", "job", "lent", "moved", "number", "posting", "slot", "tries", "why",
+        "credits", "ended", "ends", "gathered", "handle", "job", "lent", "moved", "number", "posting", "slot", "tries",
+        "why",
     )  # fmt: skip
 
     def __init__(self, job: Job, number: int, slot: RingSlot, lent: Lent | None, ends: tuple[int, int]) -> None:
@@ -75,7 +77,7 @@ class Chunk:
         self.moved: Transfer | None = None
         self.handle: Any = None
         self.tries = 0
-        self.posting = self.ended = False
+        self.gathered = self.posting = self.ended = False
         self.why: str | None = None
         self.credits: Sequence[Credit] = ()
 

@@ -118,6 +118,8 @@ class Lane:
     @property
     def busy(self) -> bool:
         """Whether transfers are in flight, chunks move, messages wait to be sent, or slots are to be returned."""
+        if self.sender.jobs or self.receiver.inbounds:  # first, since every look asks while a transfer is in flight
+            return True
         moves = self.sender.busy or self.receiver.busy or self.starts.busy or self.outbox.busy
         if moves or self.why is not None:
             return moves
@@ -149,16 +151,22 @@ class Lane:
             return True
         return self._said_quiet and not self.outbox.waits and (self._peer_quiet or not self._invited)
 
+    def look(self, now: float) -> bool:
+        """Return whether a step may change anything, if the last one changed nothing and no message has come since."""
+        outbox, sender = self.outbox, self.sender
+        found = sender.look()
+        if self.why is not None or not outbox.ready or self._asked:
+            return True
+        return found or self.receiver.look() or self.starts.due(now) or outbox.busy or sender.due
+
     def step(self, now: float) -> bool:
-        """Move on what can move without new chunks; return whether anything changed."""
+        """Move on what can move without new chunks; return whether anything changed. It follows a look."""
         if not self._greeted and self.why is None:
             self._greet()
         changed = self.receiver.step()
         outbox, opened = self.outbox, self.open
         if self.starts.due(now):
             changed |= self.starts.step(now, self.chunk_nbytes if opened else 0)
-        if opened:
-            self._tell_use()
         if outbox.busy:
             outbox.flush()
         if outbox.lost is not None and not outbox.dead:
@@ -168,6 +176,13 @@ class Lane:
         if self.why is not None and (now > self._repeat_at or (not self._said_quiet and self.sender.quiet)):
             self._say_bye(messages.ANSWER if now > self._repeat_at else 0)
         return changed
+
+    def tell(self) -> None:
+        """Tell the peer about slots, after a step and all that it has begun."""
+        if self.open:
+            self._tell_use()
+        if self.outbox.busy:
+            self.outbox.flush()
 
     def take(self, transfer: PackedTransfer) -> None:
         """Take a transfer; raise TransferError if the lane is not open."""

@@ -209,11 +209,29 @@ class Receiver:
         self.withdraw(inbound)
         return False
 
+    def look(self) -> bool:
+        """Return whether a scatter has ended. Those of one priority end in the order of their submits."""
+        running = [False, False]
+        for one in self._scattering:
+            urgent = one.inbound.urgent
+            if not running[urgent]:
+                if one.moved is None or one.moved.done():
+                    return True
+                running[urgent] = True
+        return False
+
     def step(self) -> bool:
         """End what is scattered; return whether anything changed."""
         if not self._scattering:
             return False
-        ended = [one for one in self._scattering if one.moved is None or one.moved.done()]
+        ended, running = list[_Scatter](), [False, False]
+        for one in self._scattering:
+            urgent = one.inbound.urgent
+            if not running[urgent]:
+                if one.moved is None or one.moved.done():
+                    ended.append(one)
+                else:
+                    running[urgent] = True
         for one in ended:
             self._scattering.remove(one)
             inbound = one.inbound

@@ -31,7 +31,6 @@ PRIORITY = ("normal", "high")
 AHEAD = 3  # chunks that are gathered while the peer has no slot for them
 SPARE = 3  # slots that such a chunk leaves to the other peers
 MOST_NEED = 16  # slots of the peer that one process has use for
-LOOKS = 2  # writes that move, and are looked at in one step; then one of the others
 
 log = logging.getLogger("kvplan.agents")
 
@@ -76,6 +75,12 @@ class Sender:
         """Whether a chunk has not begun, or may have got its slot of the peer."""
         normal, urgent = self._lines
         return bool(normal or urgent or (self._gathering and self.credits.some))
+
+    @property
+    def due(self) -> bool:
+        """Whether a step may change something, though nothing has come or ended: a chunk waits for its ``after=``."""
+        normal, urgent = self._lines
+        return bool(self.credits.leaving or ((normal or urgent) and self._room))
 
     @property
     def need(self) -> int:
@@ -168,18 +173,44 @@ class Sender:
         self._lines[job.urgent].pop(job, None)
         return began
 
+    def look(self) -> bool:
+        """Look at what moves; return whether a gather or a write has ended since the last look.
+
+        Gathers of one priority end in the order of their submits, so those behind one that runs are not asked. Writes
+        mostly end in the order in which they were posted: behind one that moves, one of the others is asked, in turn.
+        """
+        found, running = False, [False, False]
+        for chunk in self._gathering:
+            urgent = chunk.job.urgent
+            if not chunk.gathered and not running[urgent]:
+                if chunk.moved is None or chunk.moved.done():
+                    chunk.gathered = True
+                else:
+                    running[urgent] = True
+            found |= chunk.gathered and (chunk.lent is not None or chunk.job.over)
+        writing = self._writing
+        for chunk in writing:
+            if not self._known(chunk):
+                break
+            found = True
+        if len(writing) > 1 and not found:
+            self._turn += 1
+            found = self._known(writing[1 + self._turn % (len(writing) - 1)])
+        return found
+
     def step(self) -> bool:
-        """Write what is gathered, and end what is written; return whether anything changed."""
+        """Write what is gathered, and end what is written; return whether anything changed. It follows a look."""
         changed = False
         if self._gathering:
             changed = self._gathered()
         if self._writing:
-            changed |= self._written()
+            for chunk in [chunk for chunk in self._writing if chunk.why is not None]:
+                changed |= self._ended(chunk)
         return changed
 
     def _gathered(self) -> bool:
         changed = False
-        for chunk in [chunk for chunk in self._gathering if chunk.moved is None or chunk.moved.done()]:
+        for chunk in [chunk for chunk in self._gathering if chunk.gathered]:
             job = chunk.job
             error = failure(chunk.moved)
             if error is not None and not job.over:
@@ -231,28 +262,17 @@ class Sender:
         self._missed(chunk, why or chunk.why or "")
         return False
 
-    def _written(self) -> bool:
-        changed, moving = False, 0
-        for chunk in self._writing[:]:
-            if self._ended(chunk):
-                changed = True
-            else:
-                moving += 1
-                if moving == LOOKS:
-                    break
-        later = len(self._writing) - LOOKS
-        if later > 0 and not changed:  # writes may end in another order
-            self._turn += 1
-            changed = self._ended(self._writing[LOOKS + self._turn % later])
-        return changed
-
-    def _ended(self, chunk: Chunk) -> bool:
-        """End the write of a chunk if it has ended, or post it again; return False if it moves."""
+    def _known(self, chunk: Chunk) -> bool:
+        """Ask whether a write moves; return False if it does."""
         if chunk.why is None:
             state = self._state(chunk)
             if state == MOVING and not self._outbox.dead:
                 return False
             chunk.why = "" if state == DONE else state
+        return True
+
+    def _ended(self, chunk: Chunk) -> bool:
+        """End the write of a chunk that moves no more, or post it again; return False if it is not released yet."""
         if not chunk.ended:
             self._release(chunk)
             if not chunk.ended:
