@@ -49,6 +49,17 @@ class Progress:
         """Whether there is work, or a transfer is in flight."""
         return bool(self.calls or self.inbox) or any(lane.busy for lane in self._peers.every)
 
+    @property
+    def fast(self) -> bool:
+        """Whether transfers are in flight, and hardware was seen to move the bytes of all of them."""
+        seen = [lane.pace.fast for lane in self._peers.every if lane.busy]
+        return bool(seen) and all(seen)
+
+    @property
+    def ahead(self) -> bool:
+        """Whether several chunks of all transfers in flight are on the way, so that a late look delays none."""
+        return all(lane.sender.ahead and lane.receiver.ahead for lane in self._peers.every if lane.busy)
+
     def poll(self) -> bool:
         """Move everything on that can move now; return whether anything changed.
 
@@ -87,7 +98,7 @@ class Progress:
             return changed
         now = self._now()
         stirred = [lane for lane in lanes if lane.look(now)]
-        if settled and not stirred and not (len(self._peers.every) > 1 and any([lane.short for lane in lanes])):
+        if settled and not stirred and not (len(self._peers.every) > 1 and any(lane.short for lane in lanes)):
             self._settled = True  # nothing came, nothing has ended, and no peer has slots that another one waits for
             return False
         if len(lanes) > 1:  # another lane is the first to get slots
@@ -106,7 +117,7 @@ class Progress:
             _begin(lanes, now)
         for lane in lanes:
             lane.tell()
-        if any([lane.why is not None for lane in lanes]):
+        if any(lane.why is not None for lane in lanes):
             self._peers.drop()
         else:
             self._settled = True

@@ -20,15 +20,15 @@ from kvplan.agents.packed.pack_messages import (
     which_body,
 )
 from kvplan.agents.packed.pack_outbox import Outbox
+from kvplan.agents.packed.pack_pace import Pace
 from kvplan.agents.packed.pack_rows import Mover, failure
 from kvplan.agents.packed.pack_transfer import PackedTransfer
-from kvplan.agents.packed.readiness import Ready
 from kvplan.agents.packed.slot_ring import RingSlot
 from kvplan.agents.packed.wire import DONE, MOVING, Wire
-from kvplan.errors import TransferError
 
 PRIORITY = ("normal", "high")
 AHEAD = 3  # chunks that are gathered while the peer has no slot for them
+AHEAD_WRITES = 2  # writes that move, so that the wire has another one when the first ends
 SPARE = 3  # slots that such a chunk leaves to the other peers
 MOST_NEED = 16  # slots of the peer that one process has use for
 
@@ -44,17 +44,20 @@ class Sender:
         mover: gathers.
         slots: free slots to gather into; all senders of an end share them.
         most: most of them that this one may have, so that a slow peer leaves some to the others.
+        pace: how fast writes move.
 
     Attributes:
         credits: the peer's slots.
         jobs: transfers that have not ended, by whose they are and their numbers.
     """
 
-    def __init__(self, outbox: Outbox, wire: Wire, mover: Mover, slots: list[RingSlot], most: int) -> None:
+    def __init__(
+        self, outbox: Outbox, wire: Wire, mover: Mover, slots: list[RingSlot], most: int, pace: Pace
+    ) -> None:  # fmt: skip
         self.credits = Credits()
         self.jobs: dict[tuple[int, int], Job] = {}
         self._outbox, self._wire, self._mover, self._slots = outbox, wire, mover, slots
-        self._most, self._turn = most, 0
+        self._most, self._turn, self._pace = most, 0, pace
         self._lines: tuple[dict[Job, None], dict[Job, None]] = ({}, {})  # transfers with chunks that have not begun
         self._gathering: list[Chunk] = []
         self._writing: list[Chunk] = []
@@ -75,6 +78,11 @@ class Sender:
         """Whether a chunk has not begun, or may have got its slot of the peer."""
         normal, urgent = self._lines
         return bool(normal or urgent or (self._gathering and self.credits.some))
+
+    @property
+    def ahead(self) -> bool:
+        """Whether the wire has work for some time, or none of this sender: a late look delays no chunk."""
+        return len(self._writing) >= AHEAD_WRITES or not (self.jobs or self._gathering or self._writing)
 
     @property
     def due(self) -> bool:
@@ -160,7 +168,7 @@ class Sender:
         while job.next < len(rows) and not job.over:
             row = rows[job.next]
             ready = job.ready[row.piece] if job.ready else None
-            if ready is not None and not _completed(ready):
+            if ready is not None and not ready.completed():
                 return began
             if not self._room:
                 return began
@@ -248,7 +256,7 @@ class Sender:
             if job.own is not None:
                 job.own.posted += 1
             local = chunk.slot.place.address
-            chunk.posting = True
+            chunk.posting, chunk.since = True, self._pace.begin()
             try:
                 chunk.handle = self._wire.write(local, lent.address, nbytes, note)
             except Exception as error:  # noqa: BLE001  # nothing of it arrives
@@ -311,6 +319,7 @@ class Sender:
         self.credits.written(chunk.theirs.number)
         self._slots.append(chunk.slot)
         job = chunk.job
+        self._pace.end(chunk.since, job.rows[chunk.number].nbytes)
         job.sent += 1
         if job.whose == PULL and job.sent == len(job.rows):
             self._end(job)
@@ -384,10 +393,3 @@ class Sender:
         for job in list(self.jobs.values()):
             self.fail(job, why, tell=False)
         self.credits.withdraw()
-
-
-def _completed(ready: Ready) -> bool:
-    try:
-        return ready()
-    except Exception as error:
-        raise TransferError(f"its after= failed ({error})") from error
