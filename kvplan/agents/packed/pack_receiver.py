@@ -9,8 +9,7 @@ from kvplan.agents.packed.pack_messages import CANCEL, DONE, FAILED, PULL, PUSHE
 from kvplan.agents.packed.pack_orders import Orders
 from kvplan.agents.packed.pack_outbox import Outbox
 from kvplan.agents.packed.pack_pace import Pace
-from kvplan.agents.packed.pack_rows import Mover, Row, failure
-from kvplan.agents.packed.pack_sender import PRIORITY
+from kvplan.agents.packed.pack_rows import Mover, Row, failure, submit_of
 from kvplan.agents.packed.pack_transfer import PackedTransfer
 from kvplan.agents.packed.slot_ring import RingSlot
 from kvplan.errors import LayoutError
@@ -88,7 +87,7 @@ class Receiver:
         self.recalled: set[int] = set()
         self.inbounds: dict[tuple[int, int], Inbound] = {}
         self.orders = Orders()
-        self._outbox, self._mover, self._arrived, self._pace = outbox, mover, arrived, pace
+        self._outbox, self._submit, self._arrived, self._pace = outbox, submit_of(mover), arrived, pace
         self._since: dict[int, float] = {}  # by slot that was given back: no later write has begun before
         self._turns = dict.fromkeys(self.granted, 0)  # the latest use of each slot that has come
         self._bases = dict(self._turns)  # the turn of each grant, before its first use
@@ -214,7 +213,7 @@ class Receiver:
         after = inbound.own.pieces[row.piece].ready.left if inbound.own is not None else None
         moved = None
         try:
-            moved = self._mover.submit(row.planned(place), after, priority=PRIORITY[inbound.urgent])
+            moved = self._submit(row.planned(place), after, inbound.urgent)
         except Exception as error:  # noqa: BLE001  # it is the transfer's
             inbound.running -= 1
             self.fail(inbound, f"a chunk could not be scattered: {error}")

@@ -21,12 +21,11 @@ from kvplan.agents.packed.pack_messages import (
 )
 from kvplan.agents.packed.pack_outbox import Outbox
 from kvplan.agents.packed.pack_pace import Pace
-from kvplan.agents.packed.pack_rows import Mover, failure
+from kvplan.agents.packed.pack_rows import Mover, failure, submit_of
 from kvplan.agents.packed.pack_transfer import PackedTransfer
 from kvplan.agents.packed.slot_ring import RingSlot
 from kvplan.agents.packed.wire import DONE, MOVING, Wire
 
-PRIORITY = ("normal", "high")
 AHEAD = 3  # chunks that are gathered while the peer has no slot for them
 AHEAD_WRITES = 2  # writes that move, so that the wire has another one when the first ends
 SPARE = 3  # slots that such a chunk leaves to the other peers
@@ -56,7 +55,7 @@ class Sender:
     ) -> None:  # fmt: skip
         self.credits = Credits()
         self.jobs: dict[tuple[int, int], Job] = {}
-        self._outbox, self._wire, self._mover, self._slots = outbox, wire, mover, slots
+        self._outbox, self._wire, self._submit, self._slots = outbox, wire, submit_of(mover), slots
         self._most, self._turn, self._pace = most, 0, pace
         self._lines: tuple[dict[Job, None], dict[Job, None]] = ({}, {})  # transfers with chunks that have not begun
         self._gathering: list[Chunk] = []
@@ -176,7 +175,7 @@ class Sender:
             self._gathering.append(chunk)
             job.next += 1
             after = None if ready is None else ready.left
-            chunk.moved = self._mover.submit(row.planned(chunk.slot.place), after, priority=PRIORITY[job.urgent])
+            chunk.moved = self._submit(row.planned(chunk.slot.place), after, job.urgent)
             began = True
         self._lines[job.urgent].pop(job, None)
         return began
@@ -375,7 +374,7 @@ class Sender:
             if chunk.moved is None:
                 row, urgent = chunk.job.rows[chunk.number], chunk.job.urgent
                 with suppress(Exception):
-                    chunk.moved = self._mover.submit(row.planned(chunk.slot.place), priority=PRIORITY[urgent])
+                    chunk.moved = self._submit(row.planned(chunk.slot.place), None, urgent)
         ours = [*self._gathering, *self._writing, *self._stuck]
         self.credits.settle({chunk.lent.number for chunk in ours if chunk.lent is not None})
 

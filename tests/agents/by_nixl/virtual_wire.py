@@ -9,6 +9,7 @@ import numpy as np
 import kvplan
 from kvplan.agents.by_nixl.nixl_progress import Naps
 from kvplan.agents.packed.pack_end import End
+from kvplan.agents.packed.slot_ring import ALIGNMENT
 from kvplan.plan.row_plans import Memory
 
 SLOT = 4096
@@ -86,7 +87,7 @@ class Process:
 
     def __init__(self, name: str, clock: Clock, slots: int, *, patient: bool) -> None:
         self.name, self.clock = name, clock
-        self.pool = np.zeros((slots + 1) * SLOT, np.uint8)
+        self.pool = np.zeros(slots * SLOT + ALIGNMENT - 1, np.uint8)
         memory = Memory(self.pool.ctypes.data, self.pool.nbytes, "cpu", self.pool)
         self.end = End(name, memory, SLOT, self, self.read, now=clock, threaded=lambda: True)
         self.mail: list[tuple[float, str, bytes]] = []
