@@ -32,9 +32,10 @@ PACKED_VERSION = 1  # in the card of an agent that takes packed transfers
 
 
 def moves_alone(device: str, wire: str) -> bool:
-    """Return whether it is known that hardware moves the bytes of a ring, where NIXL has no thread.
+    """Return whether it is known from the first chunk on that hardware moves the bytes of a ring.
 
-    Bytes of the CPU and of sockets move by looks alone. UCX may take TCP unless ``UCX_TLS`` names other transports.
+    Where NIXL has no thread, bytes of the CPU and of sockets move by looks alone. UCX may take TCP unless ``UCX_TLS``
+    names other transports. Then the first chunks tell; see :mod:`kvplan.agents.packed.pack_pace`.
 
     Args:
         device: device of the ring.
@@ -81,6 +82,7 @@ class NixlPacked:
         self._name, self._nixl, self._executor, self._way = name, nixl, executor, way
         self.lanes = NixlLanes(nixl, offered, self._allocated)
         progress = NixlProgress(self.poll, self._busy, inside, driven=way.driven)
+        progress.naps.fast, progress.naps.ahead = self._fast, self._ahead
         self._progress = progress if way.threaded else None
         self._reading = threading.RLock()  # one thread at a time takes notes
         self._inbox: deque[tuple[str, bytes]] = deque()  # notes of users
@@ -135,6 +137,15 @@ class NixlPacked:
     def _busy(self) -> bool:
         ring = self.lanes.ring
         return ring is not None and (ring.end.busy or self.lanes.busy)
+
+    def _fast(self) -> bool:
+        """Return whether hardware was seen to move a GPU's ring. Copies of host memory are as fast, by looks."""
+        ring = self.lanes.ring
+        return ring is not None and ring.memory.device != "cpu" and ring.end.fast
+
+    def _ahead(self) -> bool:
+        ring = self.lanes.ring
+        return ring is not None and ring.end.ahead
 
     @property
     def slots(self) -> tuple[int, int]:

@@ -16,8 +16,11 @@ SPIN_SECONDS = 5e-5  # after a look that moved a transfer on: the next ones foll
 BUSY_NAP = 20e-6  # seconds between two looks while transfers are in flight
 MOST_BUSY_NAP = 1e-4  # the same while their steps are far apart
 GAP_SHARE = 1 / 8  # of a nap while transfers are in flight: its share of the longest of the latest gaps between steps
-QUIET_SHARE = 1 / 16  # its share of the time since the last step
-GAPS = 4  # the latest gaps; a transfer of one chunk has fewer, so QUIET_SHARE alone holds for it
+QUIET_SHARE = 1 / 16  # its share of the time since the last step; it is never longer than this time
+AHEAD_NAP = 5e-4  # longest nap while several chunks are on the way; notes of users and direct transfers wait, too
+AHEAD_SHARE = 1 / 2  # its share of the longest gap then
+LEAST_AHEAD_NAP = 10e-6
+LEAST_GAPS, GAPS = 4, 8  # the latest gaps; a transfer of one chunk has fewer, so QUIET_SHARE alone holds for it
 RECENT_NAP = 30e-6  # seconds between two looks when nothing is in flight: the next transfer is likely to come soon
 RECENT_SECONDS = 0.02  # since a transfer was in flight
 IDLE_NAP = 2e-4  # the same later: a peer's direct transfer over TCP moves on by these looks
@@ -28,29 +31,36 @@ REST_SHARE = 0.01  # a nap's share of the time without a transfer, where NIXL ha
 log = logging.getLogger("kvplan.agents")
 
 
-def nap_after(seconds: float, *, busy: bool, driven: bool = False, gap: float | None = None) -> float:
+def nap_after(
+    seconds: float, *, busy: bool, driven: bool = False, gap: float | None = None, ahead: bool = False
+) -> float:  # fmt: skip
     """Return the seconds until the next look.
 
     Args:
         seconds: since the last look that moved something, if transfers are in flight; since one was, otherwise.
         busy: whether transfers are in flight.
         driven: whether NIXL moves direct transfers on by itself, so that a nap delays the next packed one only.
-        gap: the longest of the latest times between two looks that moved something; None if the bytes of transfers in
-            flight move by looks, so that a long nap would stop them.
+        gap: the longest of the latest times from the end of a look that moved something to the begin of the next one;
+            None if the bytes of transfers in flight move by looks, so that a long nap would stop them.
+        ahead: whether several chunks are on the way, so that a late look delays none of them.
 
     >>> [nap_after(seconds, busy=True) for seconds in (1e-6, 1e-3)]
     [0.0, 2e-05]
     >>> [nap_after(seconds, busy=True, gap=0.0) for seconds in (1e-6, 1e-4, 1e-3, 1.0)]
     [0.0, 2e-05, 6.25e-05, 0.0001]
-    >>> [nap_after(1e-6, busy=True, gap=gap) for gap in (1e-4, 4e-4, 1e-3)]
-    [0.0, 5e-05, 0.0001]
+    >>> [nap_after(1e-4, busy=True, gap=gap) for gap in (1e-4, 4e-4, 1e-3)]
+    [2e-05, 5e-05, 0.0001]
+    >>> [nap_after(1e-6, busy=True, gap=gap, ahead=True) for gap in (1e-5, 1e-4, 4e-4, 2e-3)]
+    [0.0, 5e-05, 0.0002, 0.0005]
     >>> [nap_after(seconds, busy=False) for seconds in (1e-3, 1.0, 60.0)]
     [3e-05, 0.0002, 0.002]
     >>> [nap_after(seconds, busy=False, driven=True) for seconds in (1e-3, 0.05, 1.0)]
     [3e-05, 0.0005, 0.002]
     """
     if busy:
-        nap = 0.0 if gap is None else min(max(gap * GAP_SHARE, seconds * QUIET_SHARE), MOST_BUSY_NAP)
+        if gap is not None and ahead and gap * AHEAD_SHARE > LEAST_AHEAD_NAP:
+            return min(gap * AHEAD_SHARE, AHEAD_NAP)
+        nap = 0.0 if gap is None else min(max(gap * GAP_SHARE, seconds * QUIET_SHARE), seconds, MOST_BUSY_NAP)
         if nap > BUSY_NAP:
             return nap
         return 0.0 if seconds < SPIN_SECONDS else BUSY_NAP
@@ -59,6 +69,10 @@ def nap_after(seconds: float, *, busy: bool, driven: bool = False, gap: float | 
     if driven:
         return min(seconds * REST_SHARE, REST_NAP)
     return IDLE_NAP if seconds < REST_SECONDS else REST_NAP
+
+
+def _no() -> bool:
+    return False
 
 
 class Naps:
@@ -70,26 +84,31 @@ class Naps:
 
     Attributes:
         patient: whether bytes move without looks, so that naps of transfers in flight may be long.
+        fast: returns whether that was seen of all transfers in flight.
+        ahead: returns whether several chunks of each transfer in flight are on the way.
     """
 
     def __init__(self, now: float, *, driven: bool = False) -> None:
         self.patient = driven
+        self.fast: Callable[[], bool] = _no
+        self.ahead: Callable[[], bool] = _no
         self._driven = driven
         self._moved_at = self._active_at = now
         self._gaps: deque[float] = deque(maxlen=GAPS)
         self._busy = False
 
-    def after(self, now: float, *, moved: bool, busy: bool) -> float:
+    def after(self, now: float, *, moved: bool, busy: bool, begun: float | None = None) -> float:
         """Return the seconds until the next look.
 
         Args:
             now: time at the end of a look.
             moved: whether it moved something.
             busy: whether transfers are in flight.
+            begun: time at the begin of the look: what it takes itself is no time in which a nap could be.
         """
         if moved:
             if self._busy:
-                self._gaps.append(now - self._moved_at)
+                self._gaps.append((now if begun is None else begun) - self._moved_at)
             self._moved_at = now
         elif busy and not self._busy:
             self._moved_at = now  # something has begun
@@ -98,8 +117,11 @@ class Naps:
             self._gaps.clear()  # the next transfer may be a short one
             return nap_after(now - self._active_at, busy=False, driven=self._driven)
         self._active_at = now
-        gap = None if not self.patient else max(self._gaps) if len(self._gaps) == GAPS else 0.0
-        return nap_after(now - self._moved_at, busy=True, gap=gap)
+        if not (self.patient or self.fast()):
+            return nap_after(now - self._moved_at, busy=True)
+        if len(self._gaps) < LEAST_GAPS:
+            return nap_after(now - self._moved_at, busy=True, gap=0.0)
+        return nap_after(now - self._moved_at, busy=True, gap=max(self._gaps), ahead=self.ahead())
 
     def wake(self, now: float) -> None:
         """Note that there is something to do."""
@@ -160,8 +182,9 @@ class NixlProgress:
         naps.wake(now())
         before: float | None = None  # end of the look before, if transfers were in flight then
         while not self._stopped:
+            begun = now()
             if before is not None:
-                self._count(now() - before)
+                self._count(begun - before)
             try:
                 moved = self._look()
             except Exception:
@@ -170,7 +193,7 @@ class NixlProgress:
             busy = moved or self._busy()
             at = now()
             before = at if busy else None
-            nap = naps.after(at, moved=moved, busy=busy)
+            nap = naps.after(at, moved=moved, busy=busy, begun=begun)
             if not nap:
                 time.sleep(0)  # lets the threads run that gather, scatter, or wait for the interpreter
                 continue

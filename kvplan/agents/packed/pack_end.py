@@ -11,12 +11,13 @@ from functools import partial
 from typing import Any
 
 from kvplan.agents.packed.pack_jobs import Job
-from kvplan.agents.packed.pack_lane import Lane, Own
+from kvplan.agents.packed.pack_lane import Lane
 from kvplan.agents.packed.pack_messages import LEAST_NOTE, MAGIC, MOST_GRANT
 from kvplan.agents.packed.pack_peers import Peers, ending
 from kvplan.agents.packed.pack_progress import Progress
 from kvplan.agents.packed.pack_receiver import Inbound
 from kvplan.agents.packed.pack_rows import Mover, pieces_of, readies_of
+from kvplan.agents.packed.pack_shared import Own
 from kvplan.agents.packed.pack_sharing import LEAST_SENDS, slots_to_gather
 from kvplan.agents.packed.pack_transfer import PackedTransfer, Wish
 from kvplan.agents.packed.slot_ring import SlotRing
@@ -120,6 +121,16 @@ class End:
     def busy(self) -> bool:
         """Whether there is work, or a transfer is in flight. Peers that are greeted, or that leave, need slow polls."""
         return self._progress.busy
+
+    @property
+    def fast(self) -> bool:
+        """Whether transfers are in flight, and the chunks of all came faster than a CPU moves them: by hardware."""
+        return self._progress.fast
+
+    @property
+    def ahead(self) -> bool:
+        """Whether several chunks of all transfers in flight are on the way, so that a late poll delays none."""
+        return self._progress.ahead
 
     # ---- peers -------------------------------------------------------------------------------------------------------
 

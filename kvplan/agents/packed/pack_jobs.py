@@ -58,24 +58,27 @@ class Chunk:
 
     Attributes:
         moved: the gather; None if it was not submitted.
+        gathered: whether the gather is known to have ended.
         handle: its latest write.
         tries: number of writes that were tried.
         posting: whether a write is being posted, so that it may move.
         ended: whether the latest write has ended for sure.
         why: why the latest write failed, ``""`` if it did not, None if that is not known.
         credits: slots that travel with it.
+        since: when its latest write was posted; see :class:`kvplan.agents.packed.pack_pace.Pace`.
     """
 
     __slots__ = (
-        "credits", "ended", "ends", "handle", "job", "lent", "moved", "number", "posting", "slot", "tries", "why",
+        "credits", "ended", "ends", "gathered", "handle", "job", "lent", "moved", "number", "posting", "since", "slot",
+        "tries", "why",
     )  # fmt: skip
 
     def __init__(self, job: Job, number: int, slot: RingSlot, lent: Lent | None, ends: tuple[int, int]) -> None:
         self.job, self.number, self.slot, self.lent, self.ends = job, number, slot, lent, ends
         self.moved: Transfer | None = None
         self.handle: Any = None
-        self.tries = 0
-        self.posting = self.ended = False
+        self.tries, self.since = 0, 0.0
+        self.gathered = self.posting = self.ended = False
         self.why: str | None = None
         self.credits: Sequence[Credit] = ()
 

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
 
 from kvplan.agents.packed import pack_messages as messages
 from kvplan.agents.packed.pack_jobs import Job
 from kvplan.agents.packed.pack_messages import Credit, Hello, Message
 from kvplan.agents.packed.pack_outbox import Outbox
+from kvplan.agents.packed.pack_pace import Pace
 from kvplan.agents.packed.pack_receiver import Inbound, Receiver
 from kvplan.agents.packed.pack_requests import Parties, Requests
-from kvplan.agents.packed.pack_rows import Mover
 from kvplan.agents.packed.pack_sender import Sender
+from kvplan.agents.packed.pack_shared import Own, tell_user
 from kvplan.agents.packed.pack_starts import Starts
 from kvplan.agents.packed.pack_transfer import PackedTransfer
-from kvplan.agents.packed.slot_ring import ALIGNMENT, MOST_SLOTS, RingSlot, SlotRing
+from kvplan.agents.packed.slot_ring import ALIGNMENT, MOST_SLOTS, RingSlot
 from kvplan.agents.packed.wire import Wire
 from kvplan.errors import LayoutError, TransferError
 from kvplan.plan.packing.pack_checks import Offered
@@ -29,35 +28,6 @@ PATIENCE = 0.05  # seconds for a recalled slot, and for one that is not used whi
 REPEAT_SECONDS, MOST_REPEAT_SECONDS = 0.1, 5.0  # between two goodbyes to a peer that does not answer
 
 log = logging.getLogger("kvplan.agents")
-
-
-class Own(NamedTuple):
-    """The parts that all lanes of an end share.
-
-    Attributes:
-        ring: this process's slots.
-        sends: free slots to gather into.
-        senders: numbers of all slots to gather into.
-        most: most of them that one lane has.
-        mover: gathers and scatters.
-        now: clock, in seconds.
-        epoch: returns a number for a lane, larger than all before.
-        notes: notes for the user, as (peer, note).
-    """
-
-    ring: SlotRing
-    sends: list[RingSlot]
-    senders: frozenset[int]
-    most: int
-    mover: Mover
-    now: Callable[[], float]
-    epoch: Callable[[], int]
-    notes: deque[tuple[str, bytes]]
-
-
-def tell_user(notes: deque[tuple[str, bytes]], peer: str, note: bytes) -> None:
-    """Keep a note of a peer for the user."""
-    notes.append((peer, note))
 
 
 class Lane:
@@ -76,6 +46,7 @@ class Lane:
         outbox: messages to the peer.
         sender, receiver: chunks to the peer, and from it.
         starts: transfers that this process begins.
+        pace: how fast chunks move, to and from the peer.
         chunk_nbytes: most bytes of a chunk, to or from the peer; 0 while its ring is not known.
         why: why no transfer is accepted any more; None while it is open.
         wants: number of slots that the peer has use for; 0 if those that it has are enough.
@@ -88,8 +59,9 @@ class Lane:
         self.why: str | None = None
         self.chunk_nbytes = 0
         self.outbox = Outbox(wire, own.epoch(), max(1, len(granted) // 4), own.now)
-        self.sender = Sender(self.outbox, wire, own.mover, own.sends, own.most)
-        self.receiver = Receiver(self.outbox, own.mover, granted, partial(tell_user, own.notes, name))
+        pace = self.pace = Pace(own.now)
+        self.sender = Sender(self.outbox, wire, own.mover, own.sends, own.most, pace)
+        self.receiver = Receiver(self.outbox, own.mover, granted, partial(tell_user, own.notes, name), pace)
         self.starts = Starts(self.outbox, self.sender, self.receiver, wire.most_note)
         parties = Parties(self.outbox, self.sender, self.receiver)
         self._requests = Requests(parties, name, offered, own.ring.slot_nbytes, own.now)
@@ -118,6 +90,8 @@ class Lane:
     @property
     def busy(self) -> bool:
         """Whether transfers are in flight, chunks move, messages wait to be sent, or slots are to be returned."""
+        if self.sender.jobs or self.receiver.inbounds:  # first, since every look asks while a transfer is in flight
+            return True
         moves = self.sender.busy or self.receiver.busy or self.starts.busy or self.outbox.busy
         if moves or self.why is not None:
             return moves
@@ -149,16 +123,22 @@ class Lane:
             return True
         return self._said_quiet and not self.outbox.waits and (self._peer_quiet or not self._invited)
 
+    def look(self, now: float) -> bool:
+        """Return whether a step may change anything, if the last one changed nothing and no message has come since."""
+        outbox, sender = self.outbox, self.sender
+        found = sender.look()
+        if self.why is not None or not outbox.ready or self._asked:
+            return True
+        return found or self.receiver.look() or self.starts.due(now) or outbox.busy or sender.due
+
     def step(self, now: float) -> bool:
-        """Move on what can move without new chunks; return whether anything changed."""
+        """Move on what can move without new chunks; return whether anything changed. It follows a look."""
         if not self._greeted and self.why is None:
             self._greet()
         changed = self.receiver.step()
         outbox, opened = self.outbox, self.open
         if self.starts.due(now):
             changed |= self.starts.step(now, self.chunk_nbytes if opened else 0)
-        if opened:
-            self._tell_use()
         if outbox.busy:
             outbox.flush()
         if outbox.lost is not None and not outbox.dead:
@@ -168,6 +148,13 @@ class Lane:
         if self.why is not None and (now > self._repeat_at or (not self._said_quiet and self.sender.quiet)):
             self._say_bye(messages.ANSWER if now > self._repeat_at else 0)
         return changed
+
+    def tell(self) -> None:
+        """Tell the peer about slots, after a step and all that it has begun."""
+        if self.open:
+            self._tell_use()
+        if self.outbox.busy:
+            self.outbox.flush()
 
     def take(self, transfer: PackedTransfer) -> None:
         """Take a transfer; raise TransferError if the lane is not open."""

@@ -41,12 +41,24 @@ class Progress:
         self._polls: _Poll | None = None  # the call that polls
         self._turns = 0
         self._broken = False
+        self._settled = False  # whether a further step changes something only if a note comes, or something ends
         self._generation = generation()
 
     @property
     def busy(self) -> bool:
         """Whether there is work, or a transfer is in flight."""
         return bool(self.calls or self.inbox) or any(lane.busy for lane in self._peers.every)
+
+    @property
+    def fast(self) -> bool:
+        """Whether transfers are in flight, and hardware was seen to move the bytes of all of them."""
+        seen = [lane.pace.fast for lane in self._peers.every if lane.busy]
+        return bool(seen) and all(seen)
+
+    @property
+    def ahead(self) -> bool:
+        """Whether several chunks of all transfers in flight are on the way, so that a late look delays none."""
+        return all(lane.sender.ahead and lane.receiver.ahead for lane in self._peers.every if lane.busy)
 
     def poll(self) -> bool:
         """Move everything on that can move now; return whether anything changed.
@@ -74,6 +86,7 @@ class Progress:
     def _step(self) -> bool:
         self._arrivals()
         changed = bool(self.calls or self.inbox)
+        settled, self._settled = self._settled and not changed, False  # an interrupt may come
         while self.calls:
             self.calls[0]()
             self.calls.popleft()  # last: an interrupt may come between; each call may come twice
@@ -83,11 +96,15 @@ class Progress:
         lanes = [lane for lane in self._peers.every if lane.waits]
         if not lanes:
             return changed
+        now = self._now()
+        stirred = [lane for lane in lanes if lane.look(now)]
+        if settled and not stirred and not (len(self._peers.every) > 1 and any(lane.short for lane in lanes)):
+            self._settled = True  # nothing came, nothing has ended, and no peer has slots that another one waits for
+            return False
         if len(lanes) > 1:  # another lane is the first to get slots
             self._turns += 1
             first = self._turns % len(lanes)
             lanes = lanes[first:] + lanes[:first]
-        now = self._now()
         for lane in lanes:
             changed |= lane.step(now)
         changed |= self._peers.share()
@@ -98,8 +115,12 @@ class Progress:
         if written:
             changed = True
             _begin(lanes, now)
+        for lane in lanes:
+            lane.tell()
         if any(lane.why is not None for lane in lanes):
             self._peers.drop()
+        else:
+            self._settled = True
         return changed
 
     def _mend(self) -> None:

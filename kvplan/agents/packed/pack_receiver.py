@@ -8,12 +8,14 @@ from typing import NamedTuple
 from kvplan.agents.packed.pack_messages import CANCEL, DONE, FAILED, PULL, PUSHED, Credit, Data, which_body
 from kvplan.agents.packed.pack_orders import Orders
 from kvplan.agents.packed.pack_outbox import Outbox
-from kvplan.agents.packed.pack_rows import Mover, Row, failure
-from kvplan.agents.packed.pack_sender import PRIORITY
+from kvplan.agents.packed.pack_pace import Pace
+from kvplan.agents.packed.pack_rows import Mover, Row, failure, submit_of
 from kvplan.agents.packed.pack_transfer import PackedTransfer
 from kvplan.agents.packed.slot_ring import RingSlot
 from kvplan.errors import LayoutError
 from kvplan.execute.transfer import Transfer
+
+AHEAD_SLOTS = 4  # slots that the peer may write, and chunks to come: the last ones of a transfer are looked for
 
 
 class Inbound:
@@ -28,6 +30,7 @@ class Inbound:
         note: the peer's note for the user.
 
     Attributes:
+        come: number of chunks that have come.
         scattered: number of chunks that are scattered.
         running: number of chunks that are being scattered.
         over: whether it has ended, so that no further chunk is scattered.
@@ -38,7 +41,7 @@ class Inbound:
         own: PackedTransfer | None = None, note: bytes = b"",
     ) -> None:  # fmt: skip
         self.whose, self.number, self.rows, self.urgent, self.own, self.note = whose, number, rows, urgent, own, note
-        self.scattered = self.running = 0
+        self.come = self.scattered = self.running = 0
         self.over = False
         self.seen = bytearray(len(rows))
 
@@ -68,6 +71,7 @@ class Receiver:
         mover: scatters.
         granted: the slots that the peer may write.
         arrived: called with each note for the user.
+        pace: how fast chunks come.
 
     Attributes:
         granted: by number.
@@ -77,13 +81,14 @@ class Receiver:
     """
 
     def __init__(
-        self, outbox: Outbox, mover: Mover, granted: Sequence[RingSlot], arrived: Callable[[bytes], object]
+        self, outbox: Outbox, mover: Mover, granted: Sequence[RingSlot], arrived: Callable[[bytes], object], pace: Pace
     ) -> None:
         self.granted = {slot.number: slot for slot in granted}
         self.recalled: set[int] = set()
         self.inbounds: dict[tuple[int, int], Inbound] = {}
         self.orders = Orders()
-        self._outbox, self._mover, self._arrived = outbox, mover, arrived
+        self._outbox, self._submit, self._arrived, self._pace = outbox, submit_of(mover), arrived, pace
+        self._since: dict[int, float] = {}  # by slot that was given back: no later write has begun before
         self._turns = dict.fromkeys(self.granted, 0)  # the latest use of each slot that has come
         self._bases = dict(self._turns)  # the turn of each grant, before its first use
         self._past: dict[int, int] = {}  # turns of slots that were returned since the last greeting
@@ -100,6 +105,15 @@ class Receiver:
     def busy(self) -> bool:
         """Whether a transfer has not ended, or a chunk is being scattered."""
         return bool(self.inbounds or self._scattering)
+
+    @property
+    def ahead(self) -> bool:
+        """Whether the peer has slots and chunks for some time, or sends none: a late look delays no transfer."""
+        if not self.inbounds:
+            return not self._scattering
+        left = sum([len(one.rows) - one.come for one in self.inbounds.values()])
+        free = len(self.granted) - len(self._scattering) - self._outbox.owed
+        return min(left, free) >= AHEAD_SLOTS
 
     @property
     def served(self) -> list[Inbound]:
@@ -191,12 +205,15 @@ class Receiver:
             self._outbox.owe([credit])
             return
         inbound.seen[data.chunk] = 1
+        inbound.come += 1
         inbound.running += 1
         row, place = inbound.rows[data.chunk], self.granted[data.slot].place
+        if data.slot in self._since:
+            self._pace.end(self._since.pop(data.slot), row.nbytes)
         after = inbound.own.pieces[row.piece].ready.left if inbound.own is not None else None
         moved = None
         try:
-            moved = self._mover.submit(row.planned(place), after, priority=PRIORITY[inbound.urgent])
+            moved = self._submit(row.planned(place), after, inbound.urgent)
         except Exception as error:  # noqa: BLE001  # it is the transfer's
             inbound.running -= 1
             self.fail(inbound, f"a chunk could not be scattered: {error}")
@@ -209,13 +226,32 @@ class Receiver:
         self.withdraw(inbound)
         return False
 
+    def look(self) -> bool:
+        """Return whether a scatter has ended. Those of one priority end in the order of their submits."""
+        running = [False, False]
+        for one in self._scattering:
+            urgent = one.inbound.urgent
+            if not running[urgent]:
+                if one.moved is None or one.moved.done():
+                    return True
+                running[urgent] = True
+        return False
+
     def step(self) -> bool:
         """End what is scattered; return whether anything changed."""
         if not self._scattering:
             return False
-        ended = [one for one in self._scattering if one.moved is None or one.moved.done()]
+        ended, running = list[_Scatter](), [False, False]
+        for one in self._scattering:
+            urgent = one.inbound.urgent
+            if not running[urgent]:
+                if one.moved is None or one.moved.done():
+                    ended.append(one)
+                else:
+                    running[urgent] = True
         for one in ended:
             self._scattering.remove(one)
+            self._since[one.credit.slot] = self._pace.begin()
             inbound = one.inbound
             inbound.running -= 1
             self._outbox.owe([one.credit if one.epoch == self._epoch else Credit(one.credit.slot, 0)])

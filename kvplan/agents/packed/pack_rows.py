@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 from kvplan.agents.packed.readiness import Ready
 from kvplan.errors import KVPlanError
+from kvplan.execute.executor import Executor
 from kvplan.execute.transfer import Transfer, check_after
 from kvplan.plan.packing.chunk_half import Chunks, Slot
 from kvplan.plan.packing.packing import Packing, packing_of, packings_by_layer
@@ -25,8 +26,25 @@ class Mover(Protocol):
         """Queue a plan; see :meth:`kvplan.Executor.submit`."""
 
 
+Submit = Callable[[Plan, Any, bool], Transfer]  # a plan, its after= and whether it has high priority
+
+
+def submit_of(mover: Mover) -> Submit:
+    """Return the function that submits chunks to a mover.
+
+    An executor's checks of the arguments are left out: plans of chunks are right, and a submit of a packed transfer has
+    checked its ``after=``. Its backend checks all else.
+    """
+    if isinstance(mover, Executor):
+        queue = mover._submit
+        return lambda plan, after, urgent: queue(plan, after, by_layer=False, urgent=urgent)
+    return lambda plan, after, urgent: mover.submit(plan, after, priority="high" if urgent else "normal")
+
+
 def failure(moved: Transfer | None) -> Exception | None:
     """Return the error of a gather or a scatter that has ended; None if it ended well, or was not submitted."""
+    if getattr(moved, "ended_well", False):  # as nearly all do
+        return None
     try:
         if moved is not None:
             moved.synchronize()

@@ -20,18 +20,16 @@ from kvplan.agents.packed.pack_messages import (
     which_body,
 )
 from kvplan.agents.packed.pack_outbox import Outbox
-from kvplan.agents.packed.pack_rows import Mover, failure
+from kvplan.agents.packed.pack_pace import Pace
+from kvplan.agents.packed.pack_rows import Mover, failure, submit_of
 from kvplan.agents.packed.pack_transfer import PackedTransfer
-from kvplan.agents.packed.readiness import Ready
 from kvplan.agents.packed.slot_ring import RingSlot
 from kvplan.agents.packed.wire import DONE, MOVING, Wire
-from kvplan.errors import TransferError
 
-PRIORITY = ("normal", "high")
 AHEAD = 3  # chunks that are gathered while the peer has no slot for them
+AHEAD_WRITES = 2  # writes that move, so that the wire has another one when the first ends
 SPARE = 3  # slots that such a chunk leaves to the other peers
 MOST_NEED = 16  # slots of the peer that one process has use for
-LOOKS = 2  # writes that move, and are looked at in one step; then one of the others
 
 log = logging.getLogger("kvplan.agents")
 
@@ -45,17 +43,20 @@ class Sender:
         mover: gathers.
         slots: free slots to gather into; all senders of an end share them.
         most: most of them that this one may have, so that a slow peer leaves some to the others.
+        pace: how fast writes move.
 
     Attributes:
         credits: the peer's slots.
         jobs: transfers that have not ended, by whose they are and their numbers.
     """
 
-    def __init__(self, outbox: Outbox, wire: Wire, mover: Mover, slots: list[RingSlot], most: int) -> None:
+    def __init__(
+        self, outbox: Outbox, wire: Wire, mover: Mover, slots: list[RingSlot], most: int, pace: Pace
+    ) -> None:  # fmt: skip
         self.credits = Credits()
         self.jobs: dict[tuple[int, int], Job] = {}
-        self._outbox, self._wire, self._mover, self._slots = outbox, wire, mover, slots
-        self._most, self._turn = most, 0
+        self._outbox, self._wire, self._submit, self._slots = outbox, wire, submit_of(mover), slots
+        self._most, self._turn, self._pace = most, 0, pace
         self._lines: tuple[dict[Job, None], dict[Job, None]] = ({}, {})  # transfers with chunks that have not begun
         self._gathering: list[Chunk] = []
         self._writing: list[Chunk] = []
@@ -76,6 +77,17 @@ class Sender:
         """Whether a chunk has not begun, or may have got its slot of the peer."""
         normal, urgent = self._lines
         return bool(normal or urgent or (self._gathering and self.credits.some))
+
+    @property
+    def ahead(self) -> bool:
+        """Whether the wire has work for some time, or none of this sender: a late look delays no chunk."""
+        return len(self._writing) >= AHEAD_WRITES or not (self.jobs or self._gathering or self._writing)
+
+    @property
+    def due(self) -> bool:
+        """Whether a step may change something, though nothing has come or ended: a chunk waits for its ``after=``."""
+        normal, urgent = self._lines
+        return bool(self.credits.leaving or ((normal or urgent) and self._room))
 
     @property
     def need(self) -> int:
@@ -155,7 +167,7 @@ class Sender:
         while job.next < len(rows) and not job.over:
             row = rows[job.next]
             ready = job.ready[row.piece] if job.ready else None
-            if ready is not None and not _completed(ready):
+            if ready is not None and not ready.completed():
                 return began
             if not self._room:
                 return began
@@ -163,23 +175,49 @@ class Sender:
             self._gathering.append(chunk)
             job.next += 1
             after = None if ready is None else ready.left
-            chunk.moved = self._mover.submit(row.planned(chunk.slot.place), after, priority=PRIORITY[job.urgent])
+            chunk.moved = self._submit(row.planned(chunk.slot.place), after, job.urgent)
             began = True
         self._lines[job.urgent].pop(job, None)
         return began
 
+    def look(self) -> bool:
+        """Look at what moves; return whether a gather or a write has ended since the last look.
+
+        Gathers of one priority end in the order of their submits, so those behind one that runs are not asked. Writes
+        mostly end in the order in which they were posted: behind one that moves, one of the others is asked, in turn.
+        """
+        found, running = False, [False, False]
+        for chunk in self._gathering:
+            urgent = chunk.job.urgent
+            if not chunk.gathered and not running[urgent]:
+                if chunk.moved is None or chunk.moved.done():
+                    chunk.gathered = True
+                else:
+                    running[urgent] = True
+            found |= chunk.gathered and (chunk.lent is not None or chunk.job.over)
+        writing = self._writing
+        for chunk in writing:
+            if not self._known(chunk):
+                break
+            found = True
+        if len(writing) > 1 and not found:
+            self._turn += 1
+            found = self._known(writing[1 + self._turn % (len(writing) - 1)])
+        return found
+
     def step(self) -> bool:
-        """Write what is gathered, and end what is written; return whether anything changed."""
+        """Write what is gathered, and end what is written; return whether anything changed. It follows a look."""
         changed = False
         if self._gathering:
             changed = self._gathered()
         if self._writing:
-            changed |= self._written()
+            for chunk in [chunk for chunk in self._writing if chunk.why is not None]:
+                changed |= self._ended(chunk)
         return changed
 
     def _gathered(self) -> bool:
         changed = False
-        for chunk in [chunk for chunk in self._gathering if chunk.moved is None or chunk.moved.done()]:
+        for chunk in [chunk for chunk in self._gathering if chunk.gathered]:
             job = chunk.job
             error = failure(chunk.moved)
             if error is not None and not job.over:
@@ -217,7 +255,7 @@ class Sender:
             if job.own is not None:
                 job.own.posted += 1
             local = chunk.slot.place.address
-            chunk.posting = True
+            chunk.posting, chunk.since = True, self._pace.begin()
             try:
                 chunk.handle = self._wire.write(local, lent.address, nbytes, note)
             except Exception as error:  # noqa: BLE001  # nothing of it arrives
@@ -231,28 +269,17 @@ class Sender:
         self._missed(chunk, why or chunk.why or "")
         return False
 
-    def _written(self) -> bool:
-        changed, moving = False, 0
-        for chunk in self._writing[:]:
-            if self._ended(chunk):
-                changed = True
-            else:
-                moving += 1
-                if moving == LOOKS:
-                    break
-        later = len(self._writing) - LOOKS
-        if later > 0 and not changed:  # writes may end in another order
-            self._turn += 1
-            changed = self._ended(self._writing[LOOKS + self._turn % later])
-        return changed
-
-    def _ended(self, chunk: Chunk) -> bool:
-        """End the write of a chunk if it has ended, or post it again; return False if it moves."""
+    def _known(self, chunk: Chunk) -> bool:
+        """Ask whether a write moves; return False if it does."""
         if chunk.why is None:
             state = self._state(chunk)
             if state == MOVING and not self._outbox.dead:
                 return False
             chunk.why = "" if state == DONE else state
+        return True
+
+    def _ended(self, chunk: Chunk) -> bool:
+        """End the write of a chunk that moves no more, or post it again; return False if it is not released yet."""
         if not chunk.ended:
             self._release(chunk)
             if not chunk.ended:
@@ -291,6 +318,7 @@ class Sender:
         self.credits.written(chunk.theirs.number)
         self._slots.append(chunk.slot)
         job = chunk.job
+        self._pace.end(chunk.since, job.rows[chunk.number].nbytes)
         job.sent += 1
         if job.whose == PULL and job.sent == len(job.rows):
             self._end(job)
@@ -346,7 +374,7 @@ class Sender:
             if chunk.moved is None:
                 row, urgent = chunk.job.rows[chunk.number], chunk.job.urgent
                 with suppress(Exception):
-                    chunk.moved = self._mover.submit(row.planned(chunk.slot.place), priority=PRIORITY[urgent])
+                    chunk.moved = self._submit(row.planned(chunk.slot.place), None, urgent)
         ours = [*self._gathering, *self._writing, *self._stuck]
         self.credits.settle({chunk.lent.number for chunk in ours if chunk.lent is not None})
 
@@ -364,10 +392,3 @@ class Sender:
         for job in list(self.jobs.values()):
             self.fail(job, why, tell=False)
         self.credits.withdraw()
-
-
-def _completed(ready: Ready) -> bool:
-    try:
-        return ready()
-    except Exception as error:
-        raise TransferError(f"its after= failed ({error})") from error

@@ -12,7 +12,6 @@ from kvplan.agents.packed.pack_receiver import Inbound, Receiver
 from kvplan.agents.packed.pack_rows import Planner, rows_of
 from kvplan.agents.packed.pack_sender import Sender
 from kvplan.agents.packed.pack_transfer import PackedTransfer
-from kvplan.errors import TransferError
 from kvplan.plan.packing.chunk_half import Chunks
 
 LOOK_SECONDS = 1e-3  # between two looks at deadlines
@@ -103,10 +102,7 @@ class Starts:
         """Return whether the first piece of a push, or every piece of a pull, may begin."""
         transfer.make(chunk_nbytes)
         pieces = transfer.pieces if transfer.wish.reading else transfer.pieces[:1]
-        try:
-            return all(piece.ready() for piece in pieces)
-        except Exception as error:
-            raise TransferError(f"its after= failed ({error})") from error
+        return all(piece.ready.completed() for piece in pieces)
 
     def _begin(self, transfer: PackedTransfer, now: float, chunk_nbytes: int) -> None:
         wish, reading = transfer.wish, transfer.wish.reading
@@ -115,7 +111,7 @@ class Starts:
         for piece in transfer.pieces:
             packing = piece.packing
             if packing is not None:
-                sides.append((packing.src, packing.scatter if reading else packing.gather))
+                sides.append((packing.src, packing.dst.plan if reading else packing.src.plan))
                 recipes.append(packing.recipe("src" if reading else "dst"))
         rows = rows_of(sides, chunk_nbytes)
         transfer.count(rows)

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from kvplan.base.threads import error_of
-from kvplan.errors import KVPlanError
+from kvplan.errors import KVPlanError, TransferError
 from kvplan.execute.transfer import Transfer, wait_for
 
 _HANDLES = ("cuda_stream", "__cuda_stream__")
@@ -66,6 +66,13 @@ class Ready:
         if self._problem and self._problem[0] is not None:
             raise self._problem[0]
         return True
+
+    def completed(self) -> bool:
+        """Return whether it has completed; raise TransferError if it failed."""
+        try:
+            return self()
+        except Exception as error:
+            raise TransferError(f"its after= failed ({error})") from error
 
     @classmethod
     def of_all(cls, every: Sequence[Ready]) -> Ready:

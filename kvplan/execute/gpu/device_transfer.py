@@ -243,14 +243,21 @@ class DeviceTransfer(Loans, Awaited):
         """See :meth:`Transfer.done`."""
         if self._over:
             return True
-        check_process(self.resources.generation)
-        if self.queued:
+        resources = self.resources
+        check_process(resources.generation)
+        if self._issued is not None and self.queued:
             return False
-        device = self.resources.device
+        device = resources.device
         if device.is_current():  # as for most callers; then there is nothing to restore
-            return self._passed()
-        with device.current():
-            return self._passed()
+            with Uncaptured(device), resources.lock:
+                return self._retire()
+        with device.current(), Uncaptured(device), resources.lock:
+            return self._retire()
+
+    @property
+    def ended_well(self) -> bool:
+        """Whether it is known to have ended without an error; it asks nobody."""
+        return self._over and self._error is None
 
     def result(self) -> TransferResult:
         """See :meth:`Transfer.result`."""
@@ -303,10 +310,6 @@ class DeviceTransfer(Loans, Awaited):
                 time.sleep(20e-6)
             self._callbacks.reap()  # earlier transfers have ended, too
 
-    def _passed(self) -> bool:
-        with Uncaptured(self.resources.device):
-            return self._retired()
-
     def _retired(self) -> bool:
         with self.resources.lock:
             return self._retire()
@@ -316,7 +319,7 @@ class DeviceTransfer(Loans, Awaited):
         if self._over:
             self._give_back()
             return True
-        if not self._is_played():
+        if self._state is not None and not self._is_played():
             return False
         device = self.resources.device
         code = device.driver.cuEventQuery(self._end)

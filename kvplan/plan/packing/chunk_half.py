@@ -20,6 +20,7 @@ from kvplan.plan.plan import Plan, direction_of
 from kvplan.program.program import Program, RunGroup
 
 NONE = np.empty(0, dtype=np.int64)
+_SKIP = ((0, 0),)
 
 
 class Slot(NamedTuple):
@@ -199,7 +200,8 @@ class Half(Chunks):
             raise KVPlanError(f"units {first} to {last} of a half of {self.units}; give 0 <= first <= last <= units")
         if slot.address % GRAIN:
             raise KVPlanError(f"a slot begins at {slot.address:#x}; give an address that is a multiple of {GRAIN}")
-        programs, layouts, direction, seams = self._ring(slot.layout)
+        ring = self._rings.get(id(slot.layout))
+        programs, layouts, direction, seams = self._ring(slot.layout) if ring is None else ring[1]
         cache, at, parts = self._cache, slot.address, []
         section = bisect_right(self._begins, first) - 1
         unit = first
@@ -208,9 +210,9 @@ class Half(Chunks):
             begin = self._begins[section]
             count = min(last, self._begins[section + 1]) - unit
             if count:
-                units = np.empty((2, count), dtype=np.int64)
+                units = np.empty((2, count), np.int64)
                 units[cache] = addresses[unit - begin : unit - begin + count]
-                np.add(self._offsets_of(nbytes, count), np.int64(at), out=units[1 - cache])
+                np.add(self._offsets_of(nbytes, count), at, units[1 - cache])
                 parts.append(Part(group, units))
                 at += count * nbytes
                 unit += count
@@ -218,8 +220,7 @@ class Half(Chunks):
         total = at - slot.address
         if total > slot.nbytes:
             raise KVPlanError(f"units {first} to {last} have {total:,} bytes; the slot has {slot.nbytes:,}")
-        skips = ((0, 0),) * len(parts)
-        return Plan(tuple(parts), last - first, total, direction, layouts, seams, skips, programs)
+        return Plan(tuple(parts), last - first, total, direction, layouts, seams, _SKIP * len(parts), programs)
 
     def _offsets_of(self, nbytes: int, count: int) -> Int64Array:
         """Return where units of a size begin, one behind the other: all chunks share one array.
@@ -232,23 +233,22 @@ class Half(Chunks):
         return known[:count]
 
     def _ring(self, ring: KVLayout) -> _Shared:
-        """Return what all plans with a ring share."""
-        known = self._rings.get(id(ring))
-        if known is None:
-            for layout in self.layouts:
-                if layout.addresses != "memory":
-                    raise LayoutError(
-                        f"the addresses of {layout!r} are {NOT_HERE[layout.addresses]}; its own process plans this "
-                        "half, from the recipe"
-                    )
-            gather = self.side == "src"
-            pairs = [(layout, ring) if gather else (ring, layout) for layout in self.layouts]
-            programs = tuple([HalfProgram(*pair) for pair in pairs])
-            marks = np.array(ring.seams, dtype=np.int64)
-            seams = Seams(self.seams, marks) if gather else Seams(marks, self.seams)
-            direction = direction_of(*pairs[0]) if pairs else "host"
-            known = self._rings[id(ring)] = ring, _Shared(programs, tuple(pairs), direction, seams)
-        return known[1]
+        """Make what all plans with a ring share."""
+        for layout in self.layouts:
+            if layout.addresses != "memory":
+                raise LayoutError(
+                    f"the addresses of {layout!r} are {NOT_HERE[layout.addresses]}; its own process plans this half, "
+                    "from the recipe"
+                )
+        gather = self.side == "src"
+        pairs = [(layout, ring) if gather else (ring, layout) for layout in self.layouts]
+        programs = tuple([HalfProgram(*pair) for pair in pairs])
+        marks = np.array(ring.seams, dtype=np.int64)
+        seams = Seams(self.seams, marks) if gather else Seams(marks, self.seams)
+        direction = direction_of(*pairs[0]) if pairs else "host"
+        shared = _Shared(programs, tuple(pairs), direction, seams)
+        self._rings[id(ring)] = ring, shared
+        return shared
 
     @cached_property
     def facts(self) -> HalfFacts:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import kvplan
 from kvplan import Agent, KVLayout, KVPlanError, LayoutError, PathError, TransferError
+from kvplan.agents.by_nixl.nixl_packed import NixlPacked
 from kvplan.agents.by_nixl.packed_way import GPU_SLOTS, Slots, allocated, slots_of_a_peer
 from kvplan.agents.packed.pack_end import End
 from kvplan.cost.wires.wire_profile import default_wire
@@ -265,6 +267,15 @@ def test_looks_while_transfers_are_in_flight_are_counted(far):
     progress = far.me._core.packed._progress
     assert progress.looks > 0
     assert 0 < progress.longest <= progress.waited
+
+
+@pytest.mark.parametrize(("device", "seen", "fast"), [("cuda:0", True, True), ("cuda:0", False, False),
+                                                      ("cpu", True, False)])  # fmt: skip
+def test_a_ring_of_host_memory_is_never_left_alone(device, seen, fast):
+    """Its bytes may be copied by looks, however fast; those of a GPU that come so fast are not."""
+    ring = SimpleNamespace(end=SimpleNamespace(fast=seen), memory=Memory(0, 0, device))
+    assert NixlPacked._fast(SimpleNamespace(lanes=SimpleNamespace(ring=ring))) == fast
+    assert not NixlPacked._fast(SimpleNamespace(lanes=SimpleNamespace(ring=None)))
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import numpy as np
 import kvplan
 from kvplan.agents.by_nixl.nixl_progress import Naps
 from kvplan.agents.packed.pack_end import End
+from kvplan.agents.packed.slot_ring import ALIGNMENT
 from kvplan.plan.row_plans import Memory
 
 SLOT = 4096
@@ -86,12 +87,13 @@ class Process:
 
     def __init__(self, name: str, clock: Clock, slots: int, *, patient: bool) -> None:
         self.name, self.clock = name, clock
-        self.pool = np.zeros((slots + 1) * SLOT, np.uint8)
+        self.pool = np.zeros(slots * SLOT + ALIGNMENT - 1, np.uint8)
         memory = Memory(self.pool.ctypes.data, self.pool.nbytes, "cpu", self.pool)
         self.end = End(name, memory, SLOT, self, self.read, now=clock, threaded=lambda: True)
         self.mail: list[tuple[float, str, bytes]] = []
         self.naps = Naps(clock.time)
         self.naps.patient = patient
+        self.naps.ahead = lambda: self.end.ahead
         self.looks, self.seconds = 0, 0.0
 
     def submit(self, plan, after=None, *, priority="normal") -> Copy:
@@ -105,11 +107,12 @@ class Process:
 
     def look(self) -> float:
         """Look once; return the time of the next look."""
+        begun = self.clock.time
         moved = self.end.poll()
         took = FOUND if moved else EMPTY
         self.looks, self.seconds = self.looks + 1, self.seconds + took
         at = self.clock.time + took
-        return at + self.naps.after(at, moved=moved, busy=moved or self.end.busy)
+        return at + self.naps.after(at, moved=moved, busy=moved or self.end.busy, begun=begun)
 
 
 class Two:
@@ -141,14 +144,15 @@ class Two:
             self.clock.time, number, process = heappop(self._queue)
             heappush(self._queue, (process.look(), number, process))
 
-    def move(self, chunks: int) -> float:
-        """Pull some chunks; return the seconds that it takes."""
+    def move(self, chunks: int, *, reading: bool = True) -> float:
+        """Pull or push some chunks; return the seconds that it takes."""
         ids = range(chunks * 16)
-        plan = kvplan.compile(self.there, self.here).plan(ids, ids)
+        src, dst = (self.there, self.here) if reading else (self.here, self.there)
+        plan = kvplan.compile(src, dst).plan(ids, ids)
         begun = self.clock.time
         for process in (self.near, self.far):
             process.looks, process.seconds = 0, 0.0
-        transfer = self.near.end.submit("far", plan, reading=True)
+        transfer = self.near.end.submit("far", plan, reading=reading)
         self._queue = [(begun if one is self.near else at, number, one) for at, number, one in self._queue]
         self._queue.sort()  # the submit wakes the thread
         self.near.naps.wake(begun)

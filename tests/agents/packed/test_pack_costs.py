@@ -33,25 +33,27 @@ class AtOnce:
         pass
 
 
-class Looked:
-    """A plan that has moved at the third look."""
+class Timed:
+    """A plan that has moved at the second turn of the network."""
 
-    def __init__(self) -> None:
-        self.looks = 0
+    def __init__(self, network: Network) -> None:
+        self.network, self.until = network, network.clock + 1.5e-3
 
     def done(self) -> bool:
-        self.looks += 1
-        return self.looks > 2
+        return self.network.clock >= self.until
 
     def synchronize(self) -> None:
         pass
 
 
-class AfterLooks(AtOnce):
-    """A mover that needs three looks for each plan, as a GPU does."""
+class AfterTurns(AtOnce):
+    """A mover that takes two turns of the network for each plan, whether it is looked at or not, as a GPU does."""
+
+    def __init__(self, network: Network, *_) -> None:
+        self.network = network
 
     def submit(self, plan, after=None, *, priority="normal"):
-        return Looked()
+        return Timed(self.network)
 
 
 def counting(counts: Counter, name: str, call):
@@ -122,7 +124,7 @@ def test_calls_of_a_poll(monkeypatch):
 
 def test_calls_of_a_poll_beside_no_other_peer(monkeypatch):
     """A lone peer that wants more slots than there are costs a poll no search for them."""
-    monkeypatch.setattr(simulated_wire, "Mover", AfterLooks)
+    monkeypatch.setattr(simulated_wire, "Mover", AfterTurns)
     network = Network(0)
     near, far = (network.place(name, None, slots=16, slot_nbytes=4096) for name in ("near", "far"))
     here, there = met(network)
@@ -139,7 +141,7 @@ def test_calls_of_a_poll_beside_no_other_peer(monkeypatch):
 @pytest.mark.parametrize(("slots", "least"), [(32, 1.15), (GPU_SLOTS.number, 2.8)])
 def test_rounds_of_a_chunk(monkeypatch, slots, least):
     """A lone peer has many chunks on the way: of 32 slots, one ends in 1.15 rounds of polls, though each takes ten."""
-    monkeypatch.setattr(simulated_wire, "Mover", AfterLooks)
+    monkeypatch.setattr(simulated_wire, "Mover", AfterTurns)
     network = Network(0)
     near, _ = (network.place(name, None, slots=slots, slot_nbytes=4096) for name in ("near", "far"))
     here, there = met(network)

@@ -13,6 +13,7 @@ from kvplan import KVLayout
 from kvplan.agents.packed import pack_messages as messages
 from kvplan.agents.packed.pack_credits import Credits
 from kvplan.agents.packed.pack_messages import Credit
+from kvplan.agents.packed.pack_pace import Pace
 from kvplan.agents.packed.pack_receiver import Receiver
 from kvplan.agents.packed.pack_sharing import Share, share
 from kvplan.agents.packed.slot_ring import RingSlot
@@ -209,7 +210,7 @@ def test_a_peer_whose_greeting_is_late_takes_what_was_granted_before_it():
 def test_slots_that_are_returned_late_and_twice():
     slots = [RingSlot(number, SimpleNamespace()) for number in range(3)]
     outbox = SimpleNamespace(owe=lambda given: None)
-    receiver = Receiver(outbox, None, slots[:2], lambda note: None)
+    receiver = Receiver(outbox, None, slots[:2], lambda note: None, Pace(lambda: 0.0))
     assert receiver.returned([Credit(0, 0)]) == [], "nobody has asked for it"
     assert receiver.recall(5) == [Credit(0, 0), Credit(1, 0)]
     assert receiver.recall(5) == []
