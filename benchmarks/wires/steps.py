@@ -44,15 +44,16 @@ class Watch:
         from kvplan.agents.packed.pack_receiver import Receiver
         from kvplan.agents.packed.pack_rows import Row
         from kvplan.agents.packed.pack_sender import Sender
-        from kvplan.execute.executor import Executor
+        from kvplan.execute.gpu.backend import GpuBackend
+        from kvplan.execute.host.path import HostPath
         from kvplan.nixl.nixl_wire import NixlWire
 
         self.marks: Marks = defaultdict(dict)
         self.calls: dict[str, list[float]] = defaultdict(list)
         self._lent: dict[tuple[int, int], Any] = {}
         for owner, name in (
-            (Row, "planned"), (Executor, "submit"), (NixlWire, "write"), (NixlWire, "state"), (NixlWire, "tell"),
-            (NixlPacked, "read"), (End, "poll"),
+            (Row, "planned"), (GpuBackend, "submit"), (HostPath, "submit"), (NixlWire, "write"), (NixlWire, "state"),
+            (NixlWire, "tell"), (NixlPacked, "read"), (End, "poll"),
         ):  # fmt: skip
             self._around(owner, name, partial(self._timed, f"{owner.__name__}.{name}"))
         self._around(Sender, "_post", self._posted)

@@ -35,7 +35,7 @@ def moves_alone(device: str, wire: str) -> bool:
     """Return whether it is known from the first chunk on that hardware moves the bytes of a ring.
 
     Where NIXL has no thread, bytes of the CPU and of sockets move by looks alone. UCX may take TCP unless ``UCX_TLS``
-    names other transports. Then the first chunks tell; see :mod:`kvplan.agents.packed.pack_pace`.
+    names other transports. Then the first chunks tell; see :mod:`kvplan.agents.packed.wire`.
 
     Args:
         device: device of the ring.

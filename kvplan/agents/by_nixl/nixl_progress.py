@@ -117,11 +117,10 @@ class Naps:
             self._gaps.clear()  # the next transfer may be a short one
             return nap_after(now - self._active_at, busy=False, driven=self._driven)
         self._active_at = now
-        if not (self.patient or self.fast()):
-            return nap_after(now - self._moved_at, busy=True)
-        if len(self._gaps) < LEAST_GAPS:
-            return nap_after(now - self._moved_at, busy=True, gap=0.0)
-        return nap_after(now - self._moved_at, busy=True, gap=max(self._gaps), ahead=self.ahead())
+        seconds, gap = now - self._moved_at, max(self._gaps) if len(self._gaps) >= LEAST_GAPS else 0.0
+        if max(gap * AHEAD_SHARE, seconds * QUIET_SHARE) <= LEAST_AHEAD_NAP or not (self.patient or self.fast()):
+            return nap_after(seconds, busy=True)  # no nap would be longer anyway, or none may be
+        return nap_after(seconds, busy=True, gap=gap, ahead=gap > 0 and self.ahead())
 
     def wake(self, now: float) -> None:
         """Note that there is something to do."""

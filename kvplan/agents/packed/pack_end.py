@@ -17,10 +17,9 @@ from kvplan.agents.packed.pack_peers import Peers, ending
 from kvplan.agents.packed.pack_progress import Progress
 from kvplan.agents.packed.pack_receiver import Inbound
 from kvplan.agents.packed.pack_rows import Mover, pieces_of, readies_of
-from kvplan.agents.packed.pack_shared import Own
 from kvplan.agents.packed.pack_sharing import LEAST_SENDS, slots_to_gather
 from kvplan.agents.packed.pack_transfer import PackedTransfer, Wish
-from kvplan.agents.packed.slot_ring import SlotRing
+from kvplan.agents.packed.slot_ring import Own, SlotRing
 from kvplan.agents.packed.wire import Wire
 from kvplan.base.integers import integer
 from kvplan.base.process import check_process, generation

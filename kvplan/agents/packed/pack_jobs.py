@@ -65,7 +65,7 @@ class Chunk:
         ended: whether the latest write has ended for sure.
         why: why the latest write failed, ``""`` if it did not, None if that is not known.
         credits: slots that travel with it.
-        since: when its latest write was posted; see :class:`kvplan.agents.packed.pack_pace.Pace`.
+        since: when its latest write was posted; see :class:`kvplan.agents.packed.wire.Pace`.
     """
 
     __slots__ = (

@@ -10,15 +10,13 @@ from kvplan.agents.packed import pack_messages as messages
 from kvplan.agents.packed.pack_jobs import Job
 from kvplan.agents.packed.pack_messages import Credit, Hello, Message
 from kvplan.agents.packed.pack_outbox import Outbox
-from kvplan.agents.packed.pack_pace import Pace
 from kvplan.agents.packed.pack_receiver import Inbound, Receiver
 from kvplan.agents.packed.pack_requests import Parties, Requests
 from kvplan.agents.packed.pack_sender import Sender
-from kvplan.agents.packed.pack_shared import Own, tell_user
 from kvplan.agents.packed.pack_starts import Starts
 from kvplan.agents.packed.pack_transfer import PackedTransfer
-from kvplan.agents.packed.slot_ring import ALIGNMENT, MOST_SLOTS, RingSlot
-from kvplan.agents.packed.wire import Wire
+from kvplan.agents.packed.slot_ring import ALIGNMENT, MOST_SLOTS, Own, RingSlot, tell_user
+from kvplan.agents.packed.wire import Pace, Wire
 from kvplan.errors import LayoutError, TransferError
 from kvplan.plan.packing.pack_checks import Offered
 

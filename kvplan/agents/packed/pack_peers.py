@@ -13,8 +13,8 @@ from kvplan.agents.packed.pack_jobs import Job
 from kvplan.agents.packed.pack_lane import Lane
 from kvplan.agents.packed.pack_messages import Message
 from kvplan.agents.packed.pack_receiver import Inbound
-from kvplan.agents.packed.pack_shared import Own
 from kvplan.agents.packed.pack_sharing import LEAST_GRANT, Share, most_of_a_peer, share
+from kvplan.agents.packed.slot_ring import Own
 from kvplan.agents.packed.wire import Wire
 from kvplan.errors import KVPlanError
 from kvplan.plan.packing.pack_checks import Offered

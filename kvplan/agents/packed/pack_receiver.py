@@ -8,10 +8,10 @@ from typing import NamedTuple
 from kvplan.agents.packed.pack_messages import CANCEL, DONE, FAILED, PULL, PUSHED, Credit, Data, which_body
 from kvplan.agents.packed.pack_orders import Orders
 from kvplan.agents.packed.pack_outbox import Outbox
-from kvplan.agents.packed.pack_pace import Pace
 from kvplan.agents.packed.pack_rows import Mover, Row, failure, submit_of
 from kvplan.agents.packed.pack_transfer import PackedTransfer
 from kvplan.agents.packed.slot_ring import RingSlot
+from kvplan.agents.packed.wire import Pace
 from kvplan.errors import LayoutError
 from kvplan.execute.transfer import Transfer
 

@@ -20,11 +20,10 @@ from kvplan.agents.packed.pack_messages import (
     which_body,
 )
 from kvplan.agents.packed.pack_outbox import Outbox
-from kvplan.agents.packed.pack_pace import Pace
 from kvplan.agents.packed.pack_rows import Mover, failure, submit_of
 from kvplan.agents.packed.pack_transfer import PackedTransfer
 from kvplan.agents.packed.slot_ring import RingSlot
-from kvplan.agents.packed.wire import DONE, MOVING, Wire
+from kvplan.agents.packed.wire import DONE, MOVING, Pace, Wire
 
 AHEAD = 3  # chunks that are gathered while the peer has no slot for them
 AHEAD_WRITES = 2  # writes that move, so that the wire has another one when the first ends
@@ -372,7 +371,7 @@ class Sender:
                 chunk.ended, chunk.why = True, chunk.why or "it was interrupted"
         for chunk in self._gathering:
             if chunk.moved is None:
-                row, urgent = chunk.job.rows[chunk.number], chunk.job.urgent
+                row, urgent, chunk.gathered = chunk.job.rows[chunk.number], chunk.job.urgent, False
                 with suppress(Exception):
                     chunk.moved = self._submit(row.planned(chunk.slot.place), None, urgent)
         ours = [*self._gathering, *self._writing, *self._stuck]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvplan.agents.packed.pack_pace import CHUNKS, FAST, LEAST_CHUNKS, Pace
+from kvplan.agents.packed.wire import CHUNKS, FAST, LEAST_CHUNKS, Pace
 
 
 class Clock:

@@ -13,10 +13,10 @@ from kvplan import KVLayout
 from kvplan.agents.packed import pack_messages as messages
 from kvplan.agents.packed.pack_credits import Credits
 from kvplan.agents.packed.pack_messages import Credit
-from kvplan.agents.packed.pack_pace import Pace
 from kvplan.agents.packed.pack_receiver import Receiver
 from kvplan.agents.packed.pack_sharing import Share, share
 from kvplan.agents.packed.slot_ring import RingSlot
+from kvplan.agents.packed.wire import Pace
 from kvplan.errors import LayoutError
 from tests.agents.packed.simulated_wire import Faults, Network, meet, slots_back
 
