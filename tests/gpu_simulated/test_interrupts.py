@@ -11,6 +11,7 @@ import threading
 import pytest
 
 import kvplan
+from kvplan.execute.gpu.device_transfer import DeviceTransfer
 from tests.interrupts import Interrupt
 from tests.paged_caches import Move
 from tests.profiles import points
@@ -104,3 +105,28 @@ def test_a_handler_may_close_a_gpu_s_executor_and_ask_it_at_any_point_of_a_call(
                 executor.submit(pair.plan(MOVE)).synchronize(PATIENCE)
         if not interrupt.where:
             break
+
+
+def test_an_interrupt_behind_the_last_call_borrows_no_events(monkeypatch):
+    """The transfer flies, and another thread may end it and give its loans back at any time."""
+    device = Device(0)
+    pair = pair_on(device, "load")
+    with executor_on(device, "kernel") as executor:
+        executor.submit(pair.plan(Move([0], [1]))).synchronize(PATIENCE)
+        made, borrowed = DeviceTransfer.fly, []
+
+        def cut(transfer, *given):
+            made(transfer, *given)
+            borrowed.append((transfer, list(transfer._borrowed)))
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(DeviceTransfer, "fly", cut)
+        device.eager = False
+        with pytest.raises(KeyboardInterrupt):
+            executor.submit(pair.plan(Move([2], [3])))
+        monkeypatch.undo()
+        transfer, events = borrowed[0]
+        assert transfer._borrowed == events
+        device.eager = True
+        device.run()
+        executor.submit(pair.plan(Move([4], [5]))).synchronize(PATIENCE)

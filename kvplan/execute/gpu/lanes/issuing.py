@@ -229,6 +229,8 @@ class Issuing(LaneStreams):
     def _end_broken(self, transfer: DeviceTransfer, begin: int, end: int, error: BaseException) -> None:
         """Fail a transfer, and keep its loans until all work issued on the lane's streams has ended."""
         transfer.fail(error)
+        if transfer._end and not transfer.unplayed:
+            return  # all calls were made, and only the rest of the submit was cut off: it may have ended by now
         issuer = self.issuer
         if issuer is not None and not issuer.idle:  # the end is recorded behind the calls of earlier transfers
             try:
