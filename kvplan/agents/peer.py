@@ -181,9 +181,8 @@ class Peer:
     def _submit(self, order: Order, transport: str, *, by_layer: bool, priority: str) -> PeerTransfer:
         core, link, plan, after = self.core, self.link, order.plan, order.after
         assert link is not None  # the transport is a local one
-        urgent, opened, executor, lane = (
-            self._routes.get((transport, priority, plan.direction)) or self._route(link, plan, transport, priority)
-        )
+        known = self._routes.get((transport, priority, plan.direction))
+        urgent, opened, executor, lane = known or self._route(link, plan, transport, priority)
         if after is not None:
             check_after(after, gpu=executor.device != "cpu")
             if isinstance(after, PeerTransfer) and after.on_gpu:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from kvplan.agents.packed.pack_messages import CANCEL, DONE, FAILED, PULL, PUSHED, Credit, Data, which_body
 from kvplan.agents.packed.pack_orders import Orders
 from kvplan.agents.packed.pack_outbox import Outbox
-from kvplan.agents.packed.pack_rows import Mover, Row, failure, submit_of
+from kvplan.agents.packed.pack_rows import Mover, Row, ended, failure, submit_of
 from kvplan.agents.packed.pack_transfer import PackedTransfer
 from kvplan.agents.packed.slot_ring import RingSlot
 from kvplan.agents.packed.wire import Pace
@@ -227,29 +227,17 @@ class Receiver:
         return False
 
     def look(self) -> bool:
-        """Return whether a scatter has ended. Those of one priority end in the order of their submits."""
-        running = [False, False]
-        for one in self._scattering:
-            urgent = one.inbound.urgent
-            if not running[urgent]:
-                if one.moved is None or one.moved.done():
-                    return True
-                running[urgent] = True
-        return False
+        """Return whether a scatter has ended."""
+        running = set[tuple[bool, str]]()
+        return any(ended(one.moved, one.inbound.urgent, running) for one in self._scattering)
 
     def step(self) -> bool:
         """End what is scattered; return whether anything changed."""
         if not self._scattering:
             return False
-        ended, running = list[_Scatter](), [False, False]
-        for one in self._scattering:
-            urgent = one.inbound.urgent
-            if not running[urgent]:
-                if one.moved is None or one.moved.done():
-                    ended.append(one)
-                else:
-                    running[urgent] = True
-        for one in ended:
+        running = set[tuple[bool, str]]()
+        over = [one for one in self._scattering if ended(one.moved, one.inbound.urgent, running)]
+        for one in over:
             self._scattering.remove(one)
             self._since[one.credit.slot] = self._pace.begin()
             inbound = one.inbound
@@ -265,7 +253,7 @@ class Receiver:
                         inbound.own.arrive(one.row.piece)
                     if inbound.scattered == len(inbound.rows):
                         self._complete(inbound)
-        return bool(ended)
+        return bool(over)
 
     def _complete(self, inbound: Inbound) -> None:
         if inbound.own is not None:

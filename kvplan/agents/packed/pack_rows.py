@@ -41,6 +41,27 @@ def submit_of(mover: Mover) -> Submit:
     return lambda plan, after, urgent: mover.submit(plan, after, priority="high" if urgent else "normal")
 
 
+def ended(moved: Transfer | None, urgent: bool, running: set[tuple[bool, str]]) -> bool:
+    """Return whether a gather or a scatter is known to have ended.
+
+    Those of one priority and direction end in the order of their submits, so none behind one that runs is asked.
+
+    Args:
+        moved: it; None if it was not submitted.
+        urgent: whether it has high priority.
+        running: priority and direction of those before it that run; one that runs is added.
+    """
+    if moved is None:
+        return True
+    line = urgent, moved.plan.direction
+    if line in running:
+        return False
+    if moved.done():
+        return True
+    running.add(line)
+    return False
+
+
 def failure(moved: Transfer | None) -> Exception | None:
     """Return the error of a gather or a scatter that has ended; None if it ended well, or was not submitted."""
     if getattr(moved, "ended_well", False):  # as nearly all do

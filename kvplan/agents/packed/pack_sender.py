@@ -20,7 +20,7 @@ from kvplan.agents.packed.pack_messages import (
     which_body,
 )
 from kvplan.agents.packed.pack_outbox import Outbox
-from kvplan.agents.packed.pack_rows import Mover, failure, submit_of
+from kvplan.agents.packed.pack_rows import Mover, ended, failure, submit_of
 from kvplan.agents.packed.pack_transfer import PackedTransfer
 from kvplan.agents.packed.slot_ring import RingSlot
 from kvplan.agents.packed.wire import DONE, MOVING, Pace, Wire
@@ -182,17 +182,12 @@ class Sender:
     def look(self) -> bool:
         """Look at what moves; return whether a gather or a write has ended since the last look.
 
-        Gathers of one priority end in the order of their submits, so those behind one that runs are not asked. Writes
-        mostly end in the order in which they were posted: behind one that moves, one of the others is asked, in turn.
+        Writes mostly end in the order in which they were posted: behind one that moves, one of the others is asked, in
+        turn.
         """
-        found, running = False, [False, False]
+        found, running = False, set[tuple[bool, str]]()
         for chunk in self._gathering:
-            urgent = chunk.job.urgent
-            if not chunk.gathered and not running[urgent]:
-                if chunk.moved is None or chunk.moved.done():
-                    chunk.gathered = True
-                else:
-                    running[urgent] = True
+            chunk.gathered = chunk.gathered or ended(chunk.moved, chunk.job.urgent, running)
             found |= chunk.gathered and (chunk.lent is not None or chunk.job.over)
         writing = self._writing
         for chunk in writing:

@@ -31,7 +31,8 @@ class Clock:
 class Copy:
     """A gather or a scatter, which moves nothing."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, plan: kvplan.Plan) -> None:
+        self.plan = plan
         self._clock, self._until = clock, clock.time + COPY
 
     def done(self) -> bool:
@@ -97,7 +98,7 @@ class Process:
         self.looks, self.seconds = 0, 0.0
 
     def submit(self, plan, after=None, *, priority="normal") -> Copy:
-        return Copy(self.clock)
+        return Copy(self.clock, plan)
 
     def read(self) -> None:
         due = [one for one in self.mail if one[0] <= self.clock.time]

@@ -75,7 +75,7 @@ class Moved:
     """A plan that a simulated mover moves: all of it, after some looks, or never."""
 
     def __init__(self, mover: Mover, plan: kvplan.Plan, looks: int) -> None:
-        self._mover, self._plan, self._looks = mover, plan, looks
+        self._mover, self.plan, self._looks = mover, plan, looks
         self._error: Exception | None = None
         self._ended = False
 
@@ -89,7 +89,7 @@ class Moved:
             if mover.network.rng.random() < mover.network.faults.stuck:
                 self._error = TransferError("the mover broke")
             else:
-                mover.executor.submit(self._plan).synchronize()
+                mover.executor.submit(self.plan).synchronize()
         return True
 
     def synchronize(self) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import kvplan
 from kvplan.agents.by_nixl.packed_way import GPU_SLOTS
 from kvplan.agents.packed.pack_lane import Lane
+from kvplan.agents.packed.pack_rows import ended
 from tests.agents.packed import simulated_wire
 from tests.agents.packed.simulated_wire import Faults, Network, meet
 
@@ -28,6 +29,7 @@ class AtOnce:
         pass
 
     def submit(self, plan, after=None, *, priority="normal"):
+        self.plan = plan
         return self
 
     def done(self) -> bool:
@@ -40,8 +42,8 @@ class AtOnce:
 class Timed:
     """A plan that has moved at the second turn of the network."""
 
-    def __init__(self, network: Network) -> None:
-        self.network, self.until = network, network.clock + 1.5e-3
+    def __init__(self, network: Network, plan: kvplan.Plan) -> None:
+        self.network, self.plan, self.until = network, plan, network.clock + 1.5e-3
 
     def done(self) -> bool:
         return self.network.clock >= self.until
@@ -57,7 +59,7 @@ class AfterTurns(AtOnce):
         self.network = network
 
     def submit(self, plan, after=None, *, priority="normal"):
-        return Timed(self.network)
+        return Timed(self.network, plan)
 
 
 def counting(counts: Counter, name: str, call):
@@ -235,3 +237,19 @@ def test_chunks_on_the_way(monkeypatch):
         for _ in range(5):
             network.step()
         assert (near.end.sending, len(near.end._own.sends)) == (10, left)
+
+
+def test_one_that_runs_hides_only_those_of_its_priority_and_direction():
+    class Moved:
+        def __init__(self, direction, *, over):
+            self.plan, self.over, self.asked = mock.Mock(direction=direction), over, False
+
+        def done(self):
+            self.asked = True
+            return self.over
+
+    line = [(Moved("load", over=False), False), (Moved("load", over=True), False), (Moved("load", over=True), True),
+            (Moved("device", over=True), False), (None, False)]  # fmt: skip
+    running = set()
+    assert [ended(moved, urgent, running) for moved, urgent in line] == [False, False, True, True, True]
+    assert [moved.asked for moved, _ in line if moved is not None] == [True, False, True, True]
