@@ -34,7 +34,6 @@ WAYS = ("auto", "direct", "packed")
 class _Route(NamedTuple):
     """The way of transfers by a local transport: the owner's memory, what moves the bytes, and what ends them."""
 
-    urgent: bool
     opened: Opened
     executor: Executor
     lane: Lane
@@ -65,7 +64,7 @@ class Peer:
             self._theirs |= {(whose, r.address, r.nbytes, r.device): transport for r in regions_of([layout])}
         self._sides: dict[int, tuple[weakref.ref[KVLayout], str | None]] = {}
         # By transport, priority and direction, for memory that one GPU alone reaches: the way of such a transfer.
-        self._routes: dict[tuple[str, str, str], _Route] = {}
+        self._routes: dict[tuple[str, bool, str], _Route] = {}
         # By the ids of a plan's only pair of layouts: both, held weakly, and what _direction returns.
         self._ways: dict[tuple[int, int], tuple[weakref.ref[KVLayout], weakref.ref[KVLayout], tuple[bool, str]]] = {}
 
@@ -126,9 +125,9 @@ class Peer:
         if deadline is not None and (isinstance(deadline, bool) or not isinstance(deadline, Real) or not deadline > 0):
             raise KVPlanError(f"deadline is {deadline!r}; give a positive number of seconds, or None")
         after = None if isinstance(after, tuple) and not after else after
-        if priority not in PRIORITIES:
+        if not isinstance(priority, str) or priority not in PRIORITIES:
             raise KVPlanError(f"priority is {priority!r}; give 'high' or 'normal'")
-        if way not in WAYS:
+        if not isinstance(way, str) or way not in WAYS:
             raise PathError(f"unknown way {quoted(way)}; expected one of {listed(WAYS)}")
         reading, transport = self._direction(plan)
         until = None if deadline is None else time.monotonic() + float(deadline)
@@ -181,8 +180,9 @@ class Peer:
     def _submit(self, order: Order, transport: str, *, by_layer: bool, priority: str) -> PeerTransfer:
         core, link, plan, after = self.core, self.link, order.plan, order.after
         assert link is not None  # the transport is a local one
-        known = self._routes.get((transport, priority, plan.direction))
-        urgent, opened, executor, lane = known or self._route(link, plan, transport, priority)
+        urgent = priority == "high"
+        known = self._routes.get((transport, urgent, plan.direction))
+        opened, executor, lane = known or self._route(link, plan, transport, urgent=urgent)
         if after is not None:
             check_after(after, gpu=executor.device != "cpu")
             if isinstance(after, PeerTransfer) and after.on_gpu:
@@ -197,14 +197,14 @@ class Peer:
         transfer.launch(lane, opened, urgent=urgent)
         return transfer
 
-    def _route(self, link: Link, plan: Plan, transport: str, priority: str) -> _Route:
+    def _route(self, link: Link, plan: Plan, transport: str, *, urgent: bool) -> _Route:
         """Return the way of a transfer by a local transport, and keep it if the plan's layouts do not matter."""
-        core, urgent, opened = self.core, priority == "high", link.opened[transport]
+        core, opened = self.core, link.opened[transport]
         executor = core.executor_for(plan, opened.gpu)
         lane = core.lanes.lane((id(executor), urgent, plan.direction))
-        route = _Route(urgent, opened, executor, lane)
+        route = _Route(opened, executor, lane)
         if opened.gpu is not None:
-            self._routes[transport, priority, plan.direction] = route
+            self._routes[transport, urgent, plan.direction] = route
         return route
 
     def _submit_nixl(self, order: Order, *, by_layer: bool, priority: str, way: str) -> PeerTransfer | PackedTransfer:

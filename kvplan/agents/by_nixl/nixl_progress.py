@@ -186,13 +186,13 @@ class NixlProgress:
                 self._count(begun - before)
             try:
                 moved = self._look()
+                busy = moved or self._busy()
+                at = now()
+                nap = naps.after(at, moved=moved, busy=busy, begun=begun)
             except Exception:
                 log.exception("the thread that makes progress for NIXL met an error")
-                moved = False
-            busy = moved or self._busy()
-            at = now()
+                at, busy, nap = now(), False, RECENT_NAP
             before = at if busy else None
-            nap = naps.after(at, moved=moved, busy=busy, begun=begun)
             if not nap:
                 time.sleep(0)  # lets the threads run that gather, scatter, or wait for the interpreter
                 continue

@@ -44,7 +44,7 @@ class Lane:
         outbox: messages to the peer.
         sender, receiver: chunks to the peer, and from it.
         starts: transfers that this process begins.
-        pace: how fast chunks move, to and from the peer.
+        paces: how fast chunks move to the peer, and from it.
         chunk_nbytes: most bytes of a chunk, to or from the peer; 0 while its ring is not known.
         why: why no transfer is accepted any more; None while it is open.
         wants: number of slots that the peer has use for; 0 if those that it has are enough.
@@ -57,9 +57,9 @@ class Lane:
         self.why: str | None = None
         self.chunk_nbytes = 0
         self.outbox = Outbox(wire, own.epoch(), max(1, len(granted) // 4), own.now)
-        pace = self.pace = Pace(own.now)
-        self.sender = Sender(self.outbox, wire, own.mover, own.sends, own.most, pace)
-        self.receiver = Receiver(self.outbox, own.mover, granted, partial(tell_user, own.notes, name), pace)
+        self.paces = Pace(own.now), Pace(own.now)
+        self.sender = Sender(self.outbox, wire, own.mover, own.sends, own.most, self.paces[0])
+        self.receiver = Receiver(self.outbox, own.mover, granted, partial(tell_user, own.notes, name), self.paces[1])
         self.starts = Starts(self.outbox, self.sender, self.receiver, wire.most_note)
         parties = Parties(self.outbox, self.sender, self.receiver)
         self._requests = Requests(parties, name, offered, own.ring.slot_nbytes, own.now)

@@ -52,7 +52,7 @@ class Progress:
     @property
     def fast(self) -> bool:
         """Whether transfers are in flight, and hardware was seen to move the bytes of all of them."""
-        seen = [lane.pace.fast for lane in self._peers.every if lane.busy]
+        seen = [any(pace.fast for pace in lane.paces) for lane in self._peers.every if lane.busy]
         return bool(seen) and all(seen)
 
     @property
@@ -85,12 +85,14 @@ class Progress:
 
     def _step(self) -> bool:
         self._arrivals()
-        changed = bool(self.calls or self.inbox)
-        settled, self._settled = self._settled and not changed, False  # an interrupt may come
+        changed = False
+        settled, self._settled = self._settled, False  # an interrupt may come
         while self.calls:
+            changed = True
             self.calls[0]()
             self.calls.popleft()  # last: an interrupt may come between; each call may come twice
         while self.inbox:
+            changed = True  # other threads may add a note at any time
             self._peers.hear(*self.inbox[0])
             self.inbox.popleft()
         lanes = [lane for lane in self._peers.every if lane.waits]
@@ -98,7 +100,12 @@ class Progress:
             return changed
         now = self._now()
         stirred = [lane for lane in lanes if lane.look(now)]
-        if settled and not stirred and not (len(self._peers.every) > 1 and any(lane.short for lane in lanes)):
+        if (
+            settled
+            and not changed
+            and not stirred
+            and not (len(self._peers.every) > 1 and any(lane.short for lane in lanes))
+        ):
             self._settled = True  # nothing came, nothing has ended, and no peer has slots that another one waits for
             return False
         if len(lanes) > 1:  # another lane is the first to get slots

@@ -111,7 +111,7 @@ class Receiver:
         """Whether the peer has slots and chunks for some time, or sends none: a late look delays no transfer."""
         if not self.inbounds:
             return not self._scattering
-        left = sum([len(one.rows) - one.come for one in self.inbounds.values()])
+        left = sum([len(one.rows) - one.come for one in list(self.inbounds.values())])
         free = len(self.granted) - len(self._scattering) - self._outbox.owed
         return min(left, free) >= AHEAD_SLOTS
 

@@ -180,15 +180,17 @@ class Sender:
         return began
 
     def look(self) -> bool:
-        """Look at what moves; return whether a gather or a write has ended since the last look.
+        """Look at what moves; return whether a gather or a write has ended, so that a step may change something.
 
         Writes mostly end in the order in which they were posted: behind one that moves, one of the others is asked, in
         turn.
         """
         found, running = False, set[tuple[bool, str]]()
         for chunk in self._gathering:
-            chunk.gathered = chunk.gathered or ended(chunk.moved, chunk.job.urgent, running)
-            found |= chunk.gathered and (chunk.lent is not None or chunk.job.over)
+            known = chunk.gathered
+            chunk.gathered = known or ended(chunk.moved, chunk.job.urgent, running)
+            # One that has ended waits for a slot of the peer; the first step behind its end sees whether it failed.
+            found |= chunk.gathered and (not known or chunk.lent is not None or chunk.job.over)
         writing = self._writing
         for chunk in writing:
             if not self._known(chunk):
@@ -196,7 +198,9 @@ class Sender:
             found = True
         if len(writing) > 1 and not found:
             self._turn += 1
-            found = self._known(writing[1 + self._turn % (len(writing) - 1)])
+            self._known(writing[1 + self._turn % (len(writing) - 1)])
+            for chunk in writing:  # it, or one that was not released at once
+                found |= chunk.why is not None
         return found
 
     def step(self) -> bool:

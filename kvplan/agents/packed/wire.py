@@ -82,7 +82,7 @@ class Wire(Protocol):
 
 
 class Pace:
-    """Whether hardware moves the bytes between two ends, by the time that chunks take.
+    """Whether hardware moves the bytes from one end to another, by the time that chunks take.
 
     The bytes of the latest chunks have all moved since the first of them could begin. So their number over this time is
     at most the speed of the wire, however many chunks moved at once, and however late a process has looked. A wire that

@@ -212,8 +212,8 @@ class GpuBackend:
         """Issue a transfer; or queue it for the lane's own thread, if the CPU must wait before it begins."""
         try:
             waits = [] if after is None else waits_of(after, transfer)
-            some = other.flying or other.pending.line or other.issuing is not None
-            behind = other.conflicting(transfer.plan) if some else []
+            others = other.pending.line or other.flying or other.issuing is not None  # in the order of a transfer
+            behind = other.conflicting(transfer.plan) if others else []
             late = late or waits is None or (bool(lane.pending.line) and lane.busy)
             late = late or (bool(behind) and any(one.queued for one in behind))
             if after is not None and isinstance(after, DeviceTransfer):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -223,10 +224,7 @@ class Selection:
             return known[2]
         sides = self._look(plan)
         if not sides.passing:
-
-            def forget(_: object) -> None:
-                self._known.pop(key, None)
-
+            forget = partial(self._known.pop, key)  # one C call: the dead reference is what it returns by default
             self._known[key] = (ref(src, forget), ref(dst, forget), sides)
         return sides
 
@@ -302,10 +300,7 @@ class Selection:
         """Keep values until a run group or a layout whose id is in their key is deleted."""
         if len(kept) >= self._resources.limits.decisions:
             kept.clear()
-
-        def forget(_: object) -> None:  # runs before another object can get the id
-            kept.pop(key, None)
-
+        forget = partial(kept.pop, key)  # one C call, before another object can get the id
         held = (*(part.group for part in plan.parts), *(layout for pair in plan.layouts for layout in pair))
         kept[key] = (tuple(ref(thing, forget) for thing in held), *values)
 

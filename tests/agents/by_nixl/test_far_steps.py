@@ -116,7 +116,9 @@ def test_a_wire_of_hardware_is_seen_by_its_pace(rate, fast, reading):
     two = Two(4096 / rate * 1e3, 12, patient=False)  # a thousandth of the rate, since a slot is small here
     for process in (two.near, two.far):
         for lane in process.end._peers.every:
-            lane.pace.end = lambda begun, nbytes, end=lane.pace.end: end(begun, 1000 * nbytes)
+            for pace in lane.paces:
+                pace.end = lambda begun, nbytes, end=pace.end: end(begun, 1000 * nbytes)
     two.move(60, reading=reading)
     assert not two.near.end.fast  # nothing is in flight
-    assert {lane.pace.fast for process in (two.near, two.far) for lane in process.end._peers.every} == {fast}
+    lanes = [lane for process in (two.near, two.far) for lane in process.end._peers.every]
+    assert {any(pace.fast for pace in lane.paces) for lane in lanes} == {fast}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
+from collections import Counter, deque
 from unittest import mock
 
 import numpy as np
@@ -253,3 +253,69 @@ def test_one_that_runs_hides_only_those_of_its_priority_and_direction():
     running = set()
     assert [ended(moved, urgent, running) for moved, urgent in line] == [False, False, True, True, True]
     assert [moved.asked for moved, _ in line if moved is not None] == [True, False, True, True]
+
+
+class Inbox(deque):
+    """Other threads have added notes behind the first look at it in a step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.late: list[tuple[str, bytes]] = []
+
+    def take(self, peer: str, note: bytes) -> bool:
+        self.late.append((peer, bytes(note)))
+        return True
+
+    def __bool__(self) -> bool:
+        some = len(self) > 0
+        self.extend(self.late)
+        self.late.clear()
+        return some
+
+
+def pair_of(network: Network, chunks: int) -> tuple[kvplan.KVLayout, kvplan.KVLayout, kvplan.CopyProgram]:
+    """Two ends that have met, the first with many slots, and the second with two; and a push of some chunks."""
+    network.place("near", None, slots=16, slot_nbytes=4096)
+    network.place("far", None, slots=2, slot_nbytes=4096)
+    here, there = (kvplan.KVLayout.from_tensors("block dim", np.zeros((chunks * 64, 64), np.uint8)) for _ in range(2))
+    meet(network, "near", "far", ([here], [there]))
+    return here, there, kvplan.compile(here, there)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_note_that_comes_within_a_step_is_not_forgotten(monkeypatch, seed):
+    monkeypatch.setattr(simulated_wire, "Mover", AfterTurns)
+    network = Network(seed)
+    *_, program = pair_of(network, 12)
+    ends = [network.places[name].end for name in ("near", "far")]
+    for end in ends:
+        end._progress.inbox = inbox = Inbox()
+        monkeypatch.setattr(end, "take", inbox.take)
+    transfer = ends[0].submit("far", program.plan(range(768), range(768)), reading=False)
+    for _ in range(3000):
+        if transfer.over:
+            break
+        network.step()
+    transfer.synchronize(0)
+
+
+def test_a_gather_that_fails_without_a_slot_of_the_peer_is_seen(monkeypatch):
+    class Failing(AtOnce):
+        def submit(self, plan, after=None, *, priority="normal"):
+            self.count = getattr(self, "count", 0) + 1
+            moved = AtOnce()
+            moved.plan = plan
+            if self.count == 3:
+                moved.synchronize = mock.Mock(side_effect=kvplan.TransferError("it broke"))
+            return moved
+
+    monkeypatch.setattr(simulated_wire, "Mover", Failing)
+    network = Network(1)
+    *_, program = pair_of(network, 12)
+    network.places["far"].polls = False
+    transfer = network.places["near"].end.submit("far", program.plan(range(768), range(768)), reading=False)
+    for _ in range(50):
+        network.step()
+    assert transfer.over
+    with pytest.raises(kvplan.TransferError, match="could not be gathered: it broke"):
+        transfer.synchronize(0)

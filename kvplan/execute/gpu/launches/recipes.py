@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 from weakref import ref
 
@@ -76,9 +77,6 @@ class Recipes:
         if len(self._known) >= self._most:
             self._known.clear()
         key = id(group), id(src), id(dst), units.shape[1]
-
-        def forget(_: object) -> None:  # runs before another object can get the id
-            self._known.pop(key, None)
-
+        forget = partial(self._known.pop, key)  # one C call, before another object can get the id
         held = ref(group, forget), ref(src, forget), ref(dst, forget)
         self._known[key] = Recipe(held, table, ready.programs, nbytes, room, bool(ready.copied[1]), copies)
