@@ -196,6 +196,8 @@ class Sender:
             if not self._known(chunk):
                 break
             found = True
+            if chunk.why:
+                break  # the peer hears of a failure before further chunks reach it
         if len(writing) > 1 and not found:
             self._turn += 1
             self._known(writing[1 + self._turn % (len(writing) - 1)])
