@@ -214,7 +214,7 @@ class GpuBackend:
             waits = [] if after is None else waits_of(after, transfer)
             others = other.pending.line or other.flying or other.issuing is not None  # in the order of a transfer
             behind = other.conflicting(transfer.plan) if others else []
-            late = late or waits is None or (bool(lane.pending.line) and lane.busy)
+            late = late or waits is None or lane.busy
             late = late or (bool(behind) and any(one.queued for one in behind))
             if after is not None and isinstance(after, DeviceTransfer):
                 # The lane's thread waits on the CPU for the calls of another executor's transfer.

@@ -254,7 +254,7 @@ class Selection:
                 apart = (*unmerged, "scattered")
                 known = self._decided.get(apart)
             if known is not None:
-                return known[1] if known[2] == plan.nbytes else _scaled(known, plan)
+                return _scaled(known, plan)
         cut = self._cut(plan, groups)
         counts = counted(plan) if cut is None else cut.counted(plan)
         key: Any = None

@@ -273,25 +273,22 @@ class Inbox(deque):
         return some
 
 
-def pair_of(network: Network, chunks: int) -> tuple[kvplan.KVLayout, kvplan.KVLayout, kvplan.CopyProgram]:
-    """Two ends that have met, the first with many slots, and the second with two; and a push of some chunks."""
-    network.place("near", None, slots=16, slot_nbytes=4096)
-    network.place("far", None, slots=2, slot_nbytes=4096)
-    here, there = (kvplan.KVLayout.from_tensors("block dim", np.zeros((chunks * 64, 64), np.uint8)) for _ in range(2))
-    meet(network, "near", "far", ([here], [there]))
-    return here, there, kvplan.compile(here, there)
+def to_a_small_ring(network):
+    """Let an end with many slots meet one with two; return both, and the plan of a push of twelve chunks."""
+    near, far = (network.place(name, None, slots=slots, slot_nbytes=4096) for name, slots in (("near", 16), ("far", 2)))
+    here, there = met(network)
+    return near, far, kvplan.compile(here, there).plan(range(12 * 64), range(12 * 64))
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_note_that_comes_within_a_step_is_not_forgotten(monkeypatch, seed):
     monkeypatch.setattr(simulated_wire, "Mover", AfterTurns)
     network = Network(seed)
-    *_, program = pair_of(network, 12)
-    ends = [network.places[name].end for name in ("near", "far")]
-    for end in ends:
-        end._progress.inbox = inbox = Inbox()
-        monkeypatch.setattr(end, "take", inbox.take)
-    transfer = ends[0].submit("far", program.plan(range(768), range(768)), reading=False)
+    near, far, plan = to_a_small_ring(network)
+    for place in (near, far):
+        place.end._progress.inbox = inbox = Inbox()
+        monkeypatch.setattr(place.end, "take", inbox.take)
+    transfer = near.end.submit("far", plan, reading=False)
     for _ in range(3000):
         if transfer.over:
             break
@@ -311,9 +308,9 @@ def test_a_gather_that_fails_without_a_slot_of_the_peer_is_seen(monkeypatch):
 
     monkeypatch.setattr(simulated_wire, "Mover", Failing)
     network = Network(1)
-    *_, program = pair_of(network, 12)
-    network.places["far"].polls = False
-    transfer = network.places["near"].end.submit("far", program.plan(range(768), range(768)), reading=False)
+    near, far, plan = to_a_small_ring(network)
+    far.polls = False
+    transfer = near.end.submit("far", plan, reading=False)
     for _ in range(50):
         network.step()
     assert transfer.over

@@ -44,11 +44,9 @@ class Issuing(LaneStreams):
 
     def full(self) -> bool:
         """Return whether the driver's queue may have no room for the calls of another transfer."""
-        most = self._most_calls
-        if self.calls <= most:
-            return False
-        self._reap_all()
-        return self.calls > most
+        if self.calls > self._most_calls:
+            self._reap_all()
+        return self.calls > self._most_calls
 
     def issue(
         self, transfer: DeviceTransfer, path: Path, waits: list[Wait], behind: list[DeviceTransfer], *,
@@ -70,7 +68,7 @@ class Issuing(LaneStreams):
         begin, end = transfer.event(), transfer.event()
         issuer, plan = self.issuer, transfer.plan
         given = 0 if issuer is None else issuer.given
-        apart = blocking or (issuer is not None and not issuer.idle) or (self.calls > self._most_calls and self.full())
+        apart = blocking or (issuer is not None and not issuer.idle) or self.full()
         # This thread holds the interpreter while it makes calls, so it must not wait for another lane's list.
         if waits or behind:
             apart = apart or any(not isinstance(one, int) and one.unplayed for one in (*waits, *behind))
@@ -204,7 +202,7 @@ class Issuing(LaneStreams):
 
     def _crowding(self, transfer: DeviceTransfer) -> DeviceTransfer | None:
         """Return the transfer in flight that must end before the driver's queue has room; None if there is room."""
-        most = self._resources.limits.lane_calls
+        most = self._most_calls
         with self._resources.lock:
             left = self.calls
             if left <= most:
