@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from kvplan.execute.executor import Executor
 
 READS, WRITES = True, False
-WAYS = ("auto", "direct", "packed")
+# Defaults are compared by identity, since each call of a submit counts.
+ONCE, NORMAL, AUTO = 1, "normal", "auto"
+WAYS = (AUTO, "direct", "packed")
 
 
 class _Route(NamedTuple):
@@ -74,11 +76,11 @@ class Peer:
         *,
         after: Any = None,
         note: bytes = b"",
-        attempts: int = 1,
+        attempts: int = ONCE,
         deadline: float | None = None,
         by_layer: bool = False,
-        priority: str = "normal",
-        way: str = "auto",
+        priority: str = NORMAL,
+        way: str = AUTO,
     ) -> PeerTransfer | PackedTransfer:
         """Begin a transfer, and return at once.
 
@@ -118,16 +120,17 @@ class Peer:
         if not isinstance(plan, Plan):
             raise KVPlanError(f"plan is a {type(plan).__name__}; submit takes what CopyProgram.plan or join made")
         checked_note(note)
-        if attempts != 1 or isinstance(attempts, bool):
+        if attempts is not ONCE:
             attempts = integer(
                 "attempts", attempts, least=1, right="a transfer is tried at least once", error=KVPlanError
             )
         if deadline is not None and (isinstance(deadline, bool) or not isinstance(deadline, Real) or not deadline > 0):
             raise KVPlanError(f"deadline is {deadline!r}; give a positive number of seconds, or None")
-        after = None if isinstance(after, tuple) and not after else after
-        if not isinstance(priority, str) or priority not in PRIORITIES:
+        if after is not None and isinstance(after, tuple) and not after:
+            after = None
+        if priority is not NORMAL and (not isinstance(priority, str) or priority not in PRIORITIES):
             raise KVPlanError(f"priority is {priority!r}; give 'high' or 'normal'")
-        if not isinstance(way, str) or way not in WAYS:
+        if way is not AUTO and (not isinstance(way, str) or way not in WAYS):
             raise PathError(f"unknown way {quoted(way)}; expected one of {listed(WAYS)}")
         reading, transport = self._direction(plan)
         until = None if deadline is None else time.monotonic() + float(deadline)

@@ -148,6 +148,7 @@ class PeerEnding(LatchedTransfer):
             return self._over.happened
         self._link.leave_flight(self)
         self._finish(result, None)
+        self._tally.settle()
         return True
 
     def _settle_moved(self) -> TransferError | None:

@@ -45,11 +45,12 @@ class PeerTransfer(PeerEnding):
         plan: the plan that it moves.
         attempt: number of the current attempt, from 1.
         quiet: whether a stream delivers its note, so that any thread can end it once its bytes have moved.
+        left: whether the lane has left it to its caller for some time.
         until: its deadline as ``time.monotonic`` counts, or None.
     """
 
     # Defaults that most transfers keep, so that a submit need not set them.
-    quiet = False
+    quiet = left = False
     _frame: weakref.ref[_Frame] | None = None
     _launched = False
     _waking: Wake | None = None
@@ -62,7 +63,7 @@ class PeerTransfer(PeerEnding):
         if self._over.happened:
             return True
         if self.quiet:
-            self._end_here()
+            self._end_quietly()
         elif self._lane is not None:
             self._lane.hurry()
         return self._over.happened
@@ -83,10 +84,20 @@ class PeerTransfer(PeerEnding):
         A caller that sleeps is woken by the lane's thread some time after the end, and its next submit is slower.
         """
         until = time.monotonic() + (LOOK_SECONDS if timeout is None else min(LOOK_SECONDS, timeout))
-        while not self._end_here():
+        while not self._end_quietly():
             if self._cancelled or time.monotonic() > until:
                 return self._over.happened
         return True
+
+    def _end_quietly(self) -> bool:
+        """End it in the caller's thread, if it can be; return whether it has ended. The lane then has no work with it.
+
+        Its thread would compete with the caller's next submits for the interpreter.
+        """
+        ended = self._end_here()
+        if ended and self._lane is not None:
+            self._lane.drop(self)
+        return ended
 
     def wait(self, stream: Any = None) -> None:
         """Make a stream wait for the bytes, or block without a GPU; see :meth:`kvplan.Transfer.wait`."""

@@ -25,10 +25,12 @@ class Settled(Protocol):
     Attributes:
         until: its deadline as ``time.monotonic`` counts, or None.
         quiet: whether a caller that asks for its end can end it, too; nobody waits for its end otherwise.
+        left: whether the lane's thread has left it to its caller for a look's time.
     """
 
     until: float | None
     quiet: bool
+    left: bool
 
     @property
     def inner(self) -> Transfer | None:
@@ -96,6 +98,13 @@ class Lane:
             self._dozing = False
             self._wake.put(None)
 
+    def drop(self, transfer: Settled) -> None:
+        """Forget a transfer that has ended. Its caller and the thread may both do so."""
+        try:
+            self._line.remove(transfer)  # one C call
+        except ValueError:  # the other one was first
+            return
+
     def stop(self) -> None:
         """End the thread after the transfers that it has."""
         self._stopped = True
@@ -103,7 +112,8 @@ class Lane:
 
     def _serve(self) -> None:
         while True:
-            if not self._line:
+            head = self._head()
+            if head is None:
                 if self._stopped:
                     break
                 self._hurried = False
@@ -111,7 +121,6 @@ class Lane:
                 continue
             self._idle = 0
             self._expire()
-            head = self._line[0]
             if head.submitting():  # the transport may not have taken the note yet
                 self._asleep = True  # its submit wakes this thread; no other call of the lane's does
                 if head.submitting():
@@ -123,17 +132,28 @@ class Lane:
             if head.inner is None:
                 head.begin(self._standby, self._wake)
             if self._ended(head.inner) and head.settle():
-                self._line.popleft()
-            del head  # otherwise its memory would stay alive until the next transfer
+                self.drop(head)
         self._standby.dismiss()
 
+    def _head(self) -> Settled | None:
+        """Return the first transfer. Its caller may end it, and take it out of the line, at any time."""
+        try:
+            return self._line[0]
+        except IndexError:
+            return None
+
     def _leaves(self, head: Settled) -> bool:
-        """Leave a transfer that its caller can end to the caller, for a look's time; return whether that was done."""
-        inner = head.inner
-        if self._hurried or self._stopped or inner is None or not all(one.quiet for one in list(self._line)):
+        """Leave transfers that their callers can end to the callers, for a look's time; return whether that was done.
+
+        A caller that waits for each of its transfers ends all of them, and this thread never competes with it.
+        """
+        inner, line = head.inner, list(self._line)
+        if self._hurried or self._stopped or inner is None or not all(one.quiet for one in line):
             return False
-        if inner.done():
+        if head.left and inner.done():
             return False
+        for one in line:
+            one.left = True
         self._dozing = True
         if not self._hurried:
             woken(self._wake, LOOK_SECONDS)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-from llvmlite import ir
-from numba import carray, typeof, types  # type: ignore[attr-defined]  # the stubs lack carray
-from numba.extending import intrinsic
+from numba import carray, typeof  # type: ignore[attr-defined]  # the stubs lack carray
 
+from kvplan.cuda import short_calls
+from kvplan.cuda.intrinsics import call_c, observe, pointer, publish
 from kvplan.plan.jit import brief as _brief
 from kvplan.plan.jit import compiled as _compiled
-
-WORD, CODE = ir.IntType(64), ir.IntType(32)
 
 # A row has four words: the kind of call, two operands, the stream. The operands: for a record, a wait, or a
 # synchronization, the event; for a launch, the address of the header and the index of the launch; for a copy, the index
@@ -34,7 +32,6 @@ NAMES = (
     "cuMemcpy2DAsync_v2", "cuEventQuery",
 )  # fmt: skip
 NAP: Final = 7  # index of usleep, behind the entry points of NAMES
-WRITE: Final = 8  # index of cuStreamWriteValue64, behind that
 STREAM_WORD: Final = 4  # index of the stream in a CUlaunchConfig
 INVALID: Final = 1  # CUDA_ERROR_INVALID_VALUE: of a 2-D copy, rows of several allocations
 NOT_READY: Final = 600  # CUDA_ERROR_NOT_READY: the event has not passed
@@ -69,57 +66,6 @@ COLUMNS: Final = 2
 LAUNCHES: Final = 4
 BOXES: Final = 6
 SEGMENT_WORDS: Final = 8
-
-
-@intrinsic
-def _call(typingctx: Any, entry: Any, arguments: Any) -> Any:
-    """Call the C function at the address ``entry``, which returns an int, with a tuple of int64 arguments."""
-    del typingctx, entry
-    count = len(arguments)
-
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        del context, signature
-        kind = ir.FunctionType(CODE, [WORD] * count)
-        given = [builder.extract_value(values[1], k) for k in range(count)]
-        return builder.call(builder.inttoptr(values[0], kind.as_pointer()), given)
-
-    return types.int32(types.int64, types.UniTuple(types.int64, count)), generate
-
-
-@intrinsic
-def pointer(typingctx: Any, address: Any) -> Any:
-    """Make a pointer of an address, for ``numba.carray``."""
-    del typingctx, address
-
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        del context, signature
-        return builder.inttoptr(values[0], ir.IntType(8).as_pointer())
-
-    return types.voidptr(types.int64), generate
-
-
-@intrinsic
-def publish(typingctx: Any, address: Any, value: Any) -> Any:
-    """Write a word that another thread reads: after all earlier writes."""
-    del typingctx, address, value
-
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        del context, signature
-        builder.store_atomic(values[1], builder.inttoptr(values[0], WORD.as_pointer()), ordering="release", align=8)
-
-    return types.void(types.int64, types.int64), generate
-
-
-@intrinsic
-def observe(typingctx: Any, address: Any) -> Any:
-    """Read a word that another thread writes: before all later reads."""
-    del typingctx, address
-
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        del context, signature
-        return builder.load_atomic(builder.inttoptr(values[0], WORD.as_pointer()), ordering="acquire", align=8)
-
-    return types.int64(types.int64), generate
 
 
 @_compiled
@@ -196,47 +142,47 @@ def _play(entries, rows, columns, launches, boxes, attributes, first, state, bas
         failed[0] = -1
         code = 0
         if which == RECORD:
-            code = _call(entries[RECORD], (one, stream))
+            code = call_c(entries[RECORD], (one, stream))
         elif which == WAIT:
-            code = _call(entries[WAIT], (stream, one, 0))
+            code = call_c(entries[WAIT], (stream, one, 0))
         elif which == LAUNCH:
             cell[0] = one
             for word in range(7):
                 cell[6 + word] = launches[end, 1 + word]
             cell[6 + STREAM_WORD] = stream
-            code = _call(entries[LAUNCH], (config, launches[end, 0], arguments, 0))
+            code = call_c(entries[LAUNCH], (config, launches[end, 0], arguments, 0))
         elif which == COPY:
-            code = _call(entries[COPY], (columns[1, one], columns[0, one], columns[2, one], stream))
+            code = call_c(entries[COPY], (columns[1, one], columns[0, one], columns[2, one], stream))
         elif which == BATCH:
             at, count = 8 * one, end - one
-            code = _call(
+            code = call_c(
                 entries[BATCH],
                 (dst + at, src + at, size + at, count, attributes, first, 1, failed.ctypes.data, stream),
             )
             if failed[0] >= count:
                 failed[0] = -1
         elif which == COPY_2D:
-            code = _call(entries[COPY_2D], (boxes.ctypes.data + 128 * one, stream))
+            code = call_c(entries[COPY_2D], (boxes.ctypes.data + 128 * one, stream))
             if code == INVALID:  # nothing was issued, so each row gets a copy
                 code, height = 0, boxes[one, 15]
                 for line in range(height):
                     if not code:
                         there, here = boxes[one, 11] + line * boxes[one, 13], boxes[one, 4] + line * boxes[one, 6]
-                        code = _call(entries[COPY], (there, here, boxes[one, 14], stream))
+                        code = call_c(entries[COPY], (there, here, boxes[one, 14], stream))
                 publish(state + 8 * ADDED, observe(state + 8 * ADDED) + height - 1)
         elif which == SYNC:  # cuEventSynchronize would keep a core busy for as long as the copies take
-            code = _call(entries[SYNC], (one,))
+            code = call_c(entries[SYNC], (one,))
             while code == NOT_READY:
                 if stream and observe(state + 8 * HURRIED) > base + k:
-                    code = _call(entries[WAIT], (stream, one, 0))
+                    code = call_c(entries[WAIT], (stream, one, 0))
                 else:
-                    _call(entries[NAP], (NAP_MICROSECONDS,))
-                    code = _call(entries[SYNC], (one,))
+                    call_c(entries[NAP], (NAP_MICROSECONDS,))
+                    code = call_c(entries[SYNC], (one,))
         else:
             while observe(one + 8 * PLAYED) < end and not observe(one + 8 * ENDED):
                 if observe(one + 8 * HURRIED) < end:
                     publish(one + 8 * HURRIED, end)
-                _call(entries[NAP], (NAP_MICROSECONDS,))
+                call_c(entries[NAP], (NAP_MICROSECONDS,))
             if end > LAST_ROW:
                 code = observe(one + 8 * FAILED)
         if code:
@@ -284,7 +230,7 @@ def serve(entries, attributes, first, queue, taken, semaphore, wait):
     """
     number = 0
     while True:
-        if _call(wait, (semaphore,)):
+        if call_c(wait, (semaphore,)):
             continue  # a signal
         slot = queue[number % queue.shape[0]]
         if not slot[TABLE]:
@@ -303,7 +249,7 @@ def serve(entries, attributes, first, queue, taken, semaphore, wait):
         if played:
             publish(state + 8 * ENDED, 1)
         while not observe(state + 8 * ENDED):
-            _call(entries[NAP], (NAP_MICROSECONDS,))
+            call_c(entries[NAP], (NAP_MICROSECONDS,))
         number += 1
         publish(taken, number)
 
@@ -327,68 +273,8 @@ def watch(state, rows, hurry, nap, naps):
             return True
         if hurry and observe(state + 8 * HURRIED) < rows:
             publish(state + 8 * HURRIED, rows)
-        _call(nap, (NAP_MICROSECONDS,))
+        call_c(nap, (NAP_MICROSECONDS,))
     return False
-
-
-@_brief
-def launch_recorded(entries, begin, end, function, programs, threads, shared, stream, argument, source, nbytes):
-    """Record an event, make a copy if it has bytes, launch a kernel, record a second event; until a call fails.
-
-    Args:
-        entries: (9,) int64: addresses of the functions :data:`NAMES`, of usleep, and of cuStreamWriteValue64.
-        begin, end: the first and the second event.
-        function: kernel that is launched, with ``argument`` and two null pointers as arguments.
-        programs, threads, shared: number of programs; threads, and bytes of shared memory, of each program.
-        stream: handle of the stream.
-        argument: address of the header.
-        source, nbytes: address and number of the bytes that are copied to ``argument``.
-
-    Returns:
-        The index in :data:`NAMES` of the last call that was made, and its code.
-    """
-    code = _call(entries[RECORD], (begin, stream))
-    if code:
-        return RECORD, code
-    if nbytes:
-        code = _call(entries[COPY], (argument, source, nbytes, stream))
-        if code:
-            return COPY, code
-    words = np.empty(13, dtype=np.int64)  # a CUlaunchConfig, three arguments, and their addresses
-    upper = 1 << 32  # the second of the two 32-bit numbers in a word
-    words[0], words[1], words[2], words[3] = programs + upper, 1 + threads * upper, 1 + upper, shared
-    words[STREAM_WORD], words[5], words[6] = stream, 0, 0
-    words[7], words[8], words[9] = argument, 0, 0
-    at = words.ctypes.data
-    words[10], words[11], words[12] = at + 56, at + 64, at + 72
-    code = _call(entries[LAUNCH], (at, function, at + 80, 0))
-    if code:
-        return LAUNCH, code
-    return RECORD, _call(entries[RECORD], (end, stream))
-
-
-@_brief
-def write_behind(entries, event, stream, addresses, values):
-    """Let a stream wait for an event, then write words; until a call fails.
-
-    Args:
-        entries: (9,) int64: addresses of the functions :data:`NAMES`, of usleep, and of cuStreamWriteValue64.
-        event: the event; 0 for none.
-        stream: handle of the stream.
-        addresses, values: tuples of one length: the address and the new value of each word.
-
-    Returns:
-        The index in ``entries`` of the last call that was made, and its code.
-    """
-    if event:
-        code = _call(entries[WAIT], (stream, event, 0))
-        if code:
-            return WAIT, code
-    for k in range(len(addresses)):
-        code = _call(entries[WRITE], (stream, addresses[k], values[k], 0))
-        if code:
-            return WRITE, code
-    return WRITE, 0
 
 
 def load() -> None:
@@ -402,7 +288,4 @@ def load() -> None:
     state[ENDED] = 1
     watch(state.ctypes.data, 1, True, 0, 1)  # noqa: FBT003
     serve.compile(tuple(typeof(one) for one in (state, 0, 0, np.zeros((1, SLOT_WORDS), np.int64), 0, 0, 0)))
-    launch_recorded.compile((types.int64[::1], *[types.int64] * 10))  # a call would call the driver
-    for count in (1, 2):
-        pairs = types.UniTuple(types.int64, count)
-        write_behind.compile((types.int64[::1], types.int64, types.int64, pairs, pairs))
+    short_calls.load()

@@ -281,12 +281,37 @@ class Device:
             self.launch(function, programs, threads, shared, stream, argument)
             self.record(end, stream)
             return
-        which, code = self._calls.launch_recorded(
+        which, code = self._short_calls.launch_recorded(
             self.entries, begin, end, function, programs, threads, shared, stream, argument, source, nbytes
         )
         if code:
-            what = f"{nbytes} bytes from {source:#x} to {argument:#x}"
-            self.driver.check(self._calls.NAMES[which], code, what if which == self._calls.COPY else "")
+            self._check_launch(which, code, argument, source, nbytes)
+
+    def launch_units(
+        self, begin: int, end: int, kernel: tuple[int, int, int], programs: int, stream: int, argument: int,
+        source: int, nbytes: int, units: Int64Array, table: Int64Array,
+    ) -> None:  # fmt: skip
+        """Write a header and its units to pinned memory, then do as :meth:`launch_recorded`, in one compiled call.
+
+        The planner's loops are loaded.
+
+        Args:
+            begin, end, kernel, programs, stream, argument, nbytes: as in :meth:`launch_recorded`.
+            source: address of the pinned memory.
+            units: (2, n) int64: source and destination addresses.
+            table: header words of the run table.
+        """
+        function, threads, shared = kernel
+        which, code = self._short_calls.launch_units(
+            self.entries, begin, end, function, programs, threads, shared, stream, argument, source, nbytes, units,
+            table,
+        )  # fmt: skip
+        if code:
+            self._check_launch(which, code, argument, source, nbytes)
+
+    def _check_launch(self, which: int, code: int, argument: int, source: int, nbytes: int) -> None:
+        what = f"{nbytes} bytes from {source:#x} to {argument:#x}"
+        self.driver.check(self._calls.NAMES[which], code, what if which == self._calls.COPY else "")
 
     def write_behind(self, event: int, stream: int, addresses: tuple[int, ...], values: tuple[int, ...]) -> None:
         """Let a stream wait for an event, if it is not 0, and then write one word or two of pinned memory.
@@ -301,9 +326,9 @@ class Device:
                 if code:
                     self.driver.check("cuStreamWriteValue64", code)
             return
-        which, code = self._calls.write_behind(self.entries, event, stream, addresses, values)
+        which, code = self._short_calls.write_behind(self.entries, event, stream, addresses, values)
         if code:
-            name = "cuStreamWriteValue64" if which == self._calls.WRITE else self._calls.NAMES[which]
+            name = "cuStreamWriteValue64" if which == self._short_calls.WRITE else self._calls.NAMES[which]
             self.driver.check(name, code)
 
     def copy(self, dst: int, src: int, nbytes: int, stream: int) -> None:
@@ -376,6 +401,13 @@ class Device:
         from kvplan.cuda import calls
 
         return calls
+
+    @cached_property
+    def _short_calls(self) -> ModuleType:
+        """Return the module of the loops for one submit. The first use imports it."""
+        from kvplan.cuda import short_calls
+
+        return short_calls
 
     @cached_property
     def entries(self) -> Int64Array:

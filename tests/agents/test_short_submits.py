@@ -205,6 +205,19 @@ def test_an_end_that_is_interrupted_is_completed_by_the_thread(devices, monkeypa
         assert both.visitor.stats().in_flight == 0
 
 
+def test_callers_that_wait_leave_the_thread_no_work(devices, monkeypatch):
+    monkeypatch.setattr(settling, "LOOK_SECONDS", PATIENCE)
+    settled = []
+    settle = peer_transfer.PeerTransfer.settle
+    monkeypatch.setattr(peer_transfer.PeerTransfer, "settle", lambda self: (settled.append(self), settle(self))[1])
+    with executor_on(devices[0], "kernel") as executor, Both(devices, executor) as both:
+        for _ in range(20):
+            both.peer.submit(both.store.plan([7], [3]), note=b"stored").synchronize(PATIENCE)
+        assert settled == []
+        assert both.notes(20) == 20 * [("visitor", b"stored")]
+        assert both.visitor.stats().transfers == 20
+
+
 @pytest.mark.parametrize("timeout", [None, 0, 1e-9, PATIENCE, float("nan")])
 def test_a_caller_looks_for_the_end_itself_before_it_wakes_the_thread(devices, monkeypatch, timeout):
     """The thread is woken only after a while, and at once if the caller does not wait."""

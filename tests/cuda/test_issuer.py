@@ -11,7 +11,7 @@ import numba
 import numpy as np
 import pytest
 
-from kvplan.cuda import call_list, calls, issuer
+from kvplan.cuda import call_list, calls, intrinsics, issuer
 from kvplan.cuda.call_list import CallList, new_state
 from kvplan.cuda.issuer import Issuer
 from tests.patience import PATIENCE, until
@@ -33,14 +33,14 @@ def copy(dst, src, nbytes, stream):
 
 @numba.cfunc("int32(int64, int64, int64)")
 def wait(stream, event, flags):
-    calls.publish(stream, event)
+    intrinsics.publish(stream, event)
     return 0
 
 
 @numba.cfunc("int32(int64)")
 def query(event):
     """Tell whether an event has passed: it is a word's address, and the word is 1 then."""
-    return 0 if calls.observe(event) else 600
+    return 0 if intrinsics.observe(event) else 600
 
 
 class Machine:

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from numba.core.dispatcher import Dispatcher
 
 import kvplan
-from kvplan.cuda import calls
+from kvplan.cuda import calls, short_calls
 from kvplan.execute.gpu import ring_loops
 from kvplan.execute.gpu.by_layer import layer_loops
 from kvplan.execute.gpu.resources import Limits
@@ -21,7 +21,7 @@ from tests.strategies import cases
 
 LOOPS = {
     f"{module.__name__}.{name}": loop
-    for module in (loops_numba, placing_numba, calls, ring_loops, layer_loops, memcpy)
+    for module in (loops_numba, placing_numba, calls, short_calls, ring_loops, layer_loops, memcpy)
     for name, loop in vars(module).items()
     if isinstance(loop, Dispatcher)
 }
@@ -60,8 +60,8 @@ def main() -> None:
     with executor_on(device) as executor:
         executor.prepare(kvplan.compile(host, there).plan([0], [0]), by_layer=True)
     check_loaded(
-        "kvplan.plan.loops_numba", "kvplan.plan.placing_numba", "kvplan.cuda.calls", "kvplan.execute.gpu.ring_loops",
-        "kvplan.execute.gpu.by_layer.layer_loops",
+        "kvplan.plan.loops_numba", "kvplan.plan.placing_numba", "kvplan.cuda.calls", "kvplan.cuda.short_calls",
+        "kvplan.execute.gpu.ring_loops", "kvplan.execute.gpu.by_layer.layer_loops",
     )  # fmt: skip
     with kvplan.Executor() as executor:
         executor.prepare(program.plan([0], [0]))

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvplan
-from kvplan.execute.gpu import ring_loops
+from kvplan.cuda import short_calls
 from kvplan.execute.gpu.arena import Piece
 from kvplan.execute.gpu.launches import headers as slots
 from kvplan.plan import loops
@@ -38,7 +38,7 @@ def test_a_compiled_header_is_the_header_that_python_writes(count, headers, at, 
     slow, fast = (words.copy() for words in made)
     piece = Piece(slow.ctypes.data, slow.nbytes, slow)
     slots.write_units(piece, base, at, first, units, tuple(table.tolist()), headers)
-    ring_loops.write_units(fast, base, size * at, first, units, table)
+    short_calls.write_units(fast, base, size * at, first, units, table)
     assert fast.tolist() == slow.tolist()
 
 

@@ -22,6 +22,8 @@ from kvplan.cuda.call_list import ENDED, FAILED, HURRIED, PLAYED, Segment
 from kvplan.cuda.call_player import play_slowly
 from kvplan.cuda.device import HOST_MEMORY, MEMORY_TYPE, SUCCESS, DriverError
 from kvplan.cuda.driver import RELAXED
+from kvplan.execute.gpu.arena import Piece
+from kvplan.execute.gpu.launches.headers import write_units
 from kvplan.execute.gpu.resources import DEFAULT_LIMITS, Limits
 from kvplan.execute.gpu.shape import Shape
 from tests.simulated.graph import Graph
@@ -231,6 +233,15 @@ class Device(Streams):
             self.copy(argument, source, nbytes, stream)
         self.launch(function, programs, threads, shared, stream, argument)
         self.record(end, stream)
+
+    def launch_units(
+        self, begin: int, end: int, kernel: tuple[int, int, int], programs: int, stream: int, argument: int,
+        source: int, nbytes: int, units: np.ndarray, table: np.ndarray,
+    ) -> None:  # fmt: skip
+        count = table.size + units.size
+        slot = Piece(source, 8 * count, np.frombuffer((ctypes.c_int64 * count).from_address(source), np.int64))
+        write_units(slot, argument, 0, table.size, units, tuple(table.tolist()), int(table[-1]))
+        self.launch_recorded(begin, end, kernel, programs, stream, argument, source, nbytes)
 
     def put(self, stream: int, work: Callable[[], object]) -> None:
         with self.lock:

@@ -51,7 +51,7 @@ def process_bench(args: argparse.Namespace, device: str, visible: Callable[[], i
     Raises:
         KVPlanError: an argument does not fit.
     """
-    from kvplan.measure.processes.process_bench import KIB, MIB, ProcessBench
+    from kvplan.measure.processes.process_bench import HOST_NBYTES, KIB, MIB, ProcessBench
 
     for name in _NOT_TAKEN:
         if getattr(args, name) is not None:
@@ -63,7 +63,7 @@ def process_bench(args: argparse.Namespace, device: str, visible: Callable[[], i
     if args.quick:
         told = {"sizes": (8 * KIB, 64 * KIB), "most_nbytes": 64 * MIB, "seconds": 30.0} | told
     if device == "cpu":
-        told = {"sizes": (2 * KIB, 8 * KIB, 64 * KIB), "most_nbytes": 64 * MIB, "layer_nbytes": MIB} | told
+        told = {"sizes": (2 * KIB, 8 * KIB, 64 * KIB), "most_nbytes": HOST_NBYTES, "layer_nbytes": MIB} | told
     return ProcessBench(device, _device_of_peer(args.peer, device, visible), **told)
 
 

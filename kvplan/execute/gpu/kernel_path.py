@@ -17,7 +17,7 @@ from kvplan.execute.gpu.by_layer.kernel_layers import KernelLayers
 from kvplan.execute.gpu.device_transfer import DeviceTransfer
 from kvplan.execute.gpu.launches.ahead import Ahead
 from kvplan.execute.gpu.launches.headers import HEADER, write_flat, write_units
-from kvplan.execute.gpu.launches.recipes import Ready, Recipes
+from kvplan.execute.gpu.launches.recipes import Ready, Recipe, Recipes
 from kvplan.execute.gpu.path import Path, Refusal, Sides, Streams, refuse_kernels, route_of
 from kvplan.execute.gpu.resources import Resources
 from kvplan.execute.gpu.shape import MAX_WIDTH, Shape, alignment_of, shape_of
@@ -97,7 +97,7 @@ class KernelPath(Path):
 
     def prepare(self, transfer: DeviceTransfer, plan: Plan, lane: Streams) -> tuple[list[Ready], int]:
         """Write the headers of all launches; see :meth:`Path.prepare`."""
-        ready = self._known(transfer, plan) if plan.ahead is None else self._ahead(transfer, plan, lane)
+        ready = None if plan.ahead is None else self._ahead(transfer, plan, lane)
         if ready is not None:
             return [ready], lane.kernel
         resources, size = self._resources, self._size(plan)
@@ -139,6 +139,22 @@ class KernelPath(Path):
         calls.extend(written.calls)
         return [before + rows for rows in written.marked]
 
+    def known(self, plan: Plan) -> Recipe | None:
+        """Return the recipe of a launch; see :meth:`Path.known`."""
+        return self._recipes.get(plan) if plan.ahead is None else None
+
+    def issue_known(self, transfer: DeviceTransfer, known: Recipe, lane: Streams, begin: int, end: int) -> None:
+        """Write the header and issue the launch, in one call; see :meth:`Path.issue_known`."""
+        _, table, programs, copied, room, copies = known
+        source = header = transfer.slot(room).address
+        if copied:
+            header = transfer.scratch(room).address
+        transfer.count(copies, 1)
+        units, stream = transfer.plan.parts[0].units, lane.kernel
+        self._resources.device.launch_units(
+            begin, end, table.kernel, programs, stream, header, source, copied, units, table.header
+        )  # fmt: skip
+
     def issue_recorded(
         self, transfer: DeviceTransfer, prepared: tuple[list[Ready], int], begin: int, end: int
     ) -> bool:  # fmt: skip
@@ -176,18 +192,6 @@ class KernelPath(Path):
         transfer.count(part.units.shape[1] * part.group.packed.shape[1], 1)
         return Ready(table.kernel, ahead.programs, ahead.header, (0, 0))
 
-    def _known(self, transfer: DeviceTransfer, plan: Plan) -> Ready | None:
-        """Do as :meth:`_prepare_one`, if a launch of such a plan was prepared before; otherwise return None."""
-        known = None if transfer.captures is not None else self._recipes.get(plan)
-        if known is None:
-            return None
-        _, table, programs, nbytes, room, copied, copies = known
-        piece = transfer.slot(room)
-        base = transfer.scratch(room).address if copied else piece.address
-        self._loops.write_units(piece.words, base, 0, HEADER, plan.parts[0].units, table.header)
-        transfer.count(copies, 1)
-        return Ready(table.kernel, programs, base, (piece.address, nbytes if copied else 0))
-
     def _prepare_one(
         self, transfer: DeviceTransfer, plan: Plan, part: Part, table: Table, size: KernelSize
     ) -> Ready | None:  # fmt: skip
@@ -203,14 +207,14 @@ class KernelPath(Path):
         copies = count * part.group.packed.shape[1]
         transfer.count(copies, 1)
         ready = _ready(table, size, rows, base, (piece.address, copied))
-        self._recipes.keep(plan, table, ready, nbytes, piece.nbytes, copies)
+        self._recipes.keep(plan, table, ready, piece.nbytes, copies)
         return ready
 
     @cached_property
     def _loops(self) -> ModuleType:
-        from kvplan.execute.gpu import ring_loops  # imports numba
+        from kvplan.cuda import short_calls  # imports numba
 
-        return ring_loops
+        return short_calls
 
     def _prepare_launch(
         self, transfer: DeviceTransfer, plan: Plan, alike: Sequence[tuple[Part, Table]], size: KernelSize

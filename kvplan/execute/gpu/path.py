@@ -169,6 +169,20 @@ class Path(Protocol):
         del transfer, cuts, lane, marks, calls
         return None
 
+    def known(self, plan: Plan) -> Any:
+        """Return what :meth:`issue_known` needs if such a plan was prepared before; None if it must be prepared."""
+        del plan
+
+    def issue_known(self, transfer: DeviceTransfer, known: Any, lane: Streams, begin: int, end: int) -> None:
+        """Do all of :meth:`prepare` and :meth:`issue_recorded` at once.
+
+        Args:
+            transfer, lane: as in :meth:`prepare`. No graph is captured.
+            known: the result of :meth:`known` for the transfer's plan.
+            begin, end: the events before and behind the work.
+        """
+        raise NotImplementedError
+
     def issue_recorded(self, transfer: DeviceTransfer, prepared: Any, begin: int, end: int) -> bool:
         """Record an event, issue all work of a transfer and record a second event, if one call does it all.
 

@@ -1,32 +1,10 @@
-"""Compiled loops that write launch headers: for the kernel path, and for the chunks of the staged path's ring."""
+"""A compiled loop that writes launch headers: for the chunks of the staged path's ring."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from kvplan.plan.jit import brief as _brief
 from kvplan.plan.jit import compiled as _compiled
-
-
-@_brief
-def write_units(words, base, at, first, units, table):
-    """Write the header of a launch, and its units.
-
-    Args:
-        words: memory of the slot, int64.
-        base: address at which the kernel reads the first byte of the slot.
-        at: index of the header's first word in the slot.
-        first: index of the units' first word in the slot.
-        units: (2, n) int64: source and destination addresses.
-        table: header words of the run table; the number of units and their addresses replace three of them.
-    """
-    count = units.shape[1]
-    for k in range(table.size):
-        words[at + k] = table[k]
-    words[at], words[at + 3], words[at + 4] = count, base + 8 * first, base + 8 * (first + count)
-    for side in range(2):
-        for k in range(count):
-            words[first + side * count + k] = units[side, k]
 
 
 @_compiled
@@ -99,4 +77,3 @@ def load() -> None:
         np.zeros((2, 1), np.int64), True, 0, 1, one, one, extents, extents, extents, 0, 1, 0, 0, 0, 1,  # noqa: FBT003
         np.zeros(9, np.int64), 0, np.zeros(11, np.int64), np.zeros((3, 2), np.int64), 1, np.zeros(2, np.int64),
     )  # fmt: skip
-    write_units(np.zeros(11, np.int64), 0, 0, 9, np.zeros((2, 1), np.int64), np.zeros(9, np.int64))

@@ -242,15 +242,13 @@ class Selection:
         too: such a decision takes longer than the submit, and every request of an engine has another number of units.
         """
         groups = groups if groups is not None and groups.groups > 1 else None
-        unmerged: Any = None  # a key without merge counts
+        unmerged: Any = plan.kind  # a key without merge counts
         apart: Any = None  # the key of plans whose units are scattered
-        if len(plan.parts) == 1 and len(plan.layouts) == 1:
-            part = plan.parts[0]
-            src, dst = plan.layouts[0]
-            count = part.units.shape[1]
-            unmerged = id(part.group), id(src), id(dst), (groups, _rounded(count)) if groups else count
+        if unmerged is not None:
+            if groups is not None:
+                unmerged = *unmerged[:3], (groups, _rounded(unmerged[3]))
             known = self._decided.get(unmerged)
-            if known is None and scattered(part.units):
+            if known is None and scattered(plan.parts[0].units):
                 apart = (*unmerged, "scattered")
                 known = self._decided.get(apart)
             if known is not None:

@@ -75,11 +75,17 @@ class Issuing(LaneStreams):
         front: CallList | None = None
         try:
             if plan.nbytes and not transfer.by_layer and enter == leave and not apart:
-                prepared = path.prepare(transfer, plan, self)
+                known = path.known(plan)
+                # Before the waits, since what it uploads for all later transfers must not wait with this one.
+                prepared = None if known is not None else path.prepare(transfer, plan, self)
                 if waits or behind or self._turns(path):
                     front = self._front(transfer, path, enter, waits, behind)
                     if front.count:
                         transfer.play(front)
+                if known is not None:
+                    path.issue_known(transfer, known, self, begin, end)
+                    self._fly(transfer, begin, end)
+                    return
                 if path.issue_recorded(transfer, prepared, begin, end):
                     self._fly(transfer, begin, end)
                     return

@@ -35,18 +35,17 @@ class Recipe(NamedTuple):
         held: weak references to the run group and the layouts; the first that dies removes the recipe.
         table: the run table.
         programs: number of programs.
-        nbytes: bytes of the header and the units.
+        copied: bytes of the header and the units that are copied to the GPU before the launch; 0 if they are read in
+            place.
         room: bytes of the piece of an arena that holds them.
-        copied: whether the slot is copied to the GPU before the launch.
         copies: number of contiguous copies.
     """
 
     held: tuple[ref[RunGroup], ref[KVLayout], ref[KVLayout]]
     table: Table
     programs: int
-    nbytes: int
+    copied: int
     room: int
-    copied: bool
     copies: int
 
 
@@ -63,20 +62,18 @@ class Recipes:
 
     def get(self, plan: Plan) -> Recipe | None:
         """Return the recipe of a plan; None if there is none, or its run table may not be uploaded yet."""
-        if len(plan.parts) != 1 or len(plan.layouts) != 1:
-            return None
-        (group, units), (src, dst) = plan.parts[0], plan.layouts[0]
-        known = self._known.get((id(group), id(src), id(dst), units.shape[1]))
+        kind = plan.kind
+        known = None if kind is None else self._known.get(kind)
         return None if known is None or known.table.fresh else known
 
-    def keep(self, plan: Plan, table: Table, ready: Ready, nbytes: int, room: int, copies: int) -> None:
+    def keep(self, plan: Plan, table: Table, ready: Ready, room: int, copies: int) -> None:
         """Keep the recipe of a plan whose launch was prepared."""
-        if len(plan.parts) != 1 or len(plan.layouts) != 1:
+        key = plan.kind
+        if key is None:
             return
-        (group, units), (src, dst) = plan.parts[0], plan.layouts[0]
+        group, (src, dst) = plan.parts[0].group, plan.layouts[0]
         if len(self._known) >= self._most:
             self._known.clear()
-        key = id(group), id(src), id(dst), units.shape[1]
         forget = partial(self._known.pop, key)  # one C call, before another object can get the id
         held = ref(group, forget), ref(src, forget), ref(dst, forget)
-        self._known[key] = Recipe(held, table, ready.programs, nbytes, room, bool(ready.copied[1]), copies)
+        self._known[key] = Recipe(held, table, ready.programs, ready.copied[1], room, copies)
