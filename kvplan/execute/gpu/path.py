@@ -181,7 +181,8 @@ class Path(Protocol):
             known: the result of :meth:`known` for the transfer's plan.
             begin, end: the events before and behind the work.
         """
-        raise NotImplementedError
+        del transfer, known, lane, begin, end
+        raise NotImplementedError(self.name)
 
     def issue_recorded(self, transfer: DeviceTransfer, prepared: Any, begin: int, end: int) -> bool:
         """Record an event, issue all work of a transfer and record a second event, if one call does it all.

@@ -173,7 +173,8 @@ class StagedPath(Path):
         )  # fmt: skip
         batched = not seams.size and not alone(resources, plan.direction, made[2, extra : edges[-1]])
         most = limits.batch_copies if batched else 0
-        two = load and chunks > 1 and resources.policy.streams != 1
+        # Of a load by layers, the model's own stream waits, too: two more streams that wait would slow the copy engine.
+        two = load and chunks > 1 and resources.policy.streams != 1 and not transfer.by_layer
         # Kernels on the other stream must run after those of earlier transfers, and after the upload of the table.
         fork = transfer.event() if two and (table.fresh or lane.last is not None) else 0
         # Streams that wait for slots while a model computes slow the copy engine down: see the benchmark

@@ -54,7 +54,7 @@ def write_chunks(
     units, steps, load, skip, per, unit_hosts, unit_rings,
     extents, extent_at,
     ring, slot_nbytes, first_slot, busy, filled, freed, granule_nbytes, granules,
-    headers, base, words, most, least, copy, kernel, other, fork, marks,
+    headers, base, words, most, least, copy, kernel, marks,
     made, rows, marked,
 ):  # fmt: skip
     """Send the units of all pieces through the ring of the staged path, piece by piece.
@@ -81,8 +81,7 @@ def write_chunks(
             all units, then their destination addresses.
         most: most extents per batch.
         least: an extent of fewer bytes has a call of its own.
-        copy, kernel, other: streams: for copies, for kernels, and for the kernels of every second chunk of a piece.
-        fork: event after which ``other`` begins, recorded on ``kernel``; 0 if ``other`` need not wait.
+        copy, kernel: streams for copies, and for kernels.
         marks: (pieces,) the event behind each piece.
         made: (3, load + m) int64: source, destination and bytes of every extent, written from column ``load`` on.
             Column 0 of a load is the copy of the slot.
@@ -100,13 +99,12 @@ def write_chunks(
     row = number = offset = calls = next_there = next_here = 0
     for k in range(pieces):
         chunks = last // granules[k] + 1
-        two = other != kernel and chunks > 1
         host_step, cache_step = steps[host_row, k], steps[1 - host_row, k]
         first_unit = offset + header * chunks
         hosts, caches = first_unit + host_row * count, first_unit + (1 - host_row) * count
         unit = granule = copies = 0
         for chunk in range(chunks):
-            slot, launches = (first_slot + number) % slots, other if two and chunk % 2 else kernel
+            slot = (first_slot + number) % slots
             place = ring + slot * slot_nbytes
             at_header, first, begin = offset + header * chunk, unit, at
             for granule in range(chunk * granules[k], min((chunk + 1) * granules[k], last + 1)):
@@ -132,7 +130,7 @@ def write_chunks(
             words[at_header + 3] = base + 8 * (first_unit + first)
             words[at_header + 4] = base + 8 * (first_unit + count + first)
             if number >= slots or busy[number]:
-                row = _put(rows, row, WAIT, freed[slot], 0, copy if load else launches)
+                row = _put(rows, row, WAIT, freed[slot], 0, copy if load else kernel)
             for copying in (load, not load):
                 if copying:
                     before = row
@@ -141,19 +139,12 @@ def write_chunks(
                     if load and number == 0:  # after the extents, so that their copies begin sooner
                         row = _put(rows, row, COPY, 0, 0, copy)
                 else:
-                    if fork and two:
-                        row = _put(rows, row, RECORD, fork, 0, kernel)
-                        row = _put(rows, row, WAIT, fork, 0, other)
-                        fork = 0
-                    row = _put(rows, row, LAUNCH, base + 8 * at_header, k, launches)
+                    row = _put(rows, row, LAUNCH, base + 8 * at_header, k, kernel)
                 if copying == load:
-                    row = _put(rows, row, RECORD, filled[slot], 0, copy if load else launches)
-                    row = _put(rows, row, WAIT, filled[slot], 0, launches if load else copy)
-            row = _put(rows, row, RECORD, freed[slot], 0, launches if load else copy)
+                    row = _put(rows, row, RECORD, filled[slot], 0, copy if load else kernel)
+                    row = _put(rows, row, WAIT, filled[slot], 0, kernel if load else copy)
+            row = _put(rows, row, RECORD, freed[slot], 0, kernel if load else copy)
             number += 1
-        if two:  # behind the last chunk of the other stream, so that the piece's event stands for all chunks
-            back = 1 if chunks % 2 == 0 else 2
-            row = _put(rows, row, WAIT, freed[(first_slot + number - back) % slots], 0, kernel)
         marked[k] = row = _put(rows, row, RECORD, marks[k], 0, kernel if load else copy)
         calls += chunks + copies
         offset = first_unit + 2 * count
@@ -190,6 +181,6 @@ def load() -> None:
     write_launches(two, two, headers, one, 1, False, one, 0, 0, words, rows, one, np.ones((1, 8), np.int64))  # noqa: FBT003
     write_chunks(
         two, two, True, 0, 1, two[:1], two[:1], extents, bounds,  # noqa: FBT003
-        0, 0, 0, np.zeros(1, np.bool_), one, one, one, one, headers, 0, words, 1, 0, 0, 0, 0, 0, one,
+        0, 0, 0, np.zeros(1, np.bool_), one, one, one, one, headers, 0, words, 1, 0, 0, 0, one,
         np.zeros((3, 2), np.int64), rows, one,
     )  # fmt: skip

@@ -146,9 +146,6 @@ class StagedLayers:
         columns = np.empty((3, load + most), dtype=np.int64)
         if load:
             columns[:, 0] = slot.address, carried.address, nbytes
-        two = load and max(cut) > 1 and resources.policy.streams != 1
-        # Kernels on the other stream must run after those of earlier transfers, and after the upload of the tables.
-        fork = transfer.event() if two and (lane.last is not None or made.tables.fresh) else 0
         rows, marked = np.empty((most + 7 * chunks + 4 * pieces, 4), dtype=np.int64), np.empty(pieces, dtype=np.int64)
         first_slot, busy = ring.enter(transfer, chunks)
         written, extents, calls = layer_loops().write_chunks(
@@ -156,7 +153,7 @@ class StagedLayers:
             ring.piece.address, ring.slot_nbytes, first_slot, busy, ring.filled, ring.freed, made.granule_nbytes,
             np.array(granules, dtype=np.int64)[made.kind], headers, carried.address, slot.words,
             min(limits.batch_copies, limits.layer_batch_copies),
-            limits.batch_nbytes if load else 0, lane.copy, lane.kernel, lane.other if two else lane.kernel, fork,
+            limits.batch_nbytes if load else 0, lane.copy, lane.kernel,
             np.array(marks, dtype=np.int64), columns, rows, marked,
         )  # fmt: skip
         transfer.count(count * made.copies + extents + load * pieces, calls)
