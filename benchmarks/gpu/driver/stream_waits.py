@@ -2,7 +2,8 @@
 
 Copies of 42 MiB between pinned memory and four slots, and a kernel between the slots and other memory of the GPU, as in
 kvplan's staged path; but of torch alone, no line of kvplan moves a byte. Beside it, products of matrices keep the GPU
-busy. Slots are waited for by the streams of the kernels, or by the thread that launches them.
+busy. Slots are waited for by the streams of the kernels, or by the thread that launches them. In the last two ways a
+further stream waits for each chunk, as the model's stream waits for the layers of a load.
 """
 
 from __future__ import annotations
@@ -37,14 +38,18 @@ class Way(NamedTuple):
         name: the way in words.
         streams: streams of kernels, which take the chunks in turn; 0 without kernels.
         thread: whether the thread that launches the kernels waits for slots, and not their streams.
+        model: whether the model's stream waits for each chunk.
     """
 
     name: str
     streams: int
     thread: bool = False
+    model: bool = False
 
 
 WAYS = (Way(COPIES, 0), Way("one stream of kernels waits", 1), Way("two streams of kernels wait", 2),
+        Way("the model's stream and one of kernels wait", 1, model=True),
+        Way("the model's stream and two of kernels wait", 2, model=True),
         Way("the thread that launches waits", 2, thread=True))  # fmt: skip
 
 
@@ -62,6 +67,8 @@ class Pipeline:
         stream: Callable[..., Any] = torch.cuda.Stream
         self._copy = stream()
         self._kernels = [stream(priority=-5) for _ in range(2)]
+        self._model = stream()
+        self._token = torch.zeros(1, device="cuda:0")
         self._event: Callable[..., Any] = torch.cuda.Event
         self._on: Callable[[Any], Any] = torch.cuda.stream
 
@@ -89,9 +96,13 @@ class Pipeline:
                 with self._on(stream):
                     self._move(chunk, load=load, copying=copying)
                 (filled if filling else freed)[chunk].record(stream)
+                if way.model and not filling:
+                    self._model.wait_event(freed[chunk])
+                    with self._on(self._model):
+                        self._token.add_(1)
         last.record(self._copy)
         last.synchronize()
-        for stream in self._kernels:
+        for stream in [*self._kernels, self._model]:
             stream.synchronize()
         return float(self._chunks * self.nbytes / first.elapsed_time(last) / 1e6)
 
