@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import gcd, lcm
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -158,17 +158,23 @@ def shares(
     pieces: dict[tuple[int, int], dict[int, list[_Piece]]] = defaultdict(lambda: defaultdict(list))
     for d, destination in enumerate(destinations):
         here = [source.meets(destination) for source in sources]
+        alike: dict[Any, list[tuple[int, _Piece]]] = {}  # most layers are held by the same sources, with the same heads
         for (layer, part), heads in wanted[d].items():
-            offers = {
-                s: found
-                for s, layers in enumerate(held)
-                if (found := _offer(layers, layer, part, heads)) is not None
-            }  # fmt: skip
-            for there, among in _split_heads(heads, {s: both for s, (_, both) in offers.items()}):
-                _check_held(sources, among, d, destination, layer, part, there, complete=complete)
-                for s, turn in _turns(sources, among).items():
-                    if here[s]:
-                        pieces[s, d][layer].append(_Piece(turn, offers[s][0], part, there))
+            key = part, heads, *(layers.get((layer, name), ()) for layers in held for name in (part, "k", "v", "kv"))
+            made = alike.get(key)
+            if made is None:
+                made = alike[key] = []
+                offers = {
+                    s: found
+                    for s, layers in enumerate(held)
+                    if (found := _offer(layers, layer, part, heads)) is not None
+                }  # fmt: skip
+                for there, among in _split_heads(heads, {s: both for s, (_, both) in offers.items()}):
+                    _check_held(sources, among, d, destination, layer, part, there, complete=complete)
+                    turns = _turns(sources, among).items()
+                    made += [(s, _Piece(turn, offers[s][0], part, there)) for s, turn in turns if here[s]]
+            for s, piece in made:
+                pieces[s, d][layer].append(piece)
     return {pair: tuple(_products(layers)) for pair, layers in sorted(pieces.items())}
 
 
