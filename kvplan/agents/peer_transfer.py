@@ -162,7 +162,7 @@ class PeerTransfer(PeerEnding):
             else:
                 self.submit()
                 if opened is not None:
-                    opened.after(self._inners[-1], self._order.note, self._taken, urgent=urgent)
+                    self._after(opened, urgent=urgent)
         except BaseException:
             self._refused = self.inner is None
             if self._refused:
@@ -180,6 +180,17 @@ class PeerTransfer(PeerEnding):
         else:
             lane.watch(self)
         self._frame = None
+
+    def _after(self, opened: Any, *, urgent: bool) -> None:
+        """Tell the transport of the submitted transfer, and of its note.
+
+        If the peer dies meanwhile, the transfer still moves bytes. So its end says so, and what the destination holds.
+        """
+        try:
+            opened.after(self._inners[-1], self._order.note, self._taken, urgent=urgent)
+        except TransferError:
+            if self._link.lost(opened) is None:
+                raise
 
     def submitting(self) -> bool:
         """Return whether :meth:`launch` is still at work."""

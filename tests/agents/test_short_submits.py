@@ -205,6 +205,31 @@ def test_an_end_that_is_interrupted_is_completed_by_the_thread(devices, monkeypa
         assert both.visitor.stats().in_flight == 0
 
 
+@pytest.mark.parametrize("dead", [True, False])
+def test_a_submit_whose_note_finds_the_owner_gone_moves_bytes_and_its_end_says_so(devices, monkeypatch, dead):
+    """The note is a message, since nobody has taken the earlier ones. A message that fails otherwise is an error."""
+    with executor_on(devices[0], "kernel") as executor, Both(devices, executor) as both:
+        for k in range(SLOTS):
+            both.peer.submit(both.load.plan([7], [3]), note=b"%d" % k).synchronize(PATIENCE)
+
+        def send(channel, *given):
+            if dead:
+                channel.lose("'owner' has closed its agent")
+            raise kvplan.TransferError("'owner' has closed its agent" if dead else "too many notes")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Channel, "send", send)
+            if dead:
+                transfer = both.peer.submit(both.load.plan([7], [3]), note=b"last")
+                with pytest.raises(kvplan.TransferError, match="'owner' failed: .*has closed.*may be wrong: do not use"):
+                    transfer.synchronize(PATIENCE)
+                with pytest.raises(kvplan.TransferError, match="no transfer with 'owner'"):
+                    both.peer.submit(both.load.plan([7], [3]))
+            else:
+                with pytest.raises(kvplan.TransferError, match="too many notes"):
+                    both.peer.submit(both.load.plan([7], [3]), note=b"last")
+
+
 def test_callers_that_wait_leave_the_thread_no_work(devices, monkeypatch):
     monkeypatch.setattr(settling, "LOOK_SECONDS", PATIENCE)
     settled = []
