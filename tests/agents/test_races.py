@@ -102,7 +102,7 @@ def test_notes_are_taken_while_their_visitor_leaves(agents, monkeypatch):
     owner._core.door.late.append(("gone", b"before"))
     monkeypatch.setattr(Visitor, "notes", notes)
     visitor.close(timeout=PATIENCE)
-    until(lambda: not owner._core.door.visitors)
+    until(lambda: not owner._core.door.visitors and taking.ident is not None)  # it starts a moment later
     taking.join(PATIENCE)
     monkeypatch.setattr(Visitor, "notes", real)
     assert heard + owner.notes() == [("gone", b"before"), ("visitor", b"only")]

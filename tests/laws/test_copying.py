@@ -18,7 +18,7 @@ from tests.strategies import cases, layout_of, neighbour_cases, opaque_beside_ro
 
 
 @given(case=cases())
-@examples(1200)
+@examples(2000)
 def test_executing_copies_by_coordinates_and_touches_nothing_else(case, executor):
     """Laws 1 and 2: the executor writes what the oracle writes, and every other byte stays as it was."""
     src, dst, program, plan = compiled(case)
