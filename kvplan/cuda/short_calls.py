@@ -49,7 +49,8 @@ def launch_recorded(entries, begin, end, function, programs, threads, shared, st
     """Record an event, make a copy if it has bytes, launch a kernel, record a second event; until a call fails.
 
     Args:
-        entries: (9,) int64: addresses of the functions :data:`NAMES`, of usleep, and of cuStreamWriteValue64.
+        entries: (9,) int64: addresses of the functions :data:`kvplan.cuda.calls.NAMES`, of usleep, and of
+            cuStreamWriteValue64.
         begin, end: the first and the second event.
         function: kernel that is launched, with ``argument`` and two null pointers as arguments.
         programs, threads, shared: number of programs; threads, and bytes of shared memory, of each program.
@@ -58,7 +59,7 @@ def launch_recorded(entries, begin, end, function, programs, threads, shared, st
         source, nbytes: address and number of the bytes that are copied to ``argument``.
 
     Returns:
-        The index in :data:`NAMES` of the last call that was made, and its code.
+        The index in :data:`kvplan.cuda.calls.NAMES` of the last call that was made, and its code.
     """
     code = call_c(entries[RECORD], (begin, stream))
     if code:
@@ -85,7 +86,8 @@ def write_behind(entries, event, stream, addresses, values):
     """Let a stream wait for an event, then write words; until a call fails.
 
     Args:
-        entries: (9,) int64: addresses of the functions :data:`NAMES`, of usleep, and of cuStreamWriteValue64.
+        entries: (9,) int64: addresses of the functions :data:`kvplan.cuda.calls.NAMES`, of usleep, and of
+            cuStreamWriteValue64.
         event: the event; 0 for none.
         stream: handle of the stream.
         addresses, values: tuples of one length: the address and the new value of each word.

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from kvplan.cuda import call_list, calls
+from kvplan.cuda import call_list, calls, short_calls
 from kvplan.cuda import device as cuda
 from kvplan.cuda.call_errors import error_of
 from kvplan.cuda.call_list import Segment, launch_words, new_state
@@ -171,6 +171,30 @@ def test_a_recorded_launch_is_its_calls_one_by_one(device, seen, monkeypatch, co
     assert at_once[0] == (whole if failing < 0 else whole[: failing + 1])
 
 
+@pytest.mark.parametrize("count", [1, 5])
+@pytest.mark.parametrize("copied", [0, 152])
+@pytest.mark.parametrize("failing", range(-1, 3))
+def test_the_launch_of_units_writes_its_slot_before_any_call(device, seen, count, copied, failing):
+    """The header's numbers by hand: units behind it, as the kernel sees them, at the slot or at its copy."""
+    slot = np.full(9 + 2 * count + 1, 77)
+    units, table = np.arange(2 * count).reshape(2, count) + 1000, np.array([0, 4, 2, 0, 0, 31, 32, 33, 1])
+    here = slot.ctypes.data
+    there = 0x5000 if copied else here
+    seen.failing = failing
+    given = {**LAUNCH, "argument": there, "source": here, "nbytes": copied, "units": units, "table": table}
+    names = ["cuEventRecord", *(["cuMemcpyAsync"] if copied else []), "cuLaunchKernelEx", "cuEventRecord"]
+    if failing < 0:
+        device.launch_units(**given)
+    else:
+        with pytest.raises(DriverError, match=f"{names[failing]} returned"):
+            device.launch_units(**given)
+    header = [count, 4, 2, there + 8 * 9, there + 8 * (9 + count), 31, 32, 33, 1]
+    assert slot.tolist() == [*header, *units.ravel().tolist(), 77]
+    whole = [("cuEventRecord", 5, 79), *([("cuMemcpyAsync", there, here, copied, 79)] if copied else []),
+             ("cuLaunchKernelEx", 0x78, there, [*CONFIG, 79, 0, 0], 0), ("cuEventRecord", 6, 79)]  # fmt: skip
+    assert seen.calls == (whole if failing < 0 else whole[: failing + 1])
+
+
 @pytest.mark.parametrize("failing", range(-1, 3))
 @pytest.mark.parametrize("event", [0, 5])
 @pytest.mark.parametrize("count", [1, 2])
@@ -192,9 +216,12 @@ def test_words_behind_an_event_are_written_by_the_driver_s_own_calls(device, see
             assert seen.calls == whole
 
 
-def test_both_files_number_the_calls_alike():
+def test_all_files_number_the_calls_alike():
     """The compiled loops have constants of their own, because numba keeps their code until their file changes."""
     for name in ("RECORD", "WAIT", "LAUNCH", "COPY", "BATCH", "COPY_2D", "SYNC", "AWAIT", "APART", "PLAYED", "FAILED",
                  "FAILED_ROW", "FAILED_COPY", "ENDED", "ADDED", "HURRIED", "STATE_WORDS", "LAST_ROW"):  # fmt: skip
         assert getattr(calls, name) == getattr(call_list, name), name
+    for name in ("RECORD", "WAIT", "LAUNCH", "COPY", "STREAM_WORD"):
+        assert getattr(short_calls, name) == getattr(calls, name), name
+    assert short_calls.WRITE == len(calls.NAMES) + 1 == calls.NAP + 1
     assert [name.removesuffix("_v2") for name in calls.NAMES] == list(call_list.NAMES)
