@@ -222,7 +222,7 @@ def test_a_submit_whose_note_finds_the_owner_gone_moves_bytes_and_its_end_says_s
             if dead:
                 transfer = both.peer.submit(both.load.plan([7], [3]), note=b"last")
                 with pytest.raises(
-                    kvplan.TransferError, match="'owner' failed: .*has closed.*may be wrong: do not use"
+                    kvplan.TransferError, match=r"'owner' failed: .*has closed.*may be wrong: do not use"
                 ):
                     transfer.synchronize(PATIENCE)
                 with pytest.raises(kvplan.TransferError, match="no transfer with 'owner'"):
