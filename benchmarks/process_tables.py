@@ -62,6 +62,7 @@ THROUGH: Shown = tuple(
     for operation in ("READ", "WRITE")
     for words, what, baseline in (
         ("the next ones posted before the last has ended", ", 4 in flight", COPY),
+        ("from posting it until its last byte has moved", ", to the last byte", COPY),
         ("from posting it until its end is seen", ", after the make", COPY),
         ("one at a time, from making it until its end is seen", ", one at a time", NIXL),
         ("posting it", ": post", NIXL),

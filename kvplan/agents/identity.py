@@ -130,7 +130,8 @@ class Life:
             with contextlib.suppress(OSError, AttributeError):  # not on Linux before 5.3
                 self._pidfd = os.pidfd_open(pid)
             # From here on the number cannot go to another process unnoticed: this file belongs to one process only.
-            self._stat = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+            # The file of the main thread tells the same as the process's own, which adds up the times of all threads.
+            self._stat = os.open(f"/proc/{pid}/task/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
             if started is not None and int(_fields(os.pread(self._stat, 4096, 0))[_STARTED]) != started:
                 raise ProcessLookupError(f"process {pid} is another one now")
         except (OSError, ValueError, IndexError) as error:

@@ -4,9 +4,10 @@
 one strided row for each layer, and the blocks are random. It shows the times of ``make_prepped_xfer``, of ``transfer``
 (the post), and until ``check_xfer_state`` answers ``DONE``; beside them one large copy of the same bytes between both
 GPUs. ``gbps`` counts from the make to ``DONE``, and ``gbps_after_make`` from the post, after the lists are prepared.
-``gbps_again`` is of a handle that is posted again. ``gbps_in_flight`` is of four transfers in flight, makes included:
-the median of five series, and the slowest one. Behind each stands its part of the large copy's. Where NIXL is
-installed, NIXL's own agents make the same transfers.
+``gbps_to_last_byte`` counts from the post to the begin of the question that finds the last byte moved: this question
+then sends the notification. ``gbps_again`` is of a handle that is posted again. ``gbps_in_flight`` is of four transfers
+in flight, makes included: the median of five series, and the slowest one. Behind each stands its part of the large
+copy's. Where NIXL is installed, NIXL's own agents make the same transfers.
 """
 
 from __future__ import annotations
@@ -91,21 +92,23 @@ def measured(kind: str, gpu: int, rows: int, nbytes: int) -> dict[str, dict[str,
             ready = time.perf_counter()
             agent.transfer(handle)
             posted = time.perf_counter()
+            asked = time.perf_counter()
             while agent.check_xfer_state(handle) == "PROC":
-                pass
+                asked = time.perf_counter()
             ended = again = time.perf_counter()
             if kind == "kvplan":
                 agent.transfer(handle)
                 while agent.check_xfer_state(handle) == "PROC":
                     pass
                 again = time.perf_counter()
-            times.append((ready - begun, posted - ready, ended - ready, ended - begun, again - ended))
+            times.append((ready - begun, posted - ready, asked - ready, ended - ready, ended - begun, again - ended))
             agent.release_xfer_handle(handle)
-        make, post, moving, whole, again = (median(column) for column in zip(*times, strict=True))
+        make, post, bytes_moved, moving, whole, again = (median(column) for column in zip(*times, strict=True))
         moved = count * LAYERS * nbytes
         found[operation] = {
             "make_us": make * 1e6, "post_us": post * 1e6, "done_us": moving * 1e6,
             "gbps": moved / whole / 1e9, "gbps_after_make": moved / moving / 1e9,
+            "gbps_to_last_byte": moved / bytes_moved / 1e9,
         }  # fmt: skip
         if kind == "kvplan":
             found[operation]["gbps_again"] = moved / again / 1e9

@@ -120,6 +120,9 @@ def _interface(made: Document) -> Iterator[Row]:
         if "gbps_after_make" in ours:
             yield Row(INTERFACE, f"{operation}, after the make", "GB/s", ours["gbps_after_make"], {COPY: copy},
                       OF_COPY * copy, f"{OF_COPY:g} x {COPY}", more_is_better=True)  # fmt: skip
+        if "gbps_to_last_byte" in ours:
+            yield Row(INTERFACE, f"{operation}, to the last byte", "GB/s", ours["gbps_to_last_byte"], {COPY: copy},
+                      OF_COPY * copy, f"{OF_COPY:g} x {COPY}", more_is_better=True)  # fmt: skip
         yield Row(INTERFACE, f"{operation}, one at a time", "GB/s", ours["gbps"], beside("gbps") | {COPY: copy})
         yield Row(INTERFACE, f"{operation}: post", "us", ours["post_us"], beside("post_us"), POST_US, "1 ms")
         yield Row(INTERFACE, f"{operation}: make", "us", ours["make_us"], beside("make_us"))
