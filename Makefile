@@ -19,7 +19,9 @@ demo: $(VENV)/cli.stamp
 
 # Tests start many processes; without compiled files each of them would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
-PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal --timeout 300 --timeout-method thread
+# Many tests wait for processes that they start: one worker more than there are cores keeps all cores at work.
+WORKERS := $(shell expr $$(nproc) + 1)
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --timeout 300 --timeout-method thread
 
 # After an edit, under a minute: the laws with few examples, and what is quick in every room.
 HEAVY := $(addprefix --ignore=tests/,benchmarks docs engines/test_transformers.py measure/test_plots.py packaging)
