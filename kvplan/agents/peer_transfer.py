@@ -167,6 +167,7 @@ class PeerTransfer(PeerEnding):
             self._refused = self.inner is None
             if self._refused:
                 self._link.leave_flight(self)
+            self._launched = not self._refused  # a caller that keeps the error keeps the frame, too
             lane.waker(None)
             raise
         order = self._order
@@ -188,9 +189,10 @@ class PeerTransfer(PeerEnding):
         """
         try:
             opened.after(self._inners[-1], self._order.note, self._taken, urgent=urgent)
-        except TransferError:
+        except TransferError as error:
             if self._link.lost(opened) is None:
-                raise
+                moves = f"the note is not sent, but the bytes still move, and change {self._destination()}"
+                raise TransferError(f"{error}; {moves}") from error
 
     def submitting(self) -> bool:
         """Return whether :meth:`launch` is still at work."""

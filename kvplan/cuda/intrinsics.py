@@ -1,4 +1,8 @@
-"""Instructions that numba has no function for: calls of C functions by address, and words that two threads share."""
+"""Instructions that numba has no function for: calls of C functions by address, and words that two threads share.
+
+Numba keeps compiled loops on disk until the file of the loop changes. After an edit here, change ``calls.py`` and
+``short_calls.py``, too, or delete their caches.
+"""
 
 from __future__ import annotations
 

@@ -76,6 +76,7 @@ def launch_recorded(entries, begin, end, function, programs, threads, shared, st
     at = words.ctypes.data
     words[10], words[11], words[12] = at + 56, at + 64, at + 72
     code = call_c(entries[LAUNCH], (at, function, at + 80, 0))
+    words[0] = code  # numba may free an array after its last use, and the call has only its address
     if code:
         return LAUNCH, code
     return RECORD, call_c(entries[RECORD], (end, stream))

@@ -118,7 +118,7 @@ class Tally:
             self.ends.extend(compress([(result, direction)], once))  # one C call, which no signal handler interrupts
 
     def settle(self) -> None:
-        """Add up ends once there are many; for the executor's own threads, at a time when they hold no lock."""
+        """Add up ends once there are many. The calling thread holds no lock."""
         if len(self.ends) > PENDING and self._made_in == generation():
             self._add_up()
 

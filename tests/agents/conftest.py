@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
-from multiprocessing import resource_tracker
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 
 import pytest
@@ -51,7 +51,8 @@ class Left:
     """Descriptors, threads and mappings of this process, compared before and after."""
 
     def __init__(self) -> None:
-        resource_tracker.ensure_running()  # once per process, as soon as it starts another one
+        resource_tracker.ensure_running()  # these two run once per process, as soon as it starts another one
+        forkserver.ensure_running()
         self.before = self.now()
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""What the server of other processes has loaded before it forks them: kvplan, numba, and the compiled loops."""
+"""Load kvplan, numba and the compiled loops into the server that forks the other processes."""
 
 from __future__ import annotations
 

@@ -228,8 +228,27 @@ def test_a_submit_whose_note_finds_the_owner_gone_moves_bytes_and_its_end_says_s
                 with pytest.raises(kvplan.TransferError, match="no transfer with 'owner'"):
                     both.peer.submit(both.load.plan([7], [3]))
             else:
-                with pytest.raises(kvplan.TransferError, match="too many notes"):
+                with pytest.raises(kvplan.TransferError, match="too many notes; the note is not sent, but the bytes"):
                     both.peer.submit(both.load.plan([7], [3]), note=b"last")
+
+
+def test_a_caller_that_keeps_the_error_of_a_submit_holds_no_later_transfer_up(devices, monkeypatch):
+    """The error's traceback keeps the frames of the submit."""
+    with executor_on(devices[0], "kernel") as executor, Both(devices, executor) as both:
+        for k in range(SLOTS):
+            both.peer.submit(both.load.plan([7], [3]), note=b"%d" % k).synchronize(PATIENCE)
+
+        def send(channel, *given):
+            raise kvplan.TransferError("too many notes")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Channel, "send", send)
+            with pytest.raises(kvplan.TransferError) as kept:
+                both.peer.submit(both.load.plan([7], [3]), note=b"last")
+        later = both.peer.submit(both.load.plan([6], [2]), deadline=PATIENCE)  # which the lane's thread ends
+        until(lambda: both.visitor.stats().in_flight == 0)
+        assert later.done()
+        assert "too many notes" in str(kept.value)
 
 
 def test_callers_that_wait_leave_the_thread_no_work(devices, monkeypatch):
