@@ -58,8 +58,10 @@ class Lane:
         self.chunk_nbytes = 0
         self.outbox = Outbox(wire, own.epoch(), max(1, len(granted) // 4), own.now)
         self.paces = Pace(own.now), Pace(own.now)
-        self.sender = Sender(self.outbox, wire, own.mover, own.sends, own.most, self.paces[0])
-        self.receiver = Receiver(self.outbox, own.mover, granted, partial(tell_user, own.notes, name), self.paces[1])
+        several = own.ring.memory.device != "cpu"  # a GPU copies several chunks by one submit
+        self.sender = Sender(self.outbox, wire, own.mover, own.sends, own.most, self.paces[0], several=several)
+        told = partial(tell_user, own.notes, name)
+        self.receiver = Receiver(self.outbox, own.mover, granted, told, self.paces[1], several=several)
         self.starts = Starts(self.outbox, self.sender, self.receiver, wire.most_note)
         parties = Parties(self.outbox, self.sender, self.receiver)
         self._requests = Requests(parties, name, offered, own.ring.slot_nbytes, own.now)

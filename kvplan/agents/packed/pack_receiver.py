@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
 from kvplan.agents.packed.pack_messages import CANCEL, DONE, FAILED, PULL, PUSHED, Credit, Data, which_body
 from kvplan.agents.packed.pack_orders import Orders
 from kvplan.agents.packed.pack_outbox import Outbox
-from kvplan.agents.packed.pack_rows import Mover, Row, ended, failure, submit_of
+from kvplan.agents.packed.pack_rows import Mover, Row, ended, failure, planned, submit_of
 from kvplan.agents.packed.pack_transfer import PackedTransfer
 from kvplan.agents.packed.slot_ring import RingSlot
 from kvplan.agents.packed.wire import Pace
@@ -72,6 +73,7 @@ class Receiver:
         granted: the slots that the peer may write.
         arrived: called with each note for the user.
         pace: how fast chunks come.
+        several: whether the chunks that a look finds may be scattered by one submit, as GPUs do.
 
     Attributes:
         granted: by number.
@@ -81,8 +83,9 @@ class Receiver:
     """
 
     def __init__(
-        self, outbox: Outbox, mover: Mover, granted: Sequence[RingSlot], arrived: Callable[[bytes], object], pace: Pace
-    ) -> None:
+        self, outbox: Outbox, mover: Mover, granted: Sequence[RingSlot], arrived: Callable[[bytes], object], pace: Pace,
+        *, several: bool = False,
+    ) -> None:  # fmt: skip
         self.granted = {slot.number: slot for slot in granted}
         self.recalled: set[int] = set()
         self.inbounds: dict[tuple[int, int], Inbound] = {}
@@ -93,41 +96,47 @@ class Receiver:
         self._bases = dict(self._turns)  # the turn of each grant, before its first use
         self._past: dict[int, int] = {}  # turns of slots that were returned since the last greeting
         self._early: dict[int, list[Data]] = {}  # chunks of pushes whose order has not come
+        self._come: list[_Scatter] = []  # chunks that have come and are not submitted yet
         self._scattering: list[_Scatter] = []
-        self._epoch = 0
+        self._several, self._epoch = several, 0
 
     @property
     def quiet(self) -> bool:
-        """Whether no chunk is being scattered."""
-        return not self._scattering
+        """Whether no chunk is being scattered, or has come."""
+        return not self._scattering and not self._come
+
+    @property
+    def _read(self) -> list[_Scatter]:
+        """The chunks whose slots are read, or will be."""
+        return [*self._come, *self._scattering]
 
     @property
     def busy(self) -> bool:
         """Whether a transfer has not ended, or a chunk is being scattered."""
-        return bool(self.inbounds or self._scattering)
+        return bool(self.inbounds or self._scattering or self._come)
 
     @property
     def ahead(self) -> bool:
         """Whether the peer has slots and chunks for some time, or sends none: a late look delays no transfer."""
         if not self.inbounds:
-            return not self._scattering
+            return self.quiet
         left = sum([len(one.rows) - one.come for one in list(self.inbounds.values())])
-        free = len(self.granted) - len(self._scattering) - self._outbox.owed
+        free = len(self.granted) - len(self._read) - self._outbox.owed
         return min(left, free) >= AHEAD_SLOTS
 
     @property
     def served(self) -> list[Inbound]:
         """The peer's transfers that scatter to this process's memory, or will."""
-        inbounds = [*self.inbounds.values(), *(one.inbound for one in list(self._scattering))]
+        inbounds = [*self.inbounds.values(), *(one.inbound for one in self._read)]
         return [inbound for inbound in inbounds if inbound.own is None]
 
     def touches(self, transfer: PackedTransfer) -> bool:
         """Return whether a chunk of a transfer of this process is being scattered."""
-        return any(one.inbound.own is transfer for one in list(self._scattering))
+        return any(one.inbound.own is transfer for one in self._read)
 
     def slots(self) -> tuple[tuple[int, bool, int], ...]:
         """Return the slots that the peer may write, each with whether it is still read, and the turn of its grant."""
-        read = {one.credit.slot for one in self._scattering}
+        read = {one.credit.slot for one in self._read}
         return tuple((number, number in read, self._bases[number]) for number in self.granted)
 
     def grant(self, slots: Sequence[RingSlot]) -> list[Credit]:
@@ -150,7 +159,7 @@ class Receiver:
 
     def returned(self, given: Sequence[Credit]) -> list[RingSlot]:
         """Take slots back that the peer writes no more; raise LayoutError if it cannot be through with one."""
-        read = {one.credit.slot for one in self._scattering}
+        read = {one.credit.slot for one in self._read}
         known = dict([one for one in given if one.slot in self.recalled and one.turn >= self._bases[one.slot]])
         for number, turn in known.items():  # others came twice
             if turn != self._turns[number] or number in read:
@@ -207,18 +216,31 @@ class Receiver:
         inbound.seen[data.chunk] = 1
         inbound.come += 1
         inbound.running += 1
-        row, place = inbound.rows[data.chunk], self.granted[data.slot].place
+        row = inbound.rows[data.chunk]
         if data.slot in self._since:
             self._pace.end(self._since.pop(data.slot), row.nbytes)
-        after = inbound.own.pieces[row.piece].ready.left if inbound.own is not None else None
-        moved = None
-        try:
-            moved = self._submit(row.planned(place), after, inbound.urgent)
-        except Exception as error:  # noqa: BLE001  # it is the transfer's
-            inbound.running -= 1
-            self.fail(inbound, f"a chunk could not be scattered: {error}")
-            inbound.running += 1
-        self._scattering.append(_Scatter(inbound, row, credit, moved, self._epoch))
+        self._come.append(_Scatter(inbound, row, credit, None, self._epoch))
+
+    def _submit_come(self) -> None:
+        """Scatter what has come: chunks of one piece that came one after another together, if several may be."""
+        while self._come:
+            first = self._come[0]
+            some = [first]
+            if self._several:
+                alike = takewhile(lambda one: one.inbound is first.inbound and one.row.piece == first.row.piece, self._come)
+                some = list(alike)
+            inbound, moved = first.inbound, None
+            after = inbound.own.pieces[first.row.piece].ready.left if inbound.own is not None else None
+            try:
+                if not inbound.over:
+                    chunks = [(one.row, self.granted[one.credit.slot].place) for one in some]
+                    moved = self._submit(planned(chunks), after, inbound.urgent)
+            except Exception as error:  # noqa: BLE001  # it is the transfer's
+                inbound.running -= len(some)
+                self.fail(inbound, f"a chunk could not be scattered: {error}")
+                inbound.running += len(some)
+            self._scattering += [one._replace(moved=moved) for one in some]
+            del self._come[: len(some)]  # last: an interrupt may come between
 
     def _claim(self, inbound: Inbound) -> bool:
         if inbound.own is None or inbound.own.claim():
@@ -232,11 +254,13 @@ class Receiver:
         return any(ended(one.moved, one.inbound.urgent, running) for one in self._scattering)
 
     def step(self) -> bool:
-        """End what is scattered; return whether anything changed."""
-        if not self._scattering:
-            return False
+        """Scatter what has come, and end what is scattered; return whether anything changed."""
+        before, came = self._scattering[:], bool(self._come)
+        if came:
+            self._submit_come()
+            before += [one for one in self._scattering[len(before) :] if one.moved is None]  # it was given up
         running = set[tuple[bool, str]]()
-        over = [one for one in self._scattering if ended(one.moved, one.inbound.urgent, running)]
+        over = [one for one in before if ended(one.moved, one.inbound.urgent, running)]
         for one in over:
             self._scattering.remove(one)
             self._since[one.credit.slot] = self._pace.begin()
@@ -253,7 +277,7 @@ class Receiver:
                         inbound.own.arrive(one.row.piece)
                     if inbound.scattered == len(inbound.rows):
                         self._complete(inbound)
-        return bool(over)
+        return bool(over) or came
 
     def _complete(self, inbound: Inbound) -> None:
         if inbound.own is not None:
@@ -307,6 +331,7 @@ class Receiver:
             self.fail(inbound, why, tell=False)
         self.orders = Orders()
         self._early.clear()
+        self._come.clear()
         self._turns = dict.fromkeys(self.granted, 0)
         self._bases = dict(self._turns)
         self._past.clear()

@@ -16,7 +16,7 @@ from kvplan.plan.plan import Plan
 
 GROUPS = 8  # most groups of layers of a transfer by layer
 
-Planner = Callable[[int, int, Slot], Plan]
+Planner = Callable[[Sequence[tuple[int, int, Slot]]], Plan]  # plans some chunks: first and last unit, and slot
 
 
 class Mover(Protocol):
@@ -78,7 +78,7 @@ class Row(NamedTuple):
     """One chunk.
 
     Attributes:
-        plan: makes the plan that gathers or scatters it.
+        plan: makes the plan that gathers or scatters it, perhaps with others of its piece.
         first, last: its units.
         nbytes: its bytes.
         piece: number of its piece.
@@ -92,7 +92,15 @@ class Row(NamedTuple):
 
     def planned(self, slot: Slot) -> Plan:
         """Return the plan that gathers the chunk into a slot, or scatters it from there."""
-        return self.plan(self.first, self.last, slot)
+        return self.plan([(self.first, self.last, slot)])
+
+
+def planned(chunks: Sequence[tuple[Row, Slot]]) -> Plan:
+    """Return one plan for chunks of one piece, each with its slot."""
+    if len(chunks) == 1:
+        (row, slot) = chunks[0]
+        return row.planned(slot)
+    return chunks[0][0].plan([(row.first, row.last, slot) for row, slot in chunks])
 
 
 def rows_of(pieces: Iterable[tuple[Chunks, Planner]], chunk_nbytes: int) -> list[Row]:

@@ -20,7 +20,7 @@ from kvplan.agents.packed.pack_messages import (
     which_body,
 )
 from kvplan.agents.packed.pack_outbox import Outbox
-from kvplan.agents.packed.pack_rows import Mover, ended, failure, submit_of
+from kvplan.agents.packed.pack_rows import Mover, ended, failure, planned, submit_of
 from kvplan.agents.packed.pack_transfer import PackedTransfer
 from kvplan.agents.packed.slot_ring import RingSlot
 from kvplan.agents.packed.wire import DONE, MOVING, Pace, Wire
@@ -43,6 +43,7 @@ class Sender:
         slots: free slots to gather into; all senders of an end share them.
         most: most of them that this one may have, so that a slow peer leaves some to the others.
         pace: how fast writes move.
+        several: whether several chunks may be gathered by one submit, as GPUs do.
 
     Attributes:
         credits: the peer's slots.
@@ -50,12 +51,13 @@ class Sender:
     """
 
     def __init__(
-        self, outbox: Outbox, wire: Wire, mover: Mover, slots: list[RingSlot], most: int, pace: Pace
+        self, outbox: Outbox, wire: Wire, mover: Mover, slots: list[RingSlot], most: int, pace: Pace, *,
+        several: bool = False,
     ) -> None:  # fmt: skip
         self.credits = Credits()
         self.jobs: dict[tuple[int, int], Job] = {}
         self._outbox, self._wire, self._submit, self._slots = outbox, wire, submit_of(mover), slots
-        self._most, self._turn, self._pace = most, 0, pace
+        self._most, self._turn, self._pace, self._several = most, 0, pace, several
         self._lines: tuple[dict[Job, None], dict[Job, None]] = ({}, {})  # transfers with chunks that have not begun
         self._gathering: list[Chunk] = []
         self._writing: list[Chunk] = []
@@ -162,22 +164,42 @@ class Sender:
 
     def _begin(self, job: Job) -> bool:
         rows, began = job.rows, False
-        ends = self._outbox.mine, self._outbox.theirs
         while job.next < len(rows) and not job.over:
-            row = rows[job.next]
-            ready = job.ready[row.piece] if job.ready else None
-            if ready is not None and not ready.completed():
+            ready = job.ready[rows[job.next].piece] if job.ready else None
+            if (ready is not None and not ready.completed()) or not self._room or self._first_is_gathered(job):
                 return began
-            if not self._room:
-                return began
-            chunk = Chunk(job, job.next, self._slots.pop(), self.credits.take(), ends)
-            self._gathering.append(chunk)
-            job.next += 1
+            some = self._next(job)
             after = None if ready is None else ready.left
-            chunk.moved = self._submit(row.planned(chunk.slot.place), after, job.urgent)
+            moved = self._submit(planned([(rows[one.number], one.slot.place) for one in some]), after, job.urgent)
+            for chunk in some:
+                chunk.moved = moved
             began = True
         self._lines[job.urgent].pop(job, None)
         return began
+
+    def _first_is_gathered(self, job: Job) -> bool:
+        """Return whether the wire idles until the first chunk of a transfer is gathered: it is written before others.
+
+        A submit takes as long as a GPU gathers a chunk. On a CPU, a gather takes much longer.
+        """
+        if not self._several or job.posted or not job.next or self._writing:
+            return False
+        return any([one.job is job and one.lent is not None for one in self._gathering])
+
+    def _next(self, job: Job) -> list[Chunk]:
+        """Take slots for the chunks of a transfer that are gathered together: as many as have begun, and at least one.
+
+        A GPU gathers them in one launch, whose submit takes as long as that of one chunk. The first few are not kept
+        waiting for others.
+        """
+        rows, made = job.rows, list[Chunk]()
+        most, piece = max(1, job.next) if self._several else 1, rows[job.next].piece
+        ends = self._outbox.mine, self._outbox.theirs
+        while len(made) < most and job.next < len(rows) and rows[job.next].piece == piece and self._room:
+            made.append(Chunk(job, job.next, self._slots.pop(), self.credits.take(), ends))
+            self._gathering.append(made[-1])
+            job.next += 1
+        return made
 
     def look(self) -> bool:
         """Look at what moves; return whether a gather or a write has ended, so that a step may change something.

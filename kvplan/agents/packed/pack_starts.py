@@ -111,7 +111,7 @@ class Starts:
         for piece in transfer.pieces:
             packing = piece.packing
             if packing is not None:
-                sides.append((packing.src, packing.dst.plan if reading else packing.src.plan))
+                sides.append((packing.src, packing.dst.plan_all if reading else packing.src.plan_all))
                 recipes.append(packing.recipe("src" if reading else "dst"))
         rows = rows_of(sides, chunk_nbytes)
         transfer.count(rows)

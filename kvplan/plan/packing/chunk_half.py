@@ -196,31 +196,60 @@ class Half(Chunks):
             KVPlanError: there are no such units; or the slot is too small, or not aligned.
             LayoutError: the units are not memory of this process, or they are read-only and would be written.
         """
+        return self.plan_all([(first, last, slot)])
+
+    def plan_all(self, chunks: Sequence[tuple[int, int, Slot]]) -> Plan:
+        """Plan the copies of several chunks, each with its slot, as one plan.
+
+        Args:
+            chunks: the arguments of :meth:`plan` for each, at least one. All slots are of one ring.
+
+        Raises:
+            KVPlanError, LayoutError: as for :meth:`plan`.
+        """
+        layout = chunks[0][2].layout
+        ring = self._rings.get(id(layout))
+        programs, layouts, direction, seams = self._ring(layout) if ring is None else ring[1]
+        spans: dict[int, list[tuple[int, int, int]]] = {}  # by section: first unit, number of units, address in the slot
+        units = nbytes = 0
+        for first, last, slot in chunks:
+            if slot.layout is not layout:
+                raise KVPlanError("the chunks of one plan have slots of two rings; give slots of one ring")
+            nbytes += self._spans(spans, first, last, slot)
+            units += last - first
+        parts = tuple([self._part(number, some) for number, some in spans.items()])
+        return Plan(parts, units, nbytes, direction, layouts, seams, _SKIP * len(parts), programs)
+
+    def _spans(self, spans: dict[int, list[tuple[int, int, int]]], first: int, last: int, slot: Slot) -> int:
+        """Add the units of one chunk to the spans of their sections; return the chunk's bytes."""
         if not 0 <= first <= last <= self.units:
             raise KVPlanError(f"units {first} to {last} of a half of {self.units}; give 0 <= first <= last <= units")
         if slot.address % GRAIN:
             raise KVPlanError(f"a slot begins at {slot.address:#x}; give an address that is a multiple of {GRAIN}")
-        ring = self._rings.get(id(slot.layout))
-        programs, layouts, direction, seams = self._ring(slot.layout) if ring is None else ring[1]
-        cache, at, parts = self._cache, slot.address, []
-        section = bisect_right(self._begins, first) - 1
-        unit = first
+        at, unit, section = slot.address, first, bisect_right(self._begins, first) - 1
         while unit < last:
-            group, nbytes, addresses, _ = self.sections[section]
             begin = self._begins[section]
             count = min(last, self._begins[section + 1]) - unit
             if count:
-                units = np.empty((2, count), np.int64)
-                units[cache] = addresses[unit - begin : unit - begin + count]
-                np.add(self._offsets_of(nbytes, count), at, units[1 - cache])
-                parts.append(Part(group, units))
-                at += count * nbytes
+                spans.setdefault(section, []).append((unit - begin, count, at))
+                at += count * self.sizes[section][1]
                 unit += count
             section += 1
         total = at - slot.address
         if total > slot.nbytes:
             raise KVPlanError(f"units {first} to {last} have {total:,} bytes; the slot has {slot.nbytes:,}")
-        return Plan(tuple(parts), last - first, total, direction, layouts, seams, _SKIP * len(parts), programs)
+        return total
+
+    def _part(self, number: int, spans: Sequence[tuple[int, int, int]]) -> Part:
+        """Return the copies of some units of one section."""
+        group, nbytes, addresses, _ = self.sections[number]
+        units = np.empty((2, sum([count for _, count, _ in spans])), np.int64)
+        cache, done = self._cache, 0
+        for first, count, at in spans:
+            units[cache, done : done + count] = addresses[first : first + count]
+            np.add(self._offsets_of(nbytes, count), at, units[1 - cache, done : done + count])
+            done += count
+        return Part(group, units)
 
     def _offsets_of(self, nbytes: int, count: int) -> Int64Array:
         """Return where units of a size begin, one behind the other: all chunks share one array.
