@@ -16,6 +16,7 @@ from kvplan.errors import TransferError
 from kvplan.layout.components import touching_seams
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.strides import Int64Array
+from kvplan.plan.packing import column_loops
 
 TILE = 1 << 20  # ranges that are checked at once
 SPARSE, EACH = 1 << 18, 32  # indices in a range of so many, and of so many for each unit, are marked; others are sorted
@@ -40,10 +41,11 @@ class Column(NamedTuple):
 
     Attributes:
         addresses: (n,) int64: the first address, and ``step * indices`` bytes from it.
-        indices: (n,) int64.
+        indices: (n,) int64, for units that are written; otherwise it may be empty.
         step: in bytes.
         root: number of the column with these indices.
         period: bytes from block to block, as the recipe says; a hint.
+        low, high: lowest and highest address; 0 without units.
     """
 
     addresses: Int64Array
@@ -51,6 +53,8 @@ class Column(NamedTuple):
     step: int
     root: int
     period: int
+    low: int
+    high: int
 
 
 def extents_of(start: Int64Array, size: Int64Array) -> Extents:
@@ -136,11 +140,11 @@ class Offered:
         return known
 
 
-def check_within(addresses: Int64Array, extents: Extents, offered: Offered, *, writing: bool) -> set[int]:
+def check_within(column: Column, extents: Extents, offered: Offered, *, writing: bool) -> set[int]:
     """Check that all extents of all units lie in offered memory.
 
     Args:
-        addresses: address of each unit.
+        column: the units.
         extents: bytes of a unit.
         offered: the memory.
         writing: whether they are written.
@@ -151,10 +155,10 @@ def check_within(addresses: Int64Array, extents: Extents, offered: Offered, *, w
     Raises:
         TransferError: a byte lies outside, or is read-only and would be written.
     """
+    addresses, low, high = column.addresses, column.low, column.high
     if not addresses.size:
         return set()
     starts, ends, owners = offered.ranges(writing=writing)
-    low, high = int(addresses.min()), int(addresses.max())
     # Most recipes lie in one range as a whole: extents ascend, and do not touch.
     whole = bisect_right(starts, low + int(extents.start[0])) - 1
     if whole >= 0 and high + int(extents.start[-1] + extents.size[-1]) <= ends[whole]:
@@ -258,21 +262,31 @@ def _every(column: Column, extents: Extents) -> _Ranges:
 
 def _sweeps(column: Column, extents: Extents) -> _Ranges:
     """Check that no two units of a column share a byte; return ranges that hold all their bytes."""
-    addresses, index = column.addresses, column.indices
-    if extents.twice or (index.size > 1 and _distinct(index).size != index.size):
+    addresses, index, low, high = column.addresses, column.indices, column.low, column.high
+    if extents.twice or (index.size > 1 and _repeats(column)):
         raise _twice()
-    low, high = int(addresses.min()), int(addresses.max())
     if index.size == 1:
         return _Ranges(extents.start + low, extents.start + extents.size + low)
+    hull = int(extents.start[-1] + extents.size[-1] - extents.start[0])
+    if hull <= column.step:  # as of whole blocks, so that different units cannot meet
+        return _Ranges(extents.start[:1] + low, extents.start[-1:] + extents.size[-1:] + high)
     for period in (column.period, column.step):
         found = None if period % column.step else _in_periods(column, extents, period)
         if found is not None:
             return found
     ordered = np.sort(addresses)
-    hull = int(extents.start[-1] + extents.size[-1] - extents.start[0])
     if int(np.diff(ordered).min()) < hull and not _every(column, extents).disjoint:
         raise _twice()
     return _Ranges(extents.start[:1] + low, extents.start[-1:] + extents.size[-1:] + high)
+
+
+def _repeats(column: Column) -> bool:
+    """Return whether a unit stands twice."""
+    index, span = column.indices, (column.high - column.low) // column.step
+    if span > SPARSE + EACH * index.size:
+        return np.unique(index).size != index.size
+    low = int(index[0]) - (int(column.addresses[0]) - column.low) // column.step
+    return bool(column_loops.is_repeated(index, low, np.zeros(span + 1, np.uint8)))
 
 
 def _distinct(index: Int64Array) -> Int64Array:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -26,6 +27,7 @@ from kvplan.base.limits import LIMITS
 from kvplan.errors import KVPlanError
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.strides import Int64Array
+from kvplan.plan.packing import column_loops
 from kvplan.plan.packing.chunk_half import Half, HalfSection
 from kvplan.plan.packing.pack_checks import Column, Extents, Offered, check_disjoint, check_within, joined
 from kvplan.plan.packing.pack_order import REACH, SIDES, Place
@@ -36,8 +38,8 @@ MAGIC, VERSION = b"kvpr", 1
 HEADER = struct.Struct("<4sHHIIIIQ")
 COLUMN = 5  # words of a row
 WIDTHS: dict[int, np.dtype[Any]] = {1: np.dtype("<u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4"), 8: np.dtype("<u8")}
-SAMPLE = 64  # indices whose common divisor is tried for all
 ADDRESSES = 1 << 62  # more than any address, and so small that a sum of two does not overflow
+_turned: WeakKeyDictionary[RunGroup, Int64Array] = WeakKeyDictionary()  # run tables of the side "dst"
 
 
 # ---- writing -----------------------------------------------------------------------------------------------------
@@ -57,7 +59,7 @@ def recipe_of(half: Half) -> bytes:
         number = numbers.setdefault(id(addresses), len(columns))
         if number == len(columns):
             columns.append((addresses, place))
-        table = _rows_of(group, half.side)
+        table = _table_of(group, half.side)
         sections.append((number, len(table), unit_nbytes, *place))
         tables.append(table)
     rows = np.concatenate([np.empty((0, RUN), np.int64), *tables])
@@ -88,9 +90,14 @@ def recipe_of(half: Half) -> bytes:
     return HEADER.pack(MAGIC, VERSION, side, len(sections), len(rows), len(columns), 0, HEADER.size + len(body)) + body
 
 
-def _rows_of(group: RunGroup, side: str) -> Int64Array:
-    """Return the run table of a group with the unit's side first."""
-    return group.table if side == "src" else group.table[:, [1, 0, 2, 3, 5, 4, 6, 8, 7]]
+def _table_of(group: RunGroup, side: str) -> Int64Array:
+    """Return the run table of a group with the unit's side first; all transfers of a program share it."""
+    if side == "src":
+        return group.table
+    known = _turned.get(group)
+    if known is None:
+        known = _turned[group] = np.ascontiguousarray(group.table[:, [1, 0, 2, 3, 5, 4, 6, 8, 7]])
+    return known
 
 
 def _columns(columns: Sequence[tuple[Int64Array, Place]]) -> tuple[list[tuple[int, ...]], list[bytes]]:
@@ -101,22 +108,14 @@ def _columns(columns: Sequence[tuple[Int64Array, Place]]) -> tuple[list[tuple[in
         if twin is not None:
             heads.append((addresses.size, int(addresses[0]), heads[twin][2], 0, twin))
             continue
-        first = int(addresses.min()) if addresses.size else 0
-        indices = (addresses - first) // place.step
-        wider = _step_of(indices)
-        indices = indices // wider if wider > 1 else indices
-        largest = int(indices.max()) if addresses.size else 0
+        indices, first, step, largest = np.empty(addresses.size, np.int64), 0, place.step, 0
+        if addresses.size:
+            first, step, largest = column_loops.indices_of(addresses, place.step, indices)
         width = next(width for width in WIDTHS if largest < 1 << 8 * width)
         data = indices.astype(WIDTHS[width]).tobytes()
-        heads.append((addresses.size, first, place.step * wider, width, number))
+        heads.append((addresses.size, first, step, width, number))
         payloads.append(data + bytes(-len(data) % 8))
     return heads, payloads
-
-
-def _step_of(indices: Int64Array) -> int:
-    """Return a number that divides all indices; the largest one, or 1 if the first few have no other."""
-    common = int(np.gcd.reduce(indices[:SAMPLE])) if indices.size else 1
-    return common if common > 1 and not (indices % common).any() else 1
 
 
 def _twin(columns: Sequence[tuple[Int64Array, Place]], addresses: Int64Array, place: Place) -> int | None:
@@ -168,7 +167,7 @@ def half_of(recipe: bytes, offered: Offered | Mapping[str, KVLayout] | Sequence[
     held = [(columns[number], joined([(extents, 0) for extents in some])) for number, some in several.items()]
     touched: set[int] = set()
     for column, extents in held:
-        touched |= check_within(column.addresses, extents, offered, writing=side == "dst")
+        touched |= check_within(column, extents, offered, writing=side == "dst")
     if side == "dst":
         check_disjoint(held)
     made = [HalfSection(one.group, one.unit_nbytes, columns[one.column].addresses, one.place) for one in sections]
@@ -194,11 +193,11 @@ def _read(recipe: bytes, side: str) -> tuple[tuple[CheckedSection, ...], list[Co
     part = recipe[HEADER.size : shared]
     checked = checked_sections(part, sections, side)
     heads = np.frombuffer(recipe, dtype="<i8", count=COLUMN * count, offset=shared).reshape(-1, COLUMN).tolist()
-    return checked, _read_columns(recipe, heads, begin, checked)
+    return checked, _read_columns(recipe, heads, begin, checked, writing=side == "dst")
 
 
 def _read_columns(
-    recipe: bytes, heads: Sequence[Sequence[int]], begin: int, checked: Sequence[CheckedSection]
+    recipe: bytes, heads: Sequence[Sequence[int]], begin: int, checked: Sequence[CheckedSection], *, writing: bool
 ) -> list[Column]:  # fmt: skip
     """Read the addresses of the units, and check that they are as the sections say."""
     at, units, columns = begin, 0, list[Column]()
@@ -219,21 +218,25 @@ def _read_columns(
                 raise wrong("is cut off")
             index = np.frombuffer(recipe, dtype=WIDTHS[width], count=count, offset=at)
             at += nbytes + -nbytes % 8
-            if count and int(index.max()) > (ADDRESSES - first) // step:
+            # The check that no byte is written twice needs indices. A large array costs more to get than to fill.
+            indices, addresses = np.empty(count if writing else 0, np.int64), np.empty(count, np.int64)
+            low = high = 0
+            if count:
+                low, high = map(int, column_loops.addresses_of(index, first, step, indices, addresses))
+            if high > (ADDRESSES - first) // step:
                 raise wrong("has a unit beyond all addresses")
-            index = index.astype(np.int64)
-            addresses = index * step
-            addresses += first
+            low, high = first + step * low, first + step * high
         else:
             if not 0 <= root < number or columns[root].root != root or columns[root].addresses.size != count:
                 raise wrong(f"repeats column {root}, which is not there")
-            index, step, addresses = columns[root].indices, columns[root].step, columns[root].addresses
+            addresses, indices, step, _, _, low, high = columns[root]
             if count:
                 far = first - int(addresses[0])
-                if int(addresses.min()) + far < 0 or int(addresses.max()) + far > ADDRESSES:
+                low, high = low + far, high + far
+                if low < 0 or high > ADDRESSES:
                     raise wrong("has a unit beyond all addresses")
                 addresses = addresses + far
-        columns.append(Column(addresses, index, step, root, periods[number]))
+        columns.append(Column(addresses, indices, step, root, periods[number], low, high))
     if at != len(recipe):
         raise wrong(f"has {len(recipe) - at} bytes too many")
     for one in checked:
