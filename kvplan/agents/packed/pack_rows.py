@@ -15,6 +15,8 @@ from kvplan.plan.packing.packing import Packing, packing_of, packings_by_layer
 from kvplan.plan.plan import Plan
 
 GROUPS = 8  # most groups of layers of a transfer by layer
+LEAST_TAPERED = 16 << 20  # bytes: with smaller chunks, more of them would take more than the ends gain
+END_SHARE = 8  # the first and the last chunk have this part of a chunk's bytes
 
 Planner = Callable[[Sequence[tuple[int, int, Slot]]], Plan]  # plans some chunks: first and last unit, and slot
 
@@ -105,9 +107,11 @@ def planned(chunks: Sequence[tuple[Row, Slot]]) -> Plan:
 
 def rows_of(pieces: Iterable[tuple[Chunks, Planner]], chunk_nbytes: int) -> list[Row]:
     """Return the chunks of all pieces, in order; both ends make the same."""
-    rows: list[Row] = []
+    rows, pieces = list[Row](), list(pieces)
+    small = chunk_nbytes // END_SHARE if chunk_nbytes >= LEAST_TAPERED else 0
     for number, (chunks, plan) in enumerate(pieces):
-        cuts = chunks.cuts(chunk_nbytes) if chunks.nbytes else [0]
+        first, last = (small if number == end else 0 for end in (0, len(pieces) - 1))
+        cuts = chunks.cuts(chunk_nbytes, first, last) if chunks.nbytes else [0]
         rows += [Row(plan, a, b, chunks.chunk_nbytes(a, b), number) for a, b in pairwise(cuts)]
     return rows
 
