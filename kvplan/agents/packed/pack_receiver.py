@@ -9,7 +9,7 @@ from typing import NamedTuple
 from kvplan.agents.packed.pack_messages import CANCEL, DONE, FAILED, PULL, PUSHED, Credit, Data, which_body
 from kvplan.agents.packed.pack_orders import Orders
 from kvplan.agents.packed.pack_outbox import Outbox
-from kvplan.agents.packed.pack_rows import Mover, Row, ended, failure, planned, submit_of
+from kvplan.agents.packed.pack_rows import Copier, Mover, Row, ended, failure
 from kvplan.agents.packed.pack_transfer import PackedTransfer
 from kvplan.agents.packed.slot_ring import RingSlot
 from kvplan.agents.packed.wire import Pace
@@ -90,7 +90,7 @@ class Receiver:
         self.recalled: set[int] = set()
         self.inbounds: dict[tuple[int, int], Inbound] = {}
         self.orders = Orders()
-        self._outbox, self._submit, self._arrived, self._pace = outbox, submit_of(mover), arrived, pace
+        self._outbox, self._copier, self._arrived, self._pace = outbox, Copier(mover), arrived, pace
         self._since: dict[int, float] = {}  # by slot that was given back: no later write has begun before
         self._turns = dict.fromkeys(self.granted, 0)  # the latest use of each slot that has come
         self._bases = dict(self._turns)  # the turn of each grant, before its first use
@@ -234,7 +234,7 @@ class Receiver:
             try:
                 if not inbound.over:
                     chunks = [(one.row, self.granted[one.credit.slot].place) for one in some]
-                    moved = self._submit(planned(chunks), after, inbound.urgent)
+                    moved = self._copier.submit(chunks, after, urgent=inbound.urgent)
             except Exception as error:  # noqa: BLE001  # it is the transfer's
                 inbound.running -= len(some)
                 self.fail(inbound, f"a chunk could not be scattered: {error}")

@@ -121,7 +121,7 @@ class Requests:
         chunks = sum(half.nbytes for half in halves) // chunk_nbytes
         if chunks > MOST_CHUNKS:
             raise TransferError(f"a transfer has {chunks:,} chunks; at most {MOST_CHUNKS:,} are taken")
-        return rows_of([(half, half.plan_all) for half in halves], chunk_nbytes)
+        return rows_of(halves, chunk_nbytes)
 
     def _told(self, kind: int, whose: int, number: int, why: str) -> None:
         """Take the end of a transfer from the other end."""

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
+from weakref import WeakKeyDictionary
 
 from kvplan.agents.packed.readiness import Ready
 from kvplan.errors import KVPlanError
 from kvplan.execute.executor import Executor
 from kvplan.execute.transfer import Transfer, check_after
-from kvplan.plan.packing.chunk_half import Chunks, Slot
+from kvplan.plan.packing.chunk_half import Half, Resident, Slot
 from kvplan.plan.packing.packing import Packing, packing_of, packings_by_layer
 from kvplan.plan.plan import Plan
 
 GROUPS = 8  # most groups of layers of a transfer by layer
 LEAST_TAPERED = 16 << 20  # bytes: with smaller chunks, more of them would take more than the ends gain
-END_SHARE = 8  # the first and the last chunk have this part of a chunk's bytes
+FIRST_SHARE, LAST_SHARE = 4, 8  # the first and the last chunk have this part of a chunk's bytes
 
-Planner = Callable[[Sequence[tuple[int, int, Slot]]], Plan]  # plans some chunks: first and last unit, and slot
+KEPT_CHUNKS = 4  # a half of fewer chunks does not keep the addresses of its units on the GPU
+KEPT_FROM = 2  # submits of a half before they are uploaded: the first chunks do not wait for that
 
 
 class Mover(Protocol):
@@ -28,19 +31,57 @@ class Mover(Protocol):
         """Queue a plan; see :meth:`kvplan.Executor.submit`."""
 
 
-Submit = Callable[[Plan, Any, bool], Transfer]  # a plan, its after= and whether it has high priority
-
-
-def submit_of(mover: Mover) -> Submit:
-    """Return the function that submits chunks to a mover.
+class Copier:
+    """Submits chunks to a mover.
 
     An executor's checks of the arguments are left out: plans of chunks are right, and a submit of a packed transfer has
-    checked its ``after=``. Its backend checks all else.
+    checked its ``after=``. Its backend checks all else. A GPU keeps the addresses of units that fill several chunks.
+
+    Args:
+        mover: gathers or scatters.
     """
-    if isinstance(mover, Executor):
-        queue = mover._submit
-        return lambda plan, after, urgent: queue(plan, after, by_layer=False, urgent=urgent)
-    return lambda plan, after, urgent: mover.submit(plan, after, priority="high" if urgent else "normal")
+
+    def __init__(self, mover: Mover) -> None:
+        self._queue = mover._submit if isinstance(mover, Executor) else None
+        self._mover = mover
+        self._keep = getattr(mover._backend, "keep", None) if isinstance(mover, Executor) else None
+        # By half: the submits so far, until its units are on the GPU; None if they cannot be.
+        self._kept: WeakKeyDictionary[Half, int | Resident | None] = WeakKeyDictionary()
+
+    def submit(self, chunks: Sequence[tuple[Row, Slot]], after: Any, *, urgent: bool) -> Transfer:
+        """Copy chunks of one piece between their units and their slots.
+
+        Args:
+            chunks: them and their slots, at least one.
+            after: what the copies wait for.
+            urgent: whether they have high priority.
+
+        Raises:
+            KVPlanError: the mover refuses them.
+        """
+        half = chunks[0][0].half
+        resident = None if self._keep is None else self._resident(half, chunks)
+        plan = half.plan_all([(row.first, row.last, slot) for row, slot in chunks], resident)
+        if self._queue is None:
+            return self._mover.submit(plan, after, priority="high" if urgent else "normal")
+        return self._queue(plan, after, by_layer=False, urgent=urgent)
+
+    def _resident(self, half: Half, chunks: Sequence[tuple[Row, Slot]]) -> Resident | None:
+        """Return the units on the GPU; None if they are not there. The third submit of many chunks uploads them."""
+        known = self._kept.get(half, 0)
+        if not isinstance(known, int):
+            return known
+        if known < KEPT_FROM:
+            self._kept[half] = known + 1
+            return None
+        made, (row, slot) = None, chunks[0]
+        if len(half.sections) == 1 and half.nbytes >= KEPT_CHUNKS * row.nbytes:
+            _, nbytes, addresses, _ = half.sections[0]
+            offsets = half.offsets_of(nbytes, min(slot.nbytes // nbytes, addresses.size))
+            with suppress(KVPlanError):  # it copies as before
+                made = self._keep(half.plan(row.first, row.last, slot), addresses, offsets, gathers=half.side == "src")
+        self._kept[half] = made
+        return made
 
 
 def ended(moved: Transfer | None, urgent: bool, running: set[tuple[bool, str]]) -> bool:
@@ -80,13 +121,13 @@ class Row(NamedTuple):
     """One chunk.
 
     Attributes:
-        plan: makes the plan that gathers or scatters it, perhaps with others of its piece.
+        half: makes the plan that gathers or scatters it, perhaps with others of its piece.
         first, last: its units.
         nbytes: its bytes.
         piece: number of its piece.
     """
 
-    plan: Planner
+    half: Half
     first: int
     last: int
     nbytes: int
@@ -94,25 +135,23 @@ class Row(NamedTuple):
 
     def planned(self, slot: Slot) -> Plan:
         """Return the plan that gathers the chunk into a slot, or scatters it from there."""
-        return self.plan([(self.first, self.last, slot)])
+        return self.half.plan(self.first, self.last, slot)
 
 
-def planned(chunks: Sequence[tuple[Row, Slot]]) -> Plan:
-    """Return one plan for chunks of one piece, each with its slot."""
-    if len(chunks) == 1:
-        (row, slot) = chunks[0]
-        return row.planned(slot)
-    return chunks[0][0].plan([(row.first, row.last, slot) for row, slot in chunks])
+def rows_of(halves: Sequence[Half], chunk_nbytes: int) -> list[Row]:
+    """Return the chunks of all pieces, in order; both ends make the same.
 
-
-def rows_of(pieces: Iterable[tuple[Chunks, Planner]], chunk_nbytes: int) -> list[Row]:
-    """Return the chunks of all pieces, in order; both ends make the same."""
-    rows, pieces = list[Row](), list(pieces)
-    small = chunk_nbytes // END_SHARE if chunk_nbytes >= LEAST_TAPERED else 0
-    for number, (chunks, plan) in enumerate(pieces):
-        first, last = (small if number == end else 0 for end in (0, len(pieces) - 1))
-        cuts = chunks.cuts(chunk_nbytes, first, last) if chunks.nbytes else [0]
-        rows += [Row(plan, a, b, chunks.chunk_nbytes(a, b), number) for a, b in pairwise(cuts)]
+    Args:
+        halves: this end's half of each piece.
+        chunk_nbytes: most bytes of a chunk.
+    """
+    rows = list[Row]()
+    tapered = chunk_nbytes if chunk_nbytes >= LEAST_TAPERED else 0
+    for number, half in enumerate(halves):
+        first = tapered // FIRST_SHARE if not number else 0
+        last = tapered // LAST_SHARE if number == len(halves) - 1 else 0
+        cuts = half.cuts(chunk_nbytes, first, last) if half.nbytes else [0]
+        rows += [Row(half, a, b, half.chunk_nbytes(a, b), number) for a, b in pairwise(cuts)]
     return rows
 
 

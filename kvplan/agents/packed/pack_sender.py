@@ -20,7 +20,7 @@ from kvplan.agents.packed.pack_messages import (
     which_body,
 )
 from kvplan.agents.packed.pack_outbox import Outbox
-from kvplan.agents.packed.pack_rows import Mover, ended, failure, planned, submit_of
+from kvplan.agents.packed.pack_rows import Copier, Mover, ended, failure
 from kvplan.agents.packed.pack_transfer import PackedTransfer
 from kvplan.agents.packed.slot_ring import RingSlot
 from kvplan.agents.packed.wire import DONE, MOVING, Pace, Wire
@@ -56,7 +56,7 @@ class Sender:
     ) -> None:  # fmt: skip
         self.credits = Credits()
         self.jobs: dict[tuple[int, int], Job] = {}
-        self._outbox, self._wire, self._submit, self._slots = outbox, wire, submit_of(mover), slots
+        self._outbox, self._wire, self._copier, self._slots = outbox, wire, Copier(mover), slots
         self._most, self._turn, self._pace, self._several = most, 0, pace, several
         self._lines: tuple[dict[Job, None], dict[Job, None]] = ({}, {})  # transfers with chunks that have not begun
         self._gathering: list[Chunk] = []
@@ -82,7 +82,10 @@ class Sender:
     @property
     def ahead(self) -> bool:
         """Whether the wire has work for some time, or none of this sender: a late look delays no chunk."""
-        return len(self._writing) >= AHEAD_WRITES or not (self.jobs or self._gathering or self._writing)
+        if len(self._writing) >= AHEAD_WRITES:
+            normal, urgent = self._lines  # the last writes end a transfer, whose peer waits for them
+            return bool(normal or urgent or self._gathering)
+        return not (self.jobs or self._gathering or self._writing)
 
     @property
     def due(self) -> bool:
@@ -170,10 +173,12 @@ class Sender:
                 return began
             some = self._next(job)
             after = None if ready is None else ready.left
-            moved = self._submit(planned([(rows[one.number], one.slot.place) for one in some]), after, job.urgent)
+            moved = self._copier.submit([(rows[one.number], one.slot.place) for one in some], after, urgent=job.urgent)
             for chunk in some:
                 chunk.moved = moved
             began = True
+            if self._several and job.next < len(rows):
+                return True  # a submit takes as long as a gather: first look whether one has ended
         self._lines[job.urgent].pop(job, None)
         return began
 
@@ -396,7 +401,7 @@ class Sender:
             if chunk.moved is None:
                 row, urgent, chunk.gathered = chunk.job.rows[chunk.number], chunk.job.urgent, False
                 with suppress(Exception):
-                    chunk.moved = self._submit(row.planned(chunk.slot.place), None, urgent)
+                    chunk.moved = self._copier.submit([(row, chunk.slot.place)], None, urgent=urgent)
         ours = [*self._gathering, *self._writing, *self._stuck]
         self.credits.settle({chunk.lent.number for chunk in ours if chunk.lent is not None})
 

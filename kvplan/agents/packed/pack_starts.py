@@ -9,10 +9,10 @@ from kvplan.agents.packed.pack_messages import ASK, PULL, PUSH, PUSHED, data_nby
 from kvplan.agents.packed.pack_orders import Ordered, order_bytes, parts_of
 from kvplan.agents.packed.pack_outbox import Outbox
 from kvplan.agents.packed.pack_receiver import Inbound, Receiver
-from kvplan.agents.packed.pack_rows import Planner, rows_of
+from kvplan.agents.packed.pack_rows import rows_of
 from kvplan.agents.packed.pack_sender import Sender
 from kvplan.agents.packed.pack_transfer import PackedTransfer
-from kvplan.plan.packing.chunk_half import Chunks
+from kvplan.plan.packing.chunk_half import Half
 
 LOOK_SECONDS = 1e-3  # between two looks at deadlines
 UNBEGUN = "it had not begun, and nothing was moved"
@@ -106,14 +106,14 @@ class Starts:
 
     def _begin(self, transfer: PackedTransfer, now: float, chunk_nbytes: int) -> None:
         wish, reading = transfer.wish, transfer.wish.reading
-        sides: list[tuple[Chunks, Planner]] = []
+        halves: list[Half] = []
         recipes: list[bytes] = []
         for piece in transfer.pieces:
             packing = piece.packing
             if packing is not None:
-                sides.append((packing.src, packing.dst.plan_all if reading else packing.src.plan_all))
+                halves.append(packing.dst if reading else packing.src)
                 recipes.append(packing.recipe("src" if reading else "dst"))
-        rows = rows_of(sides, chunk_nbytes)
+        rows = rows_of(halves, chunk_nbytes)
         transfer.count(rows)
         if not rows:
             recipes = []

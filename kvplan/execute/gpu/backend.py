@@ -20,6 +20,7 @@ from kvplan.execute.gpu.graphs import CapturedTransfer, Graphs
 from kvplan.execute.gpu.kernel_path import KernelPath
 from kvplan.execute.gpu.lanes.lane import Lane
 from kvplan.execute.gpu.launches.ahead import Ahead, Rooms
+from kvplan.execute.gpu.launches.resident import Resident
 from kvplan.execute.gpu.mixed import MixedPath
 from kvplan.execute.gpu.path import Path
 from kvplan.execute.gpu.reaper import Alarm, Duties, Reaper
@@ -29,6 +30,7 @@ from kvplan.execute.gpu.staged import StagedPath
 from kvplan.execute.gpu.waits import waits_of
 from kvplan.execute.gpu.warmup import warm_up
 from kvplan.execute.transfer import CLOSED_ERROR
+from kvplan.layout.strides import Int64Array
 from kvplan.plan.plan import Plan
 
 # Every path of a GPU. To add a path, write a class that implements the Protocol of path.py, and list it here.
@@ -171,6 +173,30 @@ class GpuBackend:
             choice = self.selection.choose(plan, capturing=False)
             choice.path.upload(ahead, plan)
             ahead.choice = None if ahead.table is None else choice
+
+    def keep(self, plan: Plan, addresses: Int64Array, offsets: Int64Array, *, gathers: bool) -> Resident | None:
+        """Upload the addresses of many units, for plans that copy some of them to or from slots.
+
+        Args:
+            plan: the plan of some of the units. It has one part.
+            addresses, offsets, gathers: see :meth:`kvplan.execute.gpu.path.Path.keep`.
+
+        Returns:
+            The units, or None: the path that the executor takes reads them otherwise, or there is no room.
+
+        Raises:
+            KVPlanError: they cannot be uploaded.
+        """
+        return self._while_open(partial(self._keep, plan, addresses, offsets, gathers=gathers))
+
+    def _keep(self, plan: Plan, addresses: Int64Array, offsets: Int64Array, *, gathers: bool) -> Resident | None:
+        with self.resources.device.current():
+            choice = self.selection.choose(plan, capturing=False)
+            ahead = self.rooms.room(-(-(addresses.size + offsets.size) // 2))
+            if ahead is None:
+                return None
+            kept: Resident | None = choice.path.keep(ahead, plan, addresses, offsets, choice, gathers=gathers)
+            return kept
 
     def submit(self, plan: Plan, after: Any, *, by_layer: bool, urgent: bool = False) -> DeviceTransfer:
         """Issue a plan, or let another thread issue it if that takes long. Return the transfer at once."""

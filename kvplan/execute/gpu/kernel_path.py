@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,7 +17,8 @@ from kvplan.execute.gpu.by_layer.kernel_layers import KernelLayers
 from kvplan.execute.gpu.device_transfer import DeviceTransfer
 from kvplan.execute.gpu.launches.ahead import Ahead
 from kvplan.execute.gpu.launches.headers import HEADER, write_flat, write_units
-from kvplan.execute.gpu.launches.recipes import Ready, Recipe, Recipes
+from kvplan.execute.gpu.launches.recipes import Ready, Recipe, Recipes, programs_of
+from kvplan.execute.gpu.launches.resident import Resident
 from kvplan.execute.gpu.path import Path, Refusal, Sides, Streams, refuse_kernels, route_of
 from kvplan.execute.gpu.resources import Resources
 from kvplan.execute.gpu.shape import MAX_WIDTH, Shape, alignment_of, shape_of
@@ -97,9 +98,11 @@ class KernelPath(Path):
 
     def prepare(self, transfer: DeviceTransfer, plan: Plan, lane: Streams) -> tuple[list[Ready], int]:
         """Write the headers of all launches; see :meth:`Path.prepare`."""
-        ready = None if plan.ahead is None else self._ahead(transfer, plan, lane)
-        if ready is not None:
-            return [ready], lane.kernel
+        ahead = plan.ahead
+        if ahead is not None and ahead.of(self._resources):
+            ready = ahead.ready(transfer, lane.kernel)
+            if ready is not None:
+                return [ready], lane.kernel
         resources, size = self._resources, self._size(plan)
         parts = plan.parts if len(plan.parts) == 1 else [p for p in together(plan.parts) if p.units.shape[1]]
         if len(parts) > resources.limits.launch_groups:
@@ -179,18 +182,19 @@ class KernelPath(Path):
         )  # fmt: skip
         rows = part.units.shape[1] * table.items
         if rows <= self._resources.limits.launch_rows:
-            ahead.upload(table, _programs(size, rows, table.shape))
+            ahead.upload(table, programs_of(size, rows, table.shape), part.group.packed.shape[1])
 
-    def _ahead(self, transfer: DeviceTransfer, plan: Plan, lane: Streams) -> Ready | None:
-        """Return the launch that was uploaded with a plan; None if it cannot be used for this transfer."""
-        ahead: Ahead = plan.ahead
-        table = ahead.table
-        if table is None or table.fresh or transfer.captures is not None or not ahead.of(self._resources):
-            return None
-        ahead.precede(lane.kernel)
-        part = plan.parts[0]
-        transfer.count(part.units.shape[1] * part.group.packed.shape[1], 1)
-        return Ready(table.kernel, ahead.programs, ahead.header, (0, 0))
+    def keep(
+        self, ahead: Ahead, plan: Plan, addresses: Int64Array, offsets: Int64Array, choice: Any, *, gathers: bool
+    ) -> Resident:
+        """Upload unit addresses for many launches; see :meth:`Path.keep`. The device is current."""
+        size = self._size(plan)
+        made = Resident(
+            ahead, plan.parts[0].group, addresses, offsets, gathers=gathers, size=size,
+            tile=_tile(plan.nbytes, size), choice=choice,
+        )  # fmt: skip
+        ahead.send()
+        return made
 
     def _prepare_one(
         self, transfer: DeviceTransfer, plan: Plan, part: Part, table: Table, size: KernelSize
@@ -272,7 +276,7 @@ class KernelPath(Path):
             piece = transfer.slot(nbytes)
             base, copied = self._base(transfer, plan, piece, nbytes, count)
             write_flat(piece, rows, chunks, base)
-            ready.append(Ready(kernel, _programs(size, count, shape), base, (piece.address, copied)))
+            ready.append(Ready(kernel, programs_of(size, count, shape), base, (piece.address, copied)))
             if transfer.captures is not None:
                 transfer.captures.append(Launch(None, piece, base, 0, HEADER + 1, count, shape.width, shape.word))
         transfer.count(columns.shape[1], len(ready))
@@ -321,17 +325,12 @@ class KernelPath(Path):
 
 
 def _ready(table: Table, size: KernelSize, rows: int, base: int, copied: tuple[int, int]) -> Ready:
-    return Ready(table.kernel, _programs(size, rows, table.shape), base, copied)
+    return Ready(table.kernel, programs_of(size, rows, table.shape), base, copied)
 
 
 def _tile(nbytes: int, size: KernelSize) -> int:
     """Return the bytes in flight per program, for a launch that moves ``nbytes`` bytes."""
     return min(size.tile, EVEN_TILE) if nbytes < EVEN_TILES * size.tile * size.programs else size.tile
-
-
-def _programs(size: KernelSize, rows: int, shape: Shape) -> int:
-    """Return the number of programs: at most one for each tile of rows, and at least one."""
-    return min(size.programs, -(-rows // shape.rows)) or 1
 
 
 def _flat_shape(columns: Int64Array, size: KernelSize) -> Shape:

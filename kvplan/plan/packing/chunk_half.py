@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -36,6 +37,27 @@ class Slot(NamedTuple):
     layout: KVLayout
     address: int
     nbytes: int
+
+
+class Span(NamedTuple):
+    """Units of one section that lie one behind the other in a slot.
+
+    Attributes:
+        first: number of the first unit in its section.
+        count: number of units.
+        at: address of the first unit in the slot.
+    """
+
+    first: int
+    count: int
+    at: int
+
+
+class Resident(Protocol):
+    """The addresses of all units of a half in a GPU's memory."""
+
+    def place(self, spans: Sequence[Span]) -> Any:
+        """Return the launch that copies some units; see :attr:`kvplan.plan.plan.Plan.ahead`."""
 
 
 class HalfSection(NamedTuple):
@@ -102,6 +124,16 @@ class HalfFacts(NamedTuple):
     def copy_nbytes(self) -> float:
         """Mean bytes of a copy; 0 without copies."""
         return self.nbytes / self.copies if self.copies else 0.0
+
+
+class ChunkPlan(Plan):
+    """A plan of chunks whose launch needs no unit addresses: they are written down when they are asked for."""
+
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:  # type: ignore[override]
+        """See :attr:`kvplan.plan.plan.Plan.parts`."""
+        made: tuple[Part, ...] = vars(self)["make_parts"]()
+        return made
 
 
 class Chunks:
@@ -213,11 +245,12 @@ class Half(Chunks):
         """
         return self.plan_all([(first, last, slot)])
 
-    def plan_all(self, chunks: Sequence[tuple[int, int, Slot]]) -> Plan:
+    def plan_all(self, chunks: Sequence[tuple[int, int, Slot]], resident: Resident | None = None) -> Plan:
         """Plan the copies of several chunks, each with its slot, as one plan.
 
         Args:
             chunks: the arguments of :meth:`plan` for each, at least one. All slots are of one ring.
+            resident: the units, if they are in the memory of the GPU that copies them.
 
         Raises:
             KVPlanError, LayoutError: as for :meth:`plan`.
@@ -225,17 +258,24 @@ class Half(Chunks):
         layout = chunks[0][2].layout
         ring = self._rings.get(id(layout))
         programs, layouts, direction, seams = self._ring(layout) if ring is None else ring[1]
-        spans: dict[int, list[tuple[int, int, int]]] = {}  # by section: first unit, number of units, address in the slot
+        spans: dict[int, list[Span]] = {}  # by section
         units = nbytes = 0
         for first, last, slot in chunks:
             if slot.layout is not layout:
                 raise KVPlanError("the chunks of one plan have slots of two rings; give slots of one ring")
             nbytes += self._spans(spans, first, last, slot)
             units += last - first
-        parts = tuple([self._part(number, some) for number, some in spans.items()])
+        if resident is not None and len(spans) == 1:
+            made = object.__new__(ChunkPlan)
+            vars(made).update(
+                units=units, nbytes=nbytes, direction=direction, layouts=layouts, seams=seams, skips=_SKIP,
+                programs=programs, ahead=resident.place(*spans.values()), make_parts=partial(self._parts, spans),
+            )  # fmt: skip
+            return made
+        parts = self._parts(spans)
         return Plan(parts, units, nbytes, direction, layouts, seams, _SKIP * len(parts), programs)
 
-    def _spans(self, spans: dict[int, list[tuple[int, int, int]]], first: int, last: int, slot: Slot) -> int:
+    def _spans(self, spans: dict[int, list[Span]], first: int, last: int, slot: Slot) -> int:
         """Add the units of one chunk to the spans of their sections; return the chunk's bytes."""
         if not 0 <= first <= last <= self.units:
             raise KVPlanError(f"units {first} to {last} of a half of {self.units}; give 0 <= first <= last <= units")
@@ -246,7 +286,7 @@ class Half(Chunks):
             begin = self._begins[section]
             count = min(last, self._begins[section + 1]) - unit
             if count:
-                spans.setdefault(section, []).append((unit - begin, count, at))
+                spans.setdefault(section, []).append(Span(unit - begin, count, at))
                 at += count * self.sizes[section][1]
                 unit += count
             section += 1
@@ -255,18 +295,21 @@ class Half(Chunks):
             raise KVPlanError(f"units {first} to {last} have {total:,} bytes; the slot has {slot.nbytes:,}")
         return total
 
-    def _part(self, number: int, spans: Sequence[tuple[int, int, int]]) -> Part:
+    def _parts(self, spans: Mapping[int, Sequence[Span]]) -> tuple[Part, ...]:
+        return tuple([self._part(number, some) for number, some in spans.items()])
+
+    def _part(self, number: int, spans: Sequence[Span]) -> Part:
         """Return the copies of some units of one section."""
         group, nbytes, addresses, _ = self.sections[number]
         units = np.empty((2, sum([count for _, count, _ in spans])), np.int64)
         cache, done = self._cache, 0
         for first, count, at in spans:
             units[cache, done : done + count] = addresses[first : first + count]
-            np.add(self._offsets_of(nbytes, count), at, units[1 - cache, done : done + count])
+            np.add(self.offsets_of(nbytes, count), at, units[1 - cache, done : done + count])
             done += count
         return Part(group, units)
 
-    def _offsets_of(self, nbytes: int, count: int) -> Int64Array:
+    def offsets_of(self, nbytes: int, count: int) -> Int64Array:
         """Return where units of a size begin, one behind the other: all chunks share one array.
 
         ``np.arange`` for each chunk would let another thread take the interpreter, whatever the size of the array.

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
 import kvplan
-from kvplan.plan.packing.chunk_half import Slot
+from kvplan.agents.packed.pack_rows import Copier, rows_of
+from kvplan.execute.gpu.resources import DEFAULT_LIMITS
+from kvplan.plan.packing.chunk_half import ChunkPlan, Slot
 from kvplan.plan.packing.packing import packing_of
 from kvplan.plan.row_plans import Memory, layout_of
 from tests.simulated import Device
@@ -48,3 +51,51 @@ def test_chunks_of_one_gpu(path, order, seed):
     expected = np.zeros_like(cache)
     expected[there] = source[:, here].transpose(1, 2, 0, 3)
     np.testing.assert_array_equal(cache, expected)
+
+
+@pytest.mark.parametrize("order", ["src", "dst"])
+@pytest.mark.parametrize("path", ["kernel", "copy_engine", "auto"])
+@pytest.mark.parametrize("seed", range(4))
+def test_several_chunks_in_one_launch_whose_units_are_on_the_gpu(path, order, seed):
+    """As packed transfers submit them: the first ones with their addresses, later ones by their places on the GPU."""
+    rng = np.random.default_rng(seed)
+    device = Device(seed, eager=False)
+    blocks, slot_nbytes = 400, 8192
+    source = rng.integers(0, 256, (LAYERS, blocks, TOKENS, DIM), dtype=np.uint8)
+    cache = np.zeros((blocks, TOKENS, LAYERS, DIM), np.uint8)
+    ring = np.zeros(8 * slot_nbytes + 256, np.uint8)
+    for array in (source, cache, ring):
+        device.own(array, 0)
+    src = kvplan.KVLayout.from_tensors("layer block token dim", Tensor(source))
+    dst = kvplan.KVLayout.from_tensors("block token layer dim", Tensor(cache))
+    start = ring.ctypes.data + -ring.ctypes.data % 256
+    layout = layout_of([Memory(ring.ctypes.data, ring.nbytes, "cuda:0", ring)])
+    slots = [Slot(layout, start + k * slot_nbytes, slot_nbytes) for k in range(8)]
+    here, there = (rng.permutation(blocks)[:380].tolist() for _ in range(2))
+    packing = packing_of(kvplan.compile(src, dst).plan(here, there), order, most=slot_nbytes)
+    gathers, scatters = rows_of([packing.src], slot_nbytes), rows_of([packing.dst], slot_nbytes)
+    last, kept, done = None, [], 0
+    with executor_on(device, path, limits=replace(DEFAULT_LIMITS, near_rows=2)) as executor:
+        to_slots, from_slots = Copier(executor), Copier(executor)
+        while done < len(gathers):
+            some = slice(done, done + int(rng.integers(1, 5)))
+            places = [slots[k] for k in rng.permutation(8)]
+            gathered = to_slots.submit(list(zip(gathers[some], places, strict=False)), last, urgent=False)
+            last = from_slots.submit(list(zip(scatters[some], places, strict=False)), gathered, urgent=False)
+            done = some.stop
+            kept.append([one.plan for one in (gathered, last)])
+        device.run()
+        assert last is not None
+        last.synchronize()
+    expected = np.zeros_like(cache)
+    expected[there] = source[:, here].transpose(1, 2, 0, 3)
+    np.testing.assert_array_equal(cache, expected)
+    assert not any(isinstance(plan, ChunkPlan) for plans in kept[:2] for plan in plans)
+    later = [plan for plans in kept[2:] for plan in plans]
+    assert later
+    if path == "copy_engine":
+        assert not any(isinstance(plan, ChunkPlan) for plan in later)
+    else:
+        assert all(isinstance(plan, ChunkPlan) and "parts" not in vars(plan) for plan in later)
+        plan = later[-1]  # the parts that were not needed are those of the plan as it was before
+        assert [part.units.shape for part in plan.parts] == [(2, plan.units)]

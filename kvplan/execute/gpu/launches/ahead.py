@@ -19,7 +19,9 @@ from kvplan.base.threads import aside
 from kvplan.cuda.device import NOT_READY, Uncaptured
 from kvplan.errors import TransferError
 from kvplan.execute.gpu.arena import Arena, Held, Piece
+from kvplan.execute.gpu.device_transfer import DeviceTransfer
 from kvplan.execute.gpu.launches.headers import HEADER
+from kvplan.execute.gpu.launches.recipes import Ready
 from kvplan.execute.gpu.resources import Loans, Resources, allocated
 from kvplan.execute.gpu.tables import Table
 from kvplan.layout.strides import Int64Array
@@ -102,6 +104,7 @@ class Ahead:
         units: (2, n) int64: source and destination address of each unit, for the caller to write.
         table: run table of the uploaded plan; None before the upload.
         programs: number of programs of the launch.
+        copies: number of contiguous copies of a unit.
         choice: the executor's choice of the kernel path for the plan; None if it is not uploaded.
         header: address of the header on the GPU.
         stream: the stream of the upload.
@@ -113,28 +116,46 @@ class Ahead:
         self.header = held.address
         self.units = lent.show(self._slot.words[HEADER : HEADER + 2 * count].reshape(2, count))
         self.table: Table | None = None
-        self.programs = 0
+        self.programs = self.copies = 0
         self.choice: Any = None
 
-    def upload(self, table: Table, programs: int) -> None:
+    def upload(self, table: Table, programs: int, copies: int) -> None:
         """Write the header beside the units, and copy both to the GPU. The device is current.
 
         Raises:
             TransferError: a driver call failed.
         """
-        room, words, count, at = self._room, self._slot.words, self.units.shape[1], self.header + 8 * HEADER
+        words, count, at = self._slot.words, self.units.shape[1], self.header + 8 * HEADER
         words[:HEADER] = table.header
         words[0], words[3], words[4] = count, at, at + 8 * count
+        self.send()
+        self.table, self.programs, self.copies = table, programs, copies
+
+    def send(self) -> None:
+        """Copy the room to the GPU. The device is current.
+
+        Raises:
+            TransferError: a driver call failed.
+        """
+        room = self._room
         device = room.resources.device
         room.uploading = True
         device.copy(self.header, self._slot.address, room.nbytes, self.stream)
         device.record(self._event, self.stream)
         room.marked = True
-        self.table, self.programs = table, programs
 
     def of(self, resources: Resources) -> bool:
         """Return whether an executor has lent the room."""
         return self._room.resources is resources
+
+    def ready(self, transfer: DeviceTransfer, stream: int) -> Ready | None:
+        """Return the launch for a transfer; None if it has to be prepared from the plan. The device is current."""
+        table = self.table
+        if table is None or table.fresh or transfer.captures is not None:
+            return None
+        self.precede(stream)
+        transfer.count(self.units.shape[1] * self.copies, 1)
+        return Ready(table.kernel, self.programs, self.header, (0, 0))
 
     def precede(self, stream: int) -> None:
         """Let a stream wait for the upload, unless it is known to have ended. The device is current."""

@@ -6,6 +6,8 @@ from functools import partial
 from typing import NamedTuple
 from weakref import ref
 
+from kvplan.cost.policy import KernelSize
+from kvplan.execute.gpu.shape import Shape
 from kvplan.execute.gpu.tables import Kernel, Table
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.plan.plan import Plan
@@ -26,6 +28,11 @@ class Ready(NamedTuple):
     programs: int
     header: int
     copied: tuple[int, int]
+
+
+def programs_of(size: KernelSize, rows: int, shape: Shape) -> int:
+    """Return the number of programs of a launch: at most one for each tile of rows, and at least one."""
+    return min(size.programs, -(-rows // shape.rows)) or 1
 
 
 class Recipe(NamedTuple):
