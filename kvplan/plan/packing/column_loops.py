@@ -16,18 +16,12 @@ SAMPLE: Final = 64  # addresses whose common divisor is tried for all
 
 
 @_brief
-def indices_of(addresses, step, out):
-    """Write addresses as multiples of a common step from the lowest one.
-
-    The step is the largest that the first few addresses have in common, or ``step`` if others do not have it.
+def step_of(addresses, step):
+    """Return the lowest address, the highest, and the largest step that the first few addresses have in common.
 
     Args:
         addresses: (n,) int64, at least one; all differ by multiples of ``step``.
-        step: in bytes.
-        out: (n,) int64: the indices are written here.
-
-    Returns:
-        The lowest address, the common step, and the largest index.
+        step: in bytes; returned if the first few addresses are equal.
     """
     low, high = addresses[0], addresses[0]
     for k in range(addresses.size):
@@ -37,20 +31,22 @@ def indices_of(addresses, step, out):
         rest = addresses[k] - low
         while rest:  # Euclid's algorithm
             common, rest = rest, common % rest
-    if common == 0:
-        common = np.int64(step)
-    if not _divided(addresses, low, common, (high - low) // common, out):
-        common = np.int64(step)
-        _divided(addresses, low, common, (high - low) // common, out)
-    return low, common, (high - low) // common
+    return low, high, common or np.int64(step)
 
 
 @_brief
-def _divided(addresses, low, step, most, out):
-    """Divide the distances from the lowest address by a step; return False if one cannot be.
+def divide(addresses, low, step, most, out):
+    """Write the distances from the lowest address, in steps; return False if one is no multiple of the step.
 
     A number that the odd part of the step divides is divided by a product: with the number whose product with the odd
     part is 1, modulo 2^64. Any other number gives more than ``most``, the largest possible quotient.
+
+    Args:
+        addresses: (n,) int64.
+        low: the lowest.
+        step: in bytes, positive.
+        most: the distance from the lowest to the highest, divided by the step.
+        out: (n,) unsigned integers, of which one holds ``most``.
     """
     shift, odd, one = np.uint64(0), np.uint64(step), np.uint64(1)
     while not odd & one:

@@ -108,14 +108,28 @@ def _columns(columns: Sequence[tuple[Int64Array, Place]]) -> tuple[list[tuple[in
         if twin is not None:
             heads.append((addresses.size, int(addresses[0]), heads[twin][2], 0, twin))
             continue
-        indices, first, step, largest = np.empty(addresses.size, np.int64), 0, place.step, 0
-        if addresses.size:
-            first, step, largest = column_loops.indices_of(addresses, place.step, indices)
-        width = next(width for width in WIDTHS if largest < 1 << 8 * width)
-        data = indices.astype(WIDTHS[width]).tobytes()
-        heads.append((addresses.size, first, step, width, number))
+        first, step, indices = _indices_of(addresses, place.step)
+        data = indices.tobytes()
+        heads.append((addresses.size, first, step, indices.itemsize, number))
         payloads.append(data + bytes(-len(data) % 8))
     return heads, payloads
+
+
+def _indices_of(addresses: Int64Array, step: int) -> tuple[int, int, np.ndarray[Any, Any]]:
+    """Return the lowest address, a step, and the distances of all from the lowest in steps.
+
+    The step is the largest that the first few addresses have in common, if all have it.
+    """
+    if not addresses.size:
+        return 0, step, np.empty(0, WIDTHS[1])
+    low, high, common = column_loops.step_of(addresses, step)
+    for wider in (common, step):
+        most = (high - low) // wider
+        width = next(width for width in WIDTHS if most < 1 << 8 * width)
+        indices = np.empty(addresses.size, WIDTHS[width])
+        if column_loops.divide(addresses, low, wider, most, indices):
+            return low, wider, indices
+    raise KVPlanError(f"the addresses of units do not differ by multiples of {step} bytes")
 
 
 def _twin(columns: Sequence[tuple[Int64Array, Place]], addresses: Int64Array, place: Place) -> int | None:
