@@ -95,6 +95,9 @@ class Progress:
             changed = True  # other threads may add a note at any time
             self._peers.hear(*self.inbox[0])
             self.inbox.popleft()
+        if changed:
+            for lane in self._peers.every:  # first of all: what has come waits for nothing else
+                lane.receiver.scatter()
         lanes = [lane for lane in self._peers.every if lane.waits]
         if not lanes:
             return changed
@@ -115,10 +118,14 @@ class Progress:
         for lane in lanes:
             changed |= lane.step(now)
         changed |= self._peers.share()
-        changed |= _begin(lanes, now)  # gather before a write, which may block
         written = False
         for lane in lanes:
-            written |= lane.sender.step()
+            if lane.sender.several:  # a GPU has gathered it; the next submit would keep the wire waiting
+                changed |= lane.sender.step()
+        changed |= _begin(lanes, now)  # gather before a write of host memory, which may block
+        for lane in lanes:
+            if not lane.sender.several:
+                written |= lane.sender.step()
         if written:
             changed = True
             _begin(lanes, now)

@@ -221,7 +221,7 @@ class Receiver:
             self._pace.end(self._since.pop(data.slot), row.nbytes)
         self._come.append(_Scatter(inbound, row, credit, None, self._epoch))
 
-    def _submit_come(self) -> None:
+    def scatter(self) -> None:
         """Scatter what has come: chunks of one piece that came one after another together, if several may be."""
         while self._come:
             first = self._come[0]
@@ -255,12 +255,10 @@ class Receiver:
 
     def step(self) -> bool:
         """Scatter what has come, and end what is scattered; return whether anything changed."""
-        before, came = self._scattering[:], bool(self._come)
-        if came:
-            self._submit_come()
-            before += [one for one in self._scattering[len(before) :] if one.moved is None]  # it was given up
+        came = bool(self._come)  # of a push whose order came later
+        self.scatter()
         running = set[tuple[bool, str]]()
-        over = [one for one in before if ended(one.moved, one.inbound.urgent, running)]
+        over = [one for one in self._scattering if ended(one.moved, one.inbound.urgent, running)]
         for one in over:
             self._scattering.remove(one)
             self._since[one.credit.slot] = self._pace.begin()

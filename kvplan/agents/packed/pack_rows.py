@@ -18,7 +18,7 @@ from kvplan.plan.plan import Plan
 
 GROUPS = 8  # most groups of layers of a transfer by layer
 LEAST_TAPERED = 16 << 20  # bytes: with smaller chunks, more of them would take more than the ends gain
-FIRST_SHARE, LAST_SHARE = 4, 8  # the first and the last chunk have this part of a chunk's bytes
+END_SHARE = 4  # the first and the last chunk have this part of a chunk's bytes
 
 KEPT_CHUNKS = 4  # a half of fewer chunks does not keep the addresses of its units on the GPU
 KEPT_FROM = 2  # submits of a half before they are uploaded: the first chunks do not wait for that
@@ -148,8 +148,8 @@ def rows_of(halves: Sequence[Half], chunk_nbytes: int) -> list[Row]:
     rows = list[Row]()
     tapered = chunk_nbytes if chunk_nbytes >= LEAST_TAPERED else 0
     for number, half in enumerate(halves):
-        first = tapered // FIRST_SHARE if not number else 0
-        last = tapered // LAST_SHARE if number == len(halves) - 1 else 0
+        first = tapered // END_SHARE if not number else 0
+        last = tapered // END_SHARE if number == len(halves) - 1 else 0
         cuts = half.cuts(chunk_nbytes, first, last) if half.nbytes else [0]
         rows += [Row(half, a, b, half.chunk_nbytes(a, b), number) for a, b in pairwise(cuts)]
     return rows

@@ -46,6 +46,7 @@ class Sender:
         several: whether several chunks may be gathered by one submit, as GPUs do.
 
     Attributes:
+        several: as given.
         credits: the peer's slots.
         jobs: transfers that have not ended, by whose they are and their numbers.
     """
@@ -57,7 +58,7 @@ class Sender:
         self.credits = Credits()
         self.jobs: dict[tuple[int, int], Job] = {}
         self._outbox, self._wire, self._copier, self._slots = outbox, wire, Copier(mover), slots
-        self._most, self._turn, self._pace, self._several = most, 0, pace, several
+        self._most, self._turn, self._pace, self.several = most, 0, pace, several
         self._lines: tuple[dict[Job, None], dict[Job, None]] = ({}, {})  # transfers with chunks that have not begun
         self._gathering: list[Chunk] = []
         self._writing: list[Chunk] = []
@@ -84,7 +85,7 @@ class Sender:
         """Whether the wire has work for some time, or none of this sender: a late look delays no chunk."""
         if len(self._writing) >= AHEAD_WRITES:
             normal, urgent = self._lines  # the last writes end a transfer, whose peer waits for them
-            return bool(normal or urgent or self._gathering)
+            return bool(normal or urgent or self._gathering) or len(self._writing) > AHEAD_WRITES
         return not (self.jobs or self._gathering or self._writing)
 
     @property
@@ -177,7 +178,7 @@ class Sender:
             for chunk in some:
                 chunk.moved = moved
             began = True
-            if self._several and job.next < len(rows):
+            if self.several and job.next < len(rows):
                 return True  # a submit takes as long as a gather: first look whether one has ended
         self._lines[job.urgent].pop(job, None)
         return began
@@ -187,7 +188,7 @@ class Sender:
 
         A submit takes as long as a GPU gathers a chunk. On a CPU, a gather takes much longer.
         """
-        if not self._several or job.posted or not job.next or self._writing:
+        if not self.several or job.posted or not job.next or self._writing:
             return False
         return any([one.job is job and one.lent is not None for one in self._gathering])
 
@@ -198,7 +199,7 @@ class Sender:
         waiting for others.
         """
         rows, made = job.rows, list[Chunk]()
-        most, piece = max(1, job.next) if self._several else 1, rows[job.next].piece
+        most, piece = max(1, job.next) if self.several else 1, rows[job.next].piece
         ends = self._outbox.mine, self._outbox.theirs
         while len(made) < most and job.next < len(rows) and rows[job.next].piece == piece and self._room:
             made.append(Chunk(job, job.next, self._slots.pop(), self.credits.take(), ends))
