@@ -28,6 +28,7 @@ from kvplan.agents.packed.wire import DONE, MOVING, Pace, Wire
 AHEAD = 3  # chunks that are gathered while the peer has no slot for them
 AHEAD_WRITES = 2  # writes that move, so that the wire has another one when the first ends
 SPARE = 3  # slots that such a chunk leaves to the other peers
+TOGETHER = 4  # a launch gathers at most this part of the slots, so that the wire has others meanwhile
 MOST_NEED = 16  # slots of the peer that one process has use for
 
 log = logging.getLogger("kvplan.agents")
@@ -178,8 +179,8 @@ class Sender:
             for chunk in some:
                 chunk.moved = moved
             began = True
-            if self.several and job.next < len(rows):
-                return True  # a submit takes as long as a gather: first look whether one has ended
+            if self.several and not self._writing and job.next < len(rows):
+                return True  # the wire idles, and a submit takes as long as a gather: look whether one has ended
         self._lines[job.urgent].pop(job, None)
         return began
 
@@ -193,13 +194,14 @@ class Sender:
         return any([one.job is job and one.lent is not None for one in self._gathering])
 
     def _next(self, job: Job) -> list[Chunk]:
-        """Take slots for the chunks of a transfer that are gathered together: as many as have begun, and at least one.
+        """Take slots for the chunks of a transfer that are gathered together.
 
-        A GPU gathers them in one launch, whose submit takes as long as that of one chunk. The first few are not kept
-        waiting for others.
+        A GPU gathers several in one launch, whose submit takes as long as that of one chunk. But the wire waits until
+        the last one is gathered. So they are few beside the slots, and beside the chunks that have begun before.
         """
         rows, made = job.rows, list[Chunk]()
-        most, piece = max(1, job.next) if self.several else 1, rows[job.next].piece
+        most = max(1, min(job.next, self._most // TOGETHER)) if self.several else 1
+        piece = rows[job.next].piece
         ends = self._outbox.mine, self._outbox.theirs
         while len(made) < most and job.next < len(rows) and rows[job.next].piece == piece and self._room:
             made.append(Chunk(job, job.next, self._slots.pop(), self.credits.take(), ends))
