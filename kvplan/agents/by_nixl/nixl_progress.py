@@ -20,6 +20,7 @@ QUIET_SHARE = 1 / 16  # its share of the time since the last step; it is never l
 AHEAD_NAP = 5e-4  # longest nap while several chunks are on the way; notes of users and direct transfers wait, too
 AHEAD_SHARE = 1 / 2  # its share of the longest gap then
 LEAST_AHEAD_NAP = 10e-6
+LEAST_AHEAD_GAP = 5e-5  # mean of the latest gaps: on a faster wire, a nap would be as long as the chunks on the way last
 LEAST_GAPS, GAPS = 4, 8  # the latest gaps; a transfer of one chunk has fewer, so QUIET_SHARE alone holds for it
 RECENT_NAP = 30e-6  # seconds between two looks when nothing is in flight: the next transfer is likely to come soon
 RECENT_SECONDS = 0.02  # since a transfer was in flight
@@ -120,7 +121,8 @@ class Naps:
         seconds, gap = now - self._moved_at, max(self._gaps) if len(self._gaps) >= LEAST_GAPS else 0.0
         if max(gap * AHEAD_SHARE, seconds * QUIET_SHARE) <= LEAST_AHEAD_NAP or not (self.patient or self.fast()):
             return nap_after(seconds, busy=True)  # no nap would be longer anyway, or none may be
-        return nap_after(seconds, busy=True, gap=gap, ahead=gap > 0 and self.ahead())
+        ahead = gap > 0 and sum(self._gaps) >= LEAST_AHEAD_GAP * len(self._gaps) and self.ahead()
+        return nap_after(seconds, busy=True, gap=gap, ahead=ahead)
 
     def wake(self, now: float) -> None:
         """Note that there is something to do."""

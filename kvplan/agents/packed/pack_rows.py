@@ -48,30 +48,33 @@ class Copier:
         # By half: the submits so far, until its units are on the GPU; None if they cannot be.
         self._kept: WeakKeyDictionary[Half, int | Resident | None] = WeakKeyDictionary()
 
-    def submit(self, chunks: Sequence[tuple[Row, Slot]], after: Any, *, urgent: bool) -> Transfer:
+    def submit(
+        self, chunks: Sequence[tuple[Row, Slot]], after: Any, *, urgent: bool, spare: bool = True
+    ) -> Transfer:  # fmt: skip
         """Copy chunks of one piece between their units and their slots.
 
         Args:
             chunks: them and their slots, at least one.
             after: what the copies wait for.
             urgent: whether they have high priority.
+            spare: whether there is time to upload the addresses of units.
 
         Raises:
             KVPlanError: the mover refuses them.
         """
         half = chunks[0][0].half
-        resident = None if self._keep is None else self._resident(half, chunks)
+        resident = None if self._keep is None else self._resident(half, chunks, spare=spare)
         plan = half.plan_all([(row.first, row.last, slot) for row, slot in chunks], resident)
         if self._queue is None:
             return self._mover.submit(plan, after, priority="high" if urgent else "normal")
         return self._queue(plan, after, by_layer=False, urgent=urgent)
 
-    def _resident(self, half: Half, chunks: Sequence[tuple[Row, Slot]]) -> Resident | None:
-        """Return the units on the GPU; None if they are not there. The third submit of many chunks uploads them."""
+    def _resident(self, half: Half, chunks: Sequence[tuple[Row, Slot]], *, spare: bool) -> Resident | None:
+        """Return the units on the GPU; None if they are not there. A later submit of many chunks uploads them."""
         known = self._kept.get(half, 0)
         if not isinstance(known, int):
             return known
-        if known < KEPT_FROM:
+        if known < KEPT_FROM or not spare:
             self._kept[half] = known + 1
             return None
         made, (row, slot) = None, chunks[0]

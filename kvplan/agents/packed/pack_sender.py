@@ -175,12 +175,14 @@ class Sender:
                 return began
             some = self._next(job)
             after = None if ready is None else ready.left
-            moved = self._copier.submit([(rows[one.number], one.slot.place) for one in some], after, urgent=job.urgent)
+            chunks = [(rows[one.number], one.slot.place) for one in some]
+            spare = len(self._writing) >= AHEAD_WRITES
+            moved = self._copier.submit(chunks, after, urgent=job.urgent, spare=spare)
             for chunk in some:
                 chunk.moved = moved
             began = True
-            if self.several and not self._writing and job.next < len(rows):
-                return True  # the wire idles, and a submit takes as long as a gather: look whether one has ended
+            if self.several and len(self._writing) < AHEAD_WRITES and job.next < len(rows):
+                return True  # the wire may idle, and a submit takes as long as a gather: look whether one has ended
         self._lines[job.urgent].pop(job, None)
         return began
 
