@@ -20,7 +20,6 @@ QUIET_SHARE = 1 / 16  # its share of the time since the last step; it is never l
 AHEAD_NAP = 5e-4  # longest nap while several chunks are on the way; notes of users and direct transfers wait, too
 AHEAD_SHARE = 1 / 2  # its share of the longest gap then
 LEAST_AHEAD_NAP = 10e-6
-LEAST_AHEAD_GAP = 5e-5  # mean of the latest gaps: on a faster wire, a nap would be as long as the chunks on the way last
 LEAST_GAPS, GAPS = 4, 8  # the latest gaps; a transfer of one chunk has fewer, so QUIET_SHARE alone holds for it
 RECENT_NAP = 30e-6  # seconds between two looks when nothing is in flight: the next transfer is likely to come soon
 RECENT_SECONDS = 0.02  # since a transfer was in flight
@@ -96,6 +95,7 @@ class Naps:
         self._driven = driven
         self._moved_at = self._active_at = now
         self._gaps: deque[float] = deque(maxlen=GAPS)
+        self._looks: deque[float] = deque(maxlen=GAPS)  # seconds of the looks behind these gaps
         self._busy = False
 
     def after(self, now: float, *, moved: bool, busy: bool, begun: float | None = None) -> float:
@@ -110,18 +110,21 @@ class Naps:
         if moved:
             if self._busy:
                 self._gaps.append((now if begun is None else begun) - self._moved_at)
+                self._looks.append(0.0 if begun is None else now - begun)
             self._moved_at = now
         elif busy and not self._busy:
             self._moved_at = now  # something has begun
         self._busy = busy
         if not busy:
+            self._looks.clear()
             self._gaps.clear()  # the next transfer may be a short one
             return nap_after(now - self._active_at, busy=False, driven=self._driven)
         self._active_at = now
         seconds, gap = now - self._moved_at, max(self._gaps) if len(self._gaps) >= LEAST_GAPS else 0.0
         if max(gap * AHEAD_SHARE, seconds * QUIET_SHARE) <= LEAST_AHEAD_NAP or not (self.patient or self.fast()):
             return nap_after(seconds, busy=True)  # no nap would be longer anyway, or none may be
-        ahead = gap > 0 and sum(self._gaps) >= LEAST_AHEAD_GAP * len(self._gaps) and self.ahead()
+        # A thread that works more than half of the time may be what a transfer waits for: it takes no long naps.
+        ahead = gap > 0 and sum(self._gaps) >= sum(self._looks) and self.ahead()
         return nap_after(seconds, busy=True, gap=gap, ahead=ahead)
 
     def wake(self, now: float) -> None:
