@@ -28,7 +28,7 @@ from kvplan.agents.packed.wire import DONE, MOVING, Pace, Wire
 AHEAD = 3  # chunks that are gathered while the peer has no slot for them
 AHEAD_WRITES = 2  # writes that move, so that the wire has another one when the first ends
 SPARE = 3  # slots that such a chunk leaves to the other peers
-TOGETHER = 4  # a launch gathers at most this part of the slots, so that the wire has others meanwhile
+TOGETHER = 2  # a launch gathers at most this part of the slots, so that the wire has others meanwhile
 MOST_NEED = 16  # slots of the peer that one process has use for
 
 log = logging.getLogger("kvplan.agents")
@@ -181,8 +181,8 @@ class Sender:
             for chunk in some:
                 chunk.moved = moved
             began = True
-            if self.several and len(self._writing) < AHEAD_WRITES and job.next < len(rows):
-                return True  # the wire may idle, and a submit takes as long as a gather: look whether one has ended
+            if self.several and job.posted < AHEAD_WRITES and job.next < len(rows):
+                return True  # the wire idles, and a submit takes as long as a gather: look whether one has ended
         self._lines[job.urgent].pop(job, None)
         return began
 
@@ -199,7 +199,7 @@ class Sender:
         """Take slots for the chunks of a transfer that are gathered together.
 
         A GPU gathers several in one launch, whose submit takes as long as that of one chunk. But the wire waits until
-        the last one is gathered. So they are few beside the slots, and beside the chunks that have begun before.
+        the last one is gathered. So they are at most half of the slots, and as many as have begun before.
         """
         rows, made = job.rows, list[Chunk]()
         most = max(1, min(job.next, self._most // TOGETHER)) if self.several else 1
