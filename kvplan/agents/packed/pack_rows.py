@@ -17,8 +17,6 @@ from kvplan.plan.packing.packing import Packing, packing_of, packings_by_layer
 from kvplan.plan.plan import Plan
 
 GROUPS = 8  # most groups of layers of a transfer by layer
-LEAST_TAPERED = 16 << 20  # bytes: with smaller chunks, more of them would take more than the ends gain
-END_SHARE = 4  # the first and the last chunk have this part of a chunk's bytes
 
 KEPT_CHUNKS = 4  # a half of fewer chunks does not keep the addresses of its units on the GPU
 KEPT_FROM = 2  # submits of a half before they are uploaded: the first chunks do not wait for that
@@ -148,12 +146,9 @@ def rows_of(halves: Sequence[Half], chunk_nbytes: int) -> list[Row]:
         halves: this end's half of each piece.
         chunk_nbytes: most bytes of a chunk.
     """
-    rows = list[Row]()
-    tapered = chunk_nbytes if chunk_nbytes >= LEAST_TAPERED else 0
+    rows: list[Row] = []
     for number, half in enumerate(halves):
-        first = tapered // END_SHARE if not number else 0
-        last = tapered // END_SHARE if number == len(halves) - 1 else 0
-        cuts = half.cuts(chunk_nbytes, first, last) if half.nbytes else [0]
+        cuts = half.cuts(chunk_nbytes) if half.nbytes else [0]
         rows += [Row(half, a, b, half.chunk_nbytes(a, b), number) for a, b in pairwise(cuts)]
     return rows
 

@@ -170,19 +170,11 @@ class Chunks:
         """Return the bytes of a chunk of the units from ``first`` up to, but not including, ``last``."""
         return self._before(last) - self._before(first)
 
-    def cuts(self, nbytes: int, first: int = 0, last: int = 0) -> list[int]:
+    def cuts(self, nbytes: int) -> list[int]:
         """Return the unit numbers at which chunks of at most ``nbytes`` bytes begin, and at last the number of units.
-
-        Args:
-            nbytes: most bytes of a chunk.
-            first: bytes of the first chunk, about, so that a wire begins early; 0 if it is as large as the others.
-            last: bytes of the last chunk, about, so that its scatter ends early; 0 likewise. Units are never cut, and a
-                single chunk stays one.
 
         >>> Chunks([(3, 100), (4, 50)]).cuts(250)
         [0, 2, 6, 7]
-        >>> Chunks([(20, 100)]).cuts(800, first=100, last=100)
-        [0, 1, 9, 17, 19, 20]
 
         Raises:
             KVPlanError: a unit has more bytes.
@@ -193,15 +185,8 @@ class Chunks:
                 "most=, so that it cuts large units"
             )
         made = [0]
-        first, last = (small if self.unit_nbytes <= small < nbytes < self.nbytes else 0 for small in (first, last))
         while made[-1] < self.units:
-            before, most = self._before(made[-1]), nbytes
-            rest = self.nbytes - before
-            if first and not before:
-                most = first
-            elif last and 2 * last < rest <= nbytes + last:
-                most = rest - last
-            end = before + most
+            end = self._before(made[-1]) + nbytes
             section = bisect_right(self._starts, end) - 1
             if section == len(self.sizes):
                 made.append(self.units)
