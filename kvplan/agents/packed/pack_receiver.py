@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import takewhile
 from typing import NamedTuple
 
 from kvplan.agents.packed.pack_messages import CANCEL, DONE, FAILED, PULL, PUSHED, Credit, Data, which_body
@@ -226,9 +225,10 @@ class Receiver:
         while self._come:
             first = self._come[0]
             some = [first]
-            if self._several:
-                alike = takewhile(lambda one: one.inbound is first.inbound and one.row.piece == first.row.piece, self._come)
-                some = list(alike)
+            for one in self._come[1:] if self._several else ():
+                if one.inbound is not first.inbound or one.row.piece != first.row.piece:
+                    break
+                some.append(one)
             inbound, moved = first.inbound, None
             after = inbound.own.pieces[first.row.piece].ready.left if inbound.own is not None else None
             try:

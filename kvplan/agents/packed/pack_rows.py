@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
@@ -40,9 +40,9 @@ class Copier:
     """
 
     def __init__(self, mover: Mover) -> None:
-        self._queue = mover._submit if isinstance(mover, Executor) else None
-        self._mover = mover
-        self._keep = getattr(mover._backend, "keep", None) if isinstance(mover, Executor) else None
+        self._mover, self._queue, self._keep = mover, None, None
+        if isinstance(mover, Executor):
+            self._queue, self._keep = mover._submit, getattr(mover._backend, "keep", None)
         # By half: the submits so far, until its units are on the GPU; None if they cannot be.
         self._kept: WeakKeyDictionary[Half, int | Resident | None] = WeakKeyDictionary()
 
@@ -61,13 +61,15 @@ class Copier:
             KVPlanError: the mover refuses them.
         """
         half = chunks[0][0].half
-        resident = None if self._keep is None else self._resident(half, chunks, spare=spare)
+        resident = None if self._keep is None else self._resident(self._keep, half, chunks, spare=spare)
         plan = half.plan_all([(row.first, row.last, slot) for row, slot in chunks], resident)
         if self._queue is None:
             return self._mover.submit(plan, after, priority="high" if urgent else "normal")
         return self._queue(plan, after, by_layer=False, urgent=urgent)
 
-    def _resident(self, half: Half, chunks: Sequence[tuple[Row, Slot]], *, spare: bool) -> Resident | None:
+    def _resident(
+        self, keep: Callable[..., Resident | None], half: Half, chunks: Sequence[tuple[Row, Slot]], *, spare: bool
+    ) -> Resident | None:  # fmt: skip
         """Return the units on the GPU; None if they are not there. A later submit of many chunks uploads them."""
         known = self._kept.get(half, 0)
         if not isinstance(known, int):
@@ -80,7 +82,7 @@ class Copier:
             _, nbytes, addresses, _ = half.sections[0]
             offsets = half.offsets_of(nbytes, min(slot.nbytes // nbytes, addresses.size))
             with suppress(KVPlanError):  # it copies as before
-                made = self._keep(half.plan(row.first, row.last, slot), addresses, offsets, gathers=half.side == "src")
+                made = keep(half.plan(row.first, row.last, slot), addresses, offsets, gathers=half.side == "src")
         self._kept[half] = made
         return made
 

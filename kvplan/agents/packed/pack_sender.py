@@ -193,7 +193,7 @@ class Sender:
         """
         if not self.several or job.posted or not job.next or self._writing:
             return False
-        return any([one.job is job and one.lent is not None for one in self._gathering])
+        return any(one.job is job and one.lent is not None for one in self._gathering)
 
     def _next(self, job: Job) -> list[Chunk]:
         """Take slots for the chunks of a transfer that are gathered together.

@@ -13,6 +13,7 @@ from kvplan.cuda.reach import Facts, ordinal_of
 from kvplan.errors import HostMemoryError, KVPlanError, PathError
 from kvplan.execute.gpu.device_transfer import DeviceTransfer
 from kvplan.execute.gpu.resources import Resources
+from kvplan.layout.strides import Int64Array
 from kvplan.plan.layers import LayerCuts
 from kvplan.plan.plan import Plan
 

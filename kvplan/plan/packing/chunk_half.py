@@ -44,12 +44,12 @@ class Span(NamedTuple):
 
     Attributes:
         first: number of the first unit in its section.
-        count: number of units.
+        units: number of units.
         at: address of the first unit in the slot.
     """
 
     first: int
-    count: int
+    units: int
     at: int
 
 

@@ -1,4 +1,4 @@
-"""Launches over units whose addresses stay in GPU memory: a submit names some of them and a slot, and writes one header.
+"""Launches over units whose addresses stay in GPU memory: a submit names some units and a slot, and writes one header.
 
 The chunks of a packed transfer are such launches. The addresses of all units are uploaded once. In a slot, units lie
 one behind the other: the kernel reads these offsets from a second column, and the slot's address is in its run table.
@@ -61,9 +61,9 @@ class Resident:
         resources, tables, rows = transfer.resources, list[Table](), 0
         for span in spans:
             table = self._table(resources, span.at, stream)
-            rows += span.count * table.items
+            rows += span.units * table.items
             tables.append(table)
-            if span.count > self._most:
+            if span.units > self._most:
                 return None
         if transfer.captures is not None or rows > resources.limits.launch_rows:
             return None
@@ -74,7 +74,7 @@ class Resident:
             src, dst = units if self._gathers else units[::-1]
             PACKED.pack_into(piece.words, 8 * HEADER * number, count, items, chunks, src, dst, *columns, len(spans))
         self._ahead.precede(stream)
-        transfer.count(sum([span.count for span in spans]) * self._group.packed.shape[1], 1)
+        transfer.count(sum([span.units for span in spans]) * self._group.packed.shape[1], 1)
         kernel, shape = tables[0].kernel, tables[0].shape
         return Ready(kernel, programs_of(self._size, rows, shape), piece.address, (0, 0))
 
