@@ -62,6 +62,8 @@ class End:
         threaded: returns whether a thread of the owner polls, so that waits sleep.
         wake: called when there is something to do, so that the thread polls now.
         tally: sums to which transfers are added; by default those of this end alone.
+        together: whether one submit copies several chunks, if they wait. By default, a GPU's ring has this: a submit
+            takes as long as the GPU copies a chunk. On the CPU, the wire waits for the first chunk only.
 
     Attributes:
         name: as given.
@@ -84,6 +86,7 @@ class End:
         self, name: str, memory: Memory, slot_nbytes: int, executor: Mover, arrivals: Callable[[], object], *,
         sending: int | None = None, granted: int | None = None, now: Callable[[], float] = time.monotonic,
         threaded: Callable[[], bool] = _nothing, wake: Callable[[], object] = _nothing, tally: Tally | None = None,
+        together: bool | None = None,
     ) -> None:  # fmt: skip
         self.name, self.wake = name, wake
         self.ring = SlotRing(memory, slot_nbytes)
@@ -98,7 +101,8 @@ class End:
         most = min(sends, max(LEAST_SENDS, sends - sends // 3))
         if granted is not None:
             integer("granted", granted, least=1, most=MOST_GRANT)
-        own = Own(self.ring, free, senders, most, executor, now, self._number, self._notes)
+        together = memory.device != "cpu" if together is None else together
+        own = Own(self.ring, free, senders, most, executor, now, self._number, self._notes, together)
         self._own, self._peers = own, Peers(own, granted)
         self._progress = Progress(self._peers, arrivals, now)
         self._threaded = threaded

@@ -58,10 +58,9 @@ class Lane:
         self.chunk_nbytes = 0
         self.outbox = Outbox(wire, own.epoch(), max(1, len(granted) // 4), own.now)
         self.paces = Pace(own.now), Pace(own.now)
-        several = own.ring.memory.device != "cpu"  # a GPU copies several chunks by one submit
-        self.sender = Sender(self.outbox, wire, own.mover, own.sends, own.most, self.paces[0], several=several)
+        self.sender = Sender(self.outbox, wire, own.mover, own.sends, own.most, self.paces[0], together=own.together)
         told = partial(tell_user, own.notes, name)
-        self.receiver = Receiver(self.outbox, own.mover, granted, told, self.paces[1], several=several)
+        self.receiver = Receiver(self.outbox, own.mover, granted, told, self.paces[1], together=own.together)
         self.starts = Starts(self.outbox, self.sender, self.receiver, wire.most_note)
         parties = Parties(self.outbox, self.sender, self.receiver)
         self._requests = Requests(parties, name, offered, own.ring.slot_nbytes, own.now)

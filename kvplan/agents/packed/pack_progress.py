@@ -120,11 +120,11 @@ class Progress:
         changed |= self._peers.share()
         written = False
         for lane in lanes:
-            if lane.sender.several:  # a GPU has gathered it; the next submit would keep the wire waiting
+            if lane.sender.together:  # a GPU has gathered it; the next submit would keep the wire waiting
                 changed |= lane.sender.step()
         changed |= _begin(lanes, now)  # gather before a write of host memory, which may block
         for lane in lanes:
-            if not lane.sender.several:
+            if not lane.sender.together:
                 written |= lane.sender.step()
         if written:
             changed = True

@@ -72,7 +72,7 @@ class Receiver:
         granted: the slots that the peer may write.
         arrived: called with each note for the user.
         pace: how fast chunks come.
-        several: whether the chunks that a look finds may be scattered by one submit, as GPUs do.
+        together: whether the chunks that a look finds may be scattered by one submit, as GPUs do.
 
     Attributes:
         granted: by number.
@@ -83,7 +83,7 @@ class Receiver:
 
     def __init__(
         self, outbox: Outbox, mover: Mover, granted: Sequence[RingSlot], arrived: Callable[[bytes], object], pace: Pace,
-        *, several: bool = False,
+        *, together: bool = False,
     ) -> None:  # fmt: skip
         self.granted = {slot.number: slot for slot in granted}
         self.recalled: set[int] = set()
@@ -97,7 +97,7 @@ class Receiver:
         self._early: dict[int, list[Data]] = {}  # chunks of pushes whose order has not come
         self._come: list[_Scatter] = []  # chunks that have come and are not submitted yet
         self._scattering: list[_Scatter] = []
-        self._several, self._epoch = several, 0
+        self._together, self._epoch = together, 0
 
     @property
     def quiet(self) -> bool:
@@ -225,7 +225,7 @@ class Receiver:
         while self._come:
             first = self._come[0]
             some = [first]
-            for one in self._come[1:] if self._several else ():
+            for one in self._come[1:] if self._together else ():
                 if one.inbound is not first.inbound or one.row.piece != first.row.piece:
                     break
                 some.append(one)

@@ -44,22 +44,22 @@ class Sender:
         slots: free slots to gather into; all senders of an end share them.
         most: most of them that this one may have, so that a slow peer leaves some to the others.
         pace: how fast writes move.
-        several: whether several chunks may be gathered by one submit, as GPUs do.
+        together: whether several chunks may be gathered by one submit, as GPUs do.
 
     Attributes:
-        several: as given.
+        together: as given.
         credits: the peer's slots.
         jobs: transfers that have not ended, by whose they are and their numbers.
     """
 
     def __init__(
         self, outbox: Outbox, wire: Wire, mover: Mover, slots: list[RingSlot], most: int, pace: Pace, *,
-        several: bool = False,
+        together: bool = False,
     ) -> None:  # fmt: skip
         self.credits = Credits()
         self.jobs: dict[tuple[int, int], Job] = {}
         self._outbox, self._wire, self._copier, self._slots = outbox, wire, Copier(mover), slots
-        self._most, self._turn, self._pace, self.several = most, 0, pace, several
+        self._most, self._turn, self._pace, self.together = most, 0, pace, together
         self._lines: tuple[dict[Job, None], dict[Job, None]] = ({}, {})  # transfers with chunks that have not begun
         self._gathering: list[Chunk] = []
         self._writing: list[Chunk] = []
@@ -181,7 +181,7 @@ class Sender:
             for chunk in some:
                 chunk.moved = moved
             began = True
-            if self.several and job.posted < AHEAD_WRITES and job.next < len(rows):
+            if self.together and job.posted < AHEAD_WRITES and job.next < len(rows):
                 return True  # the wire idles, and a submit takes as long as a gather: look whether one has ended
         self._lines[job.urgent].pop(job, None)
         return began
@@ -191,7 +191,7 @@ class Sender:
 
         A submit takes as long as a GPU gathers a chunk. On a CPU, a gather takes much longer.
         """
-        if not self.several or job.posted or not job.next or self._writing:
+        if not self.together or job.posted or not job.next or self._writing:
             return False
         return any(one.job is job and one.lent is not None for one in self._gathering)
 
@@ -202,7 +202,7 @@ class Sender:
         the last one is gathered. So they are at most half of the slots, and as many as have begun before.
         """
         rows, made = job.rows, list[Chunk]()
-        most = max(1, min(job.next, self._most // TOGETHER)) if self.several else 1
+        most = max(1, min(job.next, self._most // TOGETHER)) if self.together else 1
         piece = rows[job.next].piece
         ends = self._outbox.mine, self._outbox.theirs
         while len(made) < most and job.next < len(rows) and rows[job.next].piece == piece and self._room:

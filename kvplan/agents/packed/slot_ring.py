@@ -102,6 +102,7 @@ class Own(NamedTuple):
         now: clock, in seconds.
         epoch: returns a number for a lane, larger than all before.
         notes: notes for the user, as (peer, note).
+        together: whether one submit copies several chunks, if they wait.
     """
 
     ring: SlotRing
@@ -112,6 +113,7 @@ class Own(NamedTuple):
     now: Callable[[], float]
     epoch: Callable[[], int]
     notes: deque[tuple[str, bytes]]
+    together: bool
 
 
 def tell_user(notes: deque[tuple[str, bytes]], peer: str, note: bytes) -> None:

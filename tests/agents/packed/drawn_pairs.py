@@ -26,6 +26,7 @@ class Manner:
     note: bytes
     attempts: int
     slots: tuple[int, int]
+    together: bool
     slot_nbytes: tuple[int, int]
     granted: int
     most_note: int
@@ -51,7 +52,7 @@ def manners(draw, *, change: bool = False) -> Manner:
     return Manner(
         reading=reading, by_layer=draw(st.booleans()), urgent=draw(st.booleans()),
         note=b"" if reading else draw(st.binary(max_size=5)), attempts=draw(st.sampled_from((1, 1, 4))),
-        slots=(draw(slots), draw(slots)), slot_nbytes=(draw(nbytes), draw(nbytes)), granted=draw(st.integers(1, 4)),
+        slots=(draw(slots), draw(slots)), together=draw(st.booleans()), slot_nbytes=(draw(nbytes), draw(nbytes)), granted=draw(st.integers(1, 4)),
         most_note=draw(st.sampled_from((512, 2048, 1 << 16))), faults=draw(faults(change=change)),
         seed=draw(st.integers(0, 2**32)),
     )  # fmt: skip
@@ -85,7 +86,8 @@ def move_pair(case: Case, manner: Manner, executor) -> bool:
     plan = kvplan.compile(*layouts).plan(case.src_ids, case.dst_ids, case.src_skip, case.dst_skip)
     network = Network(manner.seed, most_note=manner.most_note)
     for name, slots, nbytes in zip(("src", "dst"), manner.slots, manner.slot_nbytes, strict=True):
-        network.place(name, executor, slots=slots, slot_nbytes=nbytes, sending=1 + slots // 3, granted=manner.granted)
+        network.place(name, executor, slots=slots, slot_nbytes=nbytes, sending=1 + slots // 3, granted=manner.granted,
+                      together=manner.together)  # fmt: skip
     meet(network, "src", "dst", ([layouts[0]], [layouts[1]]))
     network.faults = manner.faults
     mine, other = ("dst", "src") if manner.reading else ("src", "dst")
@@ -144,7 +146,8 @@ def move_ranks(case: Reshard, wrong: Faults, seed: int, executor) -> tuple[int, 
     for side, letter in zip(shards, "sd", strict=True):
         for k, _ in enumerate(side):
             slots = network.rng.choice((3, 5, 28))  # of 28, each of the other side's ranks gets some at once
-            network.place(f"{letter}{k}", executor, slots=slots, slot_nbytes=256, granted=network.rng.choice((None, 3)))
+            granted, together = network.rng.choice((None, 3)), network.rng.random() < 0.5
+            network.place(f"{letter}{k}", executor, slots=slots, slot_nbytes=256, granted=granted, together=together)
     plans = kvplan.reshard(*shards).plan(*case.ids, *case.skips)
     for s, d in plans:
         meet(network, f"s{s}", f"d{d}", ([shards[0][s].layout], [shards[1][d].layout]))

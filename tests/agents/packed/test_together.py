@@ -1,0 +1,101 @@
+"""Chunks that one submit copies together, as of a ring in GPU memory: how many, what becomes of them after an error."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvplan import KVPlanError, TransferError
+from kvplan.agents.packed.pack_rows import Copier
+from tests.agents.packed.pairs import Pair
+
+CHUNKS = 10  # of all blocks, in slots of 256 bytes
+
+
+class Watched(Copier):
+    """Notes how many chunks each submit copies; some submits fail."""
+
+    def __init__(self, mover) -> None:
+        super().__init__(mover)
+        self.submits: list[int] = []
+        self.fails = 0
+
+    def submit(self, chunks, after, *, urgent, spare=True):
+        self.submits.append(len(chunks))
+        if self.fails == len(self.submits):
+            raise KVPlanError("no room")
+        return super().submit(chunks, after, urgent=urgent, spare=spare)
+
+
+def watched(executor, *, sending=8, granted=8, fails=(0, 0)):
+    """A pair of ends that copy chunks together, and what each submits: gathers of near, scatters of far."""
+    small = {"slot_nbytes": 256, "together": True}
+    pair = Pair(executor, near=small | {"slots": sending + 2, "sending": sending},
+                far=small | {"slots": granted + 2, "sending": 2, "granted": granted})  # fmt: skip
+    pair.network.settle()
+    sender, receiver = pair.near.lane("far").sender, pair.far.lane("near").receiver
+    sender._copier, receiver._copier = Watched(pair.near.mover), Watched(pair.far.mover)
+    sender._copier.fails, receiver._copier.fails = fails
+    return pair, sender._copier.submits, receiver._copier.submits
+
+
+@pytest.mark.parametrize(("sending", "most"), [(3, 1), (4, 1), (8, 3), (12, 4)])
+def test_the_first_chunks_are_gathered_alone_and_later_ones_by_halves_of_the_slots(executor, sending, most):
+    pair, gathers, scatters = watched(executor, sending=sending)
+    transfer = pair.submit(reading=False)
+    pair.ended(transfer)
+    assert pair.same()
+    assert sum(gathers) == sum(scatters) == CHUNKS
+    assert gathers[:2] == [1, 1]
+    assert max(gathers) == most
+    pair.check()
+
+
+def test_the_first_chunk_is_written_before_another_is_gathered(executor):
+    pair, gathers, _ = watched(executor)
+    transfer = pair.submit(reading=False)
+    sender = pair.near.lane("far").sender
+    seen = set()
+    while not transfer.over:
+        seen.add((len(gathers), sum(job.posted for job in sender.jobs.values())))
+        pair.network.step()
+    assert not {posted for submits, posted in seen if submits == 2} & {0}
+    pair.check()
+
+
+def test_chunks_that_wait_are_scattered_together(executor):
+    pair, _, scatters = watched(executor)
+    transfer = pair.submit(reading=False)
+    pair.far.polls = False  # their notes wait
+    for _ in range(60):
+        pair.network.step()
+    pair.far.polls = True
+    pair.ended(transfer)
+    assert pair.same()
+    assert max(scatters) > 1
+    pair.check()
+
+
+@pytest.mark.parametrize("fails", [(1, 0), (2, 0), (4, 0), (0, 1), (0, 2)])
+def test_a_submit_that_fails_loses_no_slot(executor, fails):
+    """The transfer fails, whichever of its chunks it was, and a later one moves."""
+    pair, _, _ = watched(executor, fails=fails)
+    transfer = pair.submit(reading=False)
+    pair.ended(transfer)
+    with pytest.raises(TransferError, match="no room"):
+        transfer.synchronize()
+    pair.network.settle()
+    pair.check()
+    later = pair.submit(reading=False)
+    pair.ended(later)
+    later.synchronize()
+    assert pair.same()
+    pair.check()
+
+
+def test_chunks_of_two_transfers_are_not_mixed(executor):
+    pair, gathers, scatters = watched(executor)
+    one, other = pair.submit(range(5), range(5), reading=False), pair.submit(range(5, 10), range(5, 10), reading=False)
+    pair.ended(one, other)
+    assert pair.same()
+    assert sum(gathers) == sum(scatters) == CHUNKS
+    pair.check()
