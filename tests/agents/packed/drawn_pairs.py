@@ -52,7 +52,8 @@ def manners(draw, *, change: bool = False) -> Manner:
     return Manner(
         reading=reading, by_layer=draw(st.booleans()), urgent=draw(st.booleans()),
         note=b"" if reading else draw(st.binary(max_size=5)), attempts=draw(st.sampled_from((1, 1, 4))),
-        slots=(draw(slots), draw(slots)), together=draw(st.booleans()), slot_nbytes=(draw(nbytes), draw(nbytes)), granted=draw(st.integers(1, 4)),
+        slots=(draw(slots), draw(slots)), together=draw(st.booleans()), slot_nbytes=(draw(nbytes), draw(nbytes)),
+        granted=draw(st.integers(1, 4)),
         most_note=draw(st.sampled_from((512, 2048, 1 << 16))), faults=draw(faults(change=change)),
         seed=draw(st.integers(0, 2**32)),
     )  # fmt: skip
