@@ -17,7 +17,7 @@ LAYERS, SLOT_NBYTES, SLOTS = 8, 1 << 20, 6
 
 
 @pytest.mark.parametrize("order", ["src", "dst"])
-@pytest.mark.parametrize(("blocks", "row"), [(40_000, 256), (20_000, 576), (1_500, 8192)])
+@pytest.mark.parametrize(("blocks", "row"), [(40_000, 256), (20_000, 576), (4_000, 8192)])
 def test_several_chunks_in_one_launch(executor_of, blocks, row, order):
     rng = np.random.default_rng(row)
     source = torch.randint(0, 256, (LAYERS, blocks, row), dtype=torch.uint8, device="cuda:0")
