@@ -22,6 +22,7 @@ from kvplan.execute.executor import Executor
 from kvplan.execute.stats import Tally
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.plan.nixl_lists import memory_of
+from kvplan.plan.packing import column_loops
 from kvplan.plan.packing.chunk_half import Slot
 from kvplan.plan.packing.pack_checks import Offered
 from kvplan.plan.packing.pack_order import GRAIN
@@ -274,6 +275,7 @@ class NixlPacked:
         if self._closed:
             raise TransferError(f"the agent {self._name!r} is closed")
         device = self._device
+        column_loops.load()  # rather than within a transfer
         slots, memory = allocated(device, self._slots, ring_pages, smaller=self._way.slots is None)
         registered = self._nixl.agent().ring(memory.data_ptr(), memory.shape[1], memory.device)
         try:

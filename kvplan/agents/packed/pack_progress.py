@@ -148,6 +148,8 @@ def _begin(lanes: list[Lane], now: float) -> bool:
     began = False
     senders = [lane.sender for lane in lanes if lane.sender.waits]
     for urgent in (True, False) if senders else ():
+        if not urgent and any(sender.held for sender in senders):
+            break
         for sender in senders:
             began |= sender.begin(now, urgent=urgent)
     return began

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from kvplan.agents.packed.pack_messages import CANCEL, DONE, FAILED, PULL, PUSHED, Credit, Data, which_body
@@ -15,6 +16,7 @@ from kvplan.agents.packed.wire import Pace
 from kvplan.errors import LayoutError
 from kvplan.execute.transfer import Transfer
 
+TOGETHER = 2  # a launch scatters at most this part of the peer's slots
 AHEAD_SLOTS = 4  # slots that the peer may write, and chunks to come: the last ones of a transfer are looked for
 
 
@@ -97,6 +99,7 @@ class Receiver:
         self._early: dict[int, list[Data]] = {}  # chunks of pushes whose order has not come
         self._come: list[_Scatter] = []  # chunks that have come and are not submitted yet
         self._scattering: list[_Scatter] = []
+        self._submitting = 0  # the first of them: those that are being submitted
         self._together, self._epoch = together, 0
 
     @property
@@ -221,15 +224,18 @@ class Receiver:
         self._come.append(_Scatter(inbound, row, credit, None, self._epoch))
 
     def scatter(self) -> None:
-        """Scatter what has come: chunks of one piece that came one after another together, if several may be."""
+        """Scatter what has come. Chunks of one piece that came one after another go together, if several may.
+
+        The peer gets their slots back together. So they are at most half of its slots, and the wire has others.
+        """
         while self._come:
-            first = self._come[0]
-            some = [first]
-            for one in self._come[1:] if self._together else ():
+            first, some = self._come[0], self._come[:1]
+            most = len(self.granted) // TOGETHER if self._together else 1
+            for one in self._come[1:most]:
                 if one.inbound is not first.inbound or one.row.piece != first.row.piece:
                     break
                 some.append(one)
-            inbound, moved = first.inbound, None
+            inbound, moved, self._submitting = first.inbound, None, len(some)
             after = inbound.own.pieces[first.row.piece].ready.left if inbound.own is not None else None
             try:
                 if not inbound.over:
@@ -240,6 +246,7 @@ class Receiver:
                 self.fail(inbound, f"a chunk could not be scattered: {error}")
                 inbound.running += len(some)
             self._scattering += [one._replace(moved=moved) for one in some]
+            self._submitting = 0
             del self._come[: len(some)]  # last: an interrupt may come between
 
     def _claim(self, inbound: Inbound) -> bool:
@@ -324,9 +331,21 @@ class Receiver:
         self._early.clear()
 
     def reset(self, why: str) -> None:
-        """Give all transfers up; chunks that are being scattered go on."""
+        """Give all transfers up; chunks that are being scattered go on.
+
+        A scatter whose submit was interrupted may run. It is submitted again: once that has ended, both have.
+        """
         for inbound in list(self.inbounds.values()):
             self.fail(inbound, why, tell=False)
+        while self._submitting:
+            one = self._come[0]
+            if all(other.credit != one.credit for other in self._scattering):
+                with suppress(Exception):
+                    chunk = one.row, self.granted[one.credit.slot].place
+                    one = one._replace(moved=self._copier.submit([chunk], None, urgent=one.inbound.urgent))
+                self._scattering.append(one)
+            self._submitting -= 1
+            del self._come[0]  # last: an interrupt may come between
         self.orders = Orders()
         self._early.clear()
         self._come.clear()

@@ -78,7 +78,7 @@ class Copier:
             self._kept[half] = known + 1
             return None
         made, (row, slot) = None, chunks[0]
-        if len(half.sections) == 1 and half.nbytes >= KEPT_CHUNKS * row.nbytes:
+        if len(half.sections) == 1 and half.nbytes >= KEPT_CHUNKS * slot.nbytes:
             _, nbytes, addresses, _ = half.sections[0]
             offsets = half.offsets_of(nbytes, min(slot.nbytes // nbytes, addresses.size))
             with suppress(KVPlanError):  # it copies as before

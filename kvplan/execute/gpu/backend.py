@@ -192,7 +192,8 @@ class GpuBackend:
     def _keep(self, plan: Plan, addresses: Int64Array, offsets: Int64Array, *, gathers: bool) -> Resident | None:
         with self.resources.device.current():
             choice = self.selection.choose(plan, capturing=False)
-            ahead = self.rooms.room(-(-(addresses.size + offsets.size) // 2))
+            room = -(-(addresses.size + offsets.size) // 2)
+            ahead = self.rooms.room(room) if choice.path.keeps(plan) else None
             if ahead is None:
                 return None
             kept: Resident | None = choice.path.keep(ahead, plan, addresses, offsets, choice, gathers=gathers)

@@ -32,6 +32,9 @@ from kvplan.program.program import RunGroup
 
 # If a program has fewer tiles than EVEN_TILES, tiles are smaller, so that all programs end at about the same time.
 EVEN_TILES, EVEN_TILE = 16, 64 << 10
+# Most copies of a unit whose addresses are kept for many launches: the run table is kept for each slot, and a peer may
+# have chosen it.
+KEPT_COPIES = 256
 
 
 class Launch(NamedTuple):
@@ -184,13 +187,17 @@ class KernelPath(Path):
         if rows <= self._resources.limits.launch_rows:
             ahead.upload(table, programs_of(size, rows, table.shape), part.group.packed.shape[1])
 
+    def keeps(self, plan: Plan) -> bool:
+        """Return whether :meth:`keep` can; see :meth:`Path.keeps`. Each slot has a run table of its own then."""
+        return plan.parts[0].group.packed.shape[1] <= KEPT_COPIES
+
     def keep(
         self, ahead: Ahead, plan: Plan, addresses: Int64Array, offsets: Int64Array, choice: Any, *, gathers: bool
     ) -> Resident:
         """Upload unit addresses for many launches; see :meth:`Path.keep`. The device is current."""
-        size = self._size(plan)
+        size, group = self._size(plan), plan.parts[0].group
         made = Resident(
-            ahead, plan.parts[0].group, addresses, offsets, gathers=gathers, size=size,
+            ahead, group, addresses, offsets, gathers=gathers, size=size,
             tile=_tile(plan.nbytes, size), choice=choice,
         )  # fmt: skip
         ahead.send()

@@ -209,6 +209,11 @@ class Path(Protocol):
         """
         del ahead, plan
 
+    def keeps(self, plan: Plan) -> bool:
+        """Return whether :meth:`keep` can upload the units of plans like one, which has one part; by default, not."""
+        del plan
+        return False
+
     def keep(
         self, ahead: Any, plan: Plan, addresses: Int64Array, offsets: Int64Array, choice: Any, *, gathers: bool
     ) -> Any:

@@ -286,7 +286,9 @@ def _repeats(column: Column) -> bool:
     if span > SPARSE + EACH * index.size:
         return np.unique(index).size != index.size
     low = int(index[0]) - (int(column.addresses[0]) - column.low) // column.step
-    return bool(column_loops.is_repeated(index, low, np.zeros(span + 1, np.uint8)))
+    seen = np.zeros(span + 1, np.uint8)
+    pieces = range(0, index.size, column_loops.PIECE)
+    return any(column_loops.is_repeated(index[k : k + column_loops.PIECE], low, seen) for k in pieces)
 
 
 def _distinct(index: Int64Array) -> Int64Array:

@@ -29,6 +29,7 @@ from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.strides import Int64Array
 from kvplan.plan.packing import column_loops
 from kvplan.plan.packing.chunk_half import Half, HalfSection
+from kvplan.plan.packing.column_loops import PIECE
 from kvplan.plan.packing.pack_checks import Column, Extents, Offered, check_disjoint, check_within, joined
 from kvplan.plan.packing.pack_order import REACH, SIDES, Place
 from kvplan.plan.packing.recipe_tables import RUN, SECTION, CheckedSection, checked_sections, wrong
@@ -38,6 +39,7 @@ MAGIC, VERSION = b"kvpr", 1
 HEADER = struct.Struct("<4sHHIIIIQ")
 COLUMN = 5  # words of a row
 WIDTHS: dict[int, np.dtype[Any]] = {1: np.dtype("<u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4"), 8: np.dtype("<u8")}
+SAMPLE = 64  # addresses whose common step is tried for all
 ADDRESSES = 1 << 62  # more than any address, and so small that a sum of two does not overflow
 _turned: WeakKeyDictionary[RunGroup, Int64Array] = WeakKeyDictionary()  # run tables of the side "dst"
 
@@ -122,12 +124,14 @@ def _indices_of(addresses: Int64Array, step: int) -> tuple[int, int, np.ndarray[
     """
     if not addresses.size:
         return 0, step, np.empty(0, WIDTHS[1])
-    low, high, common = column_loops.step_of(addresses, step)
-    for wider in (common, step):
+    pieces = [slice(k, k + PIECE) for k in range(0, addresses.size, PIECE)]
+    bounds = [column_loops.bounds_of(addresses[some]) for some in pieces]
+    low, high = min([low for low, _ in bounds]), max([high for _, high in bounds])
+    for wider in (column_loops.step_of(addresses[:SAMPLE], low, step), step):
         most = (high - low) // wider
         width = next(width for width in WIDTHS if most < 1 << 8 * width)
         indices = np.empty(addresses.size, WIDTHS[width])
-        if column_loops.divide(addresses, low, wider, most, indices):
+        if all([column_loops.divide(addresses[some], low, wider, most, indices[some]) for some in pieces]):
             return low, wider, indices
     raise KVPlanError(f"the addresses of units do not differ by multiples of {step} bytes")
 
@@ -234,9 +238,11 @@ def _read_columns(
             at += nbytes + -nbytes % 8
             # The check that no byte is written twice needs indices. A large array costs more to get than to fill.
             indices, addresses = np.empty(count if writing else 0, np.int64), np.empty(count, np.int64)
-            low = high = 0
-            if count:
-                low, high = map(int, column_loops.addresses_of(index, first, step, indices, addresses))
+            low, high = count and ADDRESSES, 0
+            for k in range(0, count, PIECE):
+                some = slice(k, k + PIECE)
+                ends = column_loops.addresses_of(index[some], first, step, indices[some], addresses[some])
+                low, high = min(low, int(ends[0])), max(high, int(ends[1]))
             if high > (ADDRESSES - first) // step:
                 raise wrong("has a unit beyond all addresses")
             low, high = first + step * low, first + step * high

@@ -99,3 +99,57 @@ def test_chunks_of_two_transfers_are_not_mixed(executor):
     assert pair.same()
     assert sum(gathers) == sum(scatters) == CHUNKS
     pair.check()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_chunk_of_normal_priority_begins_before_those_of_high_priority(executor, seed):
+    pair, _, _ = watched(executor)
+    pair.network.rng.seed(seed)
+    sender, begun = pair.near.lane("far").sender, []
+    submit = sender._copier.submit
+
+    def noted(chunks, after, *, urgent, spare=True):
+        begun.extend([urgent] * len(chunks))
+        return submit(chunks, after, urgent=urgent, spare=spare)
+
+    sender._copier.submit = noted
+    pair.far.polls = False  # the greeting is over; nothing is written, so that both wait
+    normal = pair.submit(range(6), range(6), reading=False)
+    first = len(begun)
+    high = pair.submit(range(6, 10), range(6, 10), reading=False, priority="high")
+    pair.far.polls = True
+    pair.ended(normal, high)
+    behind = begun[first:]
+    assert behind[: behind.count(True)] == [True] * behind.count(True)
+    assert pair.same()
+    pair.check()
+
+
+@pytest.mark.parametrize("reached", ["submit", "list"])
+def test_a_scatter_whose_submit_was_interrupted_keeps_its_slot(executor, reached):
+    """It is submitted again, unless it is known: its slot counts as read until that has ended, and so the first one."""
+    pair, _, _ = watched(executor)
+    receiver, copies = pair.far.lane("near").receiver, []
+    submit = receiver._copier.submit
+
+    def interrupted(chunks, after, *, urgent, spare=True):
+        copies.append(submit(chunks, after, urgent=urgent, spare=spare))
+        if len(copies) == 1:
+            raise KeyboardInterrupt
+        return copies[-1]
+
+    receiver._copier.submit = interrupted
+    transfer = pair.submit(reading=False)
+    with pytest.raises(KeyboardInterrupt):
+        pair.ended(transfer)
+    if reached == "list":  # the interrupt came one line later
+        receiver._scattering.append(receiver._come[0]._replace(moved=copies[0]))
+    pair.far.end.poll()  # begins anew
+    assert len(copies) == 2 - (reached == "list")
+    pair.network.settle()
+    assert not receiver._submitting
+    later = pair.submit(reading=False)
+    pair.ended(later)
+    later.synchronize()
+    assert pair.same()
+    pair.check()

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from kvplan.cost.policy import KernelSize
+from kvplan.errors import TransferError
 from kvplan.execute.gpu.device_transfer import DeviceTransfer
 from kvplan.execute.gpu.launches.ahead import Ahead
 from kvplan.execute.gpu.launches.headers import HEADER, PACKED
@@ -58,14 +59,15 @@ class Resident:
 
     def ready(self, transfer: DeviceTransfer, spans: Sequence[Span], stream: int) -> Ready | None:
         """Write the headers of one launch for some spans; None if it cannot be one. The device is current."""
-        resources, tables, rows = transfer.resources, list[Table](), 0
-        for span in spans:
-            table = self._table(resources, span.at, stream)
-            rows += span.units * table.items
-            tables.append(table)
-            if span.units > self._most:
-                return None
-        if transfer.captures is not None or rows > resources.limits.launch_rows:
+        resources = transfer.resources
+        if transfer.captures is not None or any(span.units > self._most for span in spans):
+            return None
+        try:
+            tables = [self._table(resources, span.at, stream) for span in spans]
+        except TransferError:  # there is no memory for another table
+            return None
+        rows = sum([span.units * table.items for span, table in zip(spans, tables, strict=True)])
+        if rows > resources.limits.launch_rows:
             return None
         piece = transfer.slot(8 * HEADER * len(spans))
         for number, ((first, count, _), table) in enumerate(zip(spans, tables, strict=True)):
