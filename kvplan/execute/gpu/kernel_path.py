@@ -189,7 +189,7 @@ class KernelPath(Path):
 
     def keeps(self, plan: Plan) -> bool:
         """Return whether :meth:`keep` can; see :meth:`Path.keeps`. Each slot has a run table of its own then."""
-        return plan.parts[0].group.packed.shape[1] <= KEPT_COPIES
+        return int(plan.parts[0].group.packed.shape[1]) <= KEPT_COPIES
 
     def keep(
         self, ahead: Ahead, plan: Plan, addresses: Int64Array, offsets: Int64Array, choice: Any, *, gathers: bool

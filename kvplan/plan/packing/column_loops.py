@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-from numba import types
 
 from kvplan.plan.jit import brief as _brief
 
@@ -117,11 +116,12 @@ def is_repeated(indices, low, seen):
 
 def load() -> None:
     """Compile the loops for the types of their arguments, or load them from numba's cache."""
-    row, number = types.int64[::1], types.int64
-    bounds_of.compile((row,))
-    step_of.compile((row, number, number))
-    is_repeated.compile((row, number, types.uint8[::1]))
-    for kind in (types.uint8, types.uint16, types.uint32, types.uint64):
-        divide.compile((row, number, number, number, kind[::1]))
-        given = types.Array(kind, 1, "C", readonly=True)  # of a message
-        addresses_of.compile((given, number, number, row, row))
+    row = np.zeros(1, np.int64)
+    bounds_of(row)
+    step_of(row, 0, 1)
+    is_repeated(row, 0, np.zeros(1, np.uint8))
+    for width in (1, 2, 4, 8):
+        index = np.zeros(1, f"<u{width}")
+        divide(row, 0, 1, 0, index)
+        index.flags.writeable = False  # as those of a message
+        addresses_of(index, 0, 1, row, row)

@@ -131,7 +131,7 @@ def _indices_of(addresses: Int64Array, step: int) -> tuple[int, int, np.ndarray[
         most = (high - low) // wider
         width = next(width for width in WIDTHS if most < 1 << 8 * width)
         indices = np.empty(addresses.size, WIDTHS[width])
-        if all([column_loops.divide(addresses[some], low, wider, most, indices[some]) for some in pieces]):
+        if all(column_loops.divide(addresses[some], low, wider, most, indices[some]) for some in pieces):
             return low, wider, indices
     raise KVPlanError(f"the addresses of units do not differ by multiples of {step} bytes")
 
