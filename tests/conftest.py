@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 
 import pytest
@@ -16,6 +17,12 @@ profiles.load()
 def pytest_collection_modifyitems(items):
     """Laws and other slow tests begin first, so that no worker ends long after the others."""
     items.sort(key=lambda item: 0 if "tests/laws/" in item.nodeid else 2 - bool(item.get_closest_marker("slow")))
+
+
+def pytest_collection_finish():
+    """Look no more at what stays until the end, such as modules and tests: each `gc.collect()` would take 0.35 s."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
