@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import cache
 from types import FrameType
 from typing import Any
 
 OURS = ("/kvplan/", "/threading.py", "/queue.py", "/contextlib.py", "/weakref.py")
 DEVICE = "/tests/simulated/"
+EVENTS = frozenset(("call", "return", "c_return"))
 
 
 class Interrupt:
@@ -49,10 +51,10 @@ class Interrupt:
         return bool(self.where)  # also where Python swallowed it, in a finalizer
 
     def _look(self, frame: FrameType, event: str, arg: Any) -> None:
-        name = frame.f_code.co_filename
-        if event not in ("call", "return", "c_return"):
+        if event not in EVENTS:
             return
-        if DEVICE in name:  # its methods stand for calls of C: what matters is that they have returned
+        name = frame.f_code.co_filename
+        if _of_the_device(name):  # its methods stand for calls of C: what matters is that they have returned
             caller = frame.f_back
             if event != "return" or caller is None or not _ours(caller.f_code.co_filename):
                 return
@@ -84,5 +86,11 @@ class Interrupt:
         return self._step
 
 
+@cache
+def _of_the_device(name: str) -> bool:
+    return DEVICE in name
+
+
+@cache  # asked at every step
 def _ours(name: str) -> bool:
     return any(part in name for part in OURS) and "/tests/" not in name

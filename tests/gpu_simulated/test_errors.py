@@ -49,8 +49,10 @@ def goes_on(executor: kvplan.Executor, *pairs: Pair) -> None:
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize(("late", "inlined"), [(False, 0), (False, 1 << 20), (True, 0)])
 def test_a_call_that_fails_is_the_error_of_its_transfer_and_of_no_other(path, direction, call, late, inlined):
-    failed = 0
+    failed, enough = 0, set()
     for spare in (0, 1, 2, 3, 5, 9, 14):
+        if spare % 2 in enough:
+            continue
         device = Device(spare)
         pair = pair_on(device, direction)
         sizes = {**TINY, "batch_nbytes": inlined, **({"inline_effort": 0} if late else {})}
@@ -75,7 +77,8 @@ def test_a_call_that_fails_is_the_error_of_its_transfer_and_of_no_other(path, di
                 assert late == (transfer is not None)
                 if transfer is not None:
                     says_so(transfer, call)
-            device.faults.clear()
+            if device.faults.pop(call):  # a transfer of this kind makes no more such calls
+                enough.add(spare % 2)
             goes_on(executor, pair)
     assert failed or call not in used(path, small=direction == "load" and inlined > 0)
 
