@@ -12,7 +12,7 @@ import kvplan
 from kvplan.catalogue.layouts import NamedLayout, layout_for, named_layouts
 from kvplan.catalogue.models import Group
 from tests import oracle
-from tests.strategies import Form, id_lists
+from tests.strategies import Form, ids_of
 
 LAYOUTS = list(named_layouts().values())
 
@@ -115,8 +115,8 @@ def transfers(draw) -> Transfer:
     f, g = device_tokens // unit, host_tokens // unit
     device_skip, host_skip = draw(st.integers(0, f - 1)), draw(st.integers(0, g - 1))
     units = draw(st.integers(1, min(device_blocks * f - device_skip, host_blocks * g - host_skip)))
-    device_ids = draw(id_lists(device_blocks, -(-(units + device_skip) // f), distinct=True))
-    host_ids = draw(id_lists(host_blocks, -(-(units + host_skip) // g), distinct=True))
+    device_ids = ids_of(draw, device_blocks, -(-(units + device_skip) // f), distinct=True)
+    host_ids = ids_of(draw, host_blocks, -(-(units + host_skip) // g), distinct=True)
     # Ids say no more than this: one side's last block is used to its end.
     units = min(len(device_ids) * f - device_skip, len(host_ids) * g - host_skip)
     return Transfer(src, dst, unit, units, device_ids, host_ids, device_skip, host_skip, draw(st.integers(0, 2**31)))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvplan.layout.notation import Atom, Notation, parse
-from tests.strategies import forms, logicals
+from tests.strategies import form_of, logical_of
 
 PUBLISHED = [
     "layer: kv block token head dim",
@@ -32,7 +32,7 @@ def test_published_notations_print_as_they_are_written(text):
 
 @given(data=st.data())
 def test_print_then_parse_is_the_identity(data):
-    form = data.draw(forms(data.draw(logicals()), 4, 3, range(2)))
+    form = form_of(data.draw, logical_of(data.draw), 4, 3, range(2))
     parsed = parse(form.notation)
     assert parse(str(parsed)) == parsed
 

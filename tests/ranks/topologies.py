@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kvplan import Shard
 from tests.oracle import Cache
-from tests.strategies import Form, Logical, forms, id_lists, layout_of
+from tests.strategies import Form, Logical, form_of, ids_of, layout_of
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def sides(draw, logical: Logical, tokens: int, blocks: int, *, ranks: int, cp: b
     made = []
     for layers, k, heads in product(stages, range(cp_size), shares):
         held = replace(logical, layers=len(layers), layer_start=logical.layer_start + layers.start)
-        form = draw(forms(held, tokens, blocks, heads))
+        form = form_of(draw, held, tokens, blocks, heads)
         made.append(Rank(form, layers, k, cp_size, interleave))
     return tuple(made)
 
@@ -140,7 +140,7 @@ def reshards(draw, *, ranks: int = 8, cp: bool = True) -> Reshard:
     skips = [draw(st.integers(0, n - 1)) for n in per_block]
     units = draw(st.integers(0, min(b * n - s for b, n, s in zip(blocks, per_block, skips, strict=True))))
     counts = [-(-(units + s) // n) if units else 0 for s, n in zip(skips, per_block, strict=True)]
-    ids = tuple(draw(id_lists(b, c, distinct=True)) for b, c in zip(blocks, counts, strict=True))
+    ids = tuple(ids_of(draw, b, c, distinct=True) for b, c in zip(blocks, counts, strict=True))
     # Ids say no more than this: one side's last block is used to its end.
     units = min(c * n - s for c, n, s in zip(counts, per_block, skips, strict=True)) if units else 0
     return Reshard(logical, pair, ids, tuple(skips) if units else (0, 0), unit, units, draw(st.integers(0, 2**31)))
