@@ -156,11 +156,13 @@ def shares(
     wanted = [_held(shard.layout) for shard in destinations]
     _check_one_head(held, wanted)
     pieces: dict[tuple[int, int], dict[int, list[_Piece]]] = defaultdict(lambda: defaultdict(list))
+    names = {name for parts in wanted for name in parts}
+    holders = {(layer, part): _holders(held, layer, part) for layer, part in names}
     for d, destination in enumerate(destinations):
         here = [source.meets(destination) for source in sources]
         alike: dict[Any, list[tuple[int, _Piece]]] = {}  # most layers are held by the same sources, with the same heads
         for (layer, part), heads in wanted[d].items():
-            key = part, heads, *(layers.get((layer, name), ()) for layers in held for name in (part, "k", "v", "kv"))
+            key = part, heads, holders[layer, part]
             made = alike.get(key)
             if made is None:
                 made = alike[key] = []
@@ -176,6 +178,11 @@ def shares(
             for s, piece in made:
                 pieces[s, d][layer].append(piece)
     return {pair: tuple(_products(layers)) for pair, layers in sorted(pieces.items())}
+
+
+def _holders(held: Sequence[Mapping[tuple[int, str], Heads]], layer: int, part: str) -> tuple[Any, ...]:
+    """Return the heads that each source holds of this content, under any name; of none it is empty."""
+    return tuple(layers.get((layer, name), ()) for layers in held for name in (part, "k", "v", "kv"))
 
 
 def _held(layout: KVLayout) -> dict[tuple[int, str], Heads]:

@@ -6,8 +6,9 @@ them touch. A transfer takes as long as its slowest rank.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import gcd
 from typing import NamedTuple
 
@@ -181,7 +182,7 @@ def prefills_of(model: Model, change: Change, lengths: Sequence[int], engine: En
     """
     found: list[dict[tuple[int, int], Crossing]] = [{} for _ in lengths]
     for group in groups_of(model):
-        for number, pair, crossing in _crossings(group, change, lengths, engine):
+        for number, pair, crossing in _crossings(group, change, tuple(lengths), engine):
             pairs = found[number]
             pairs[pair] = sum_of([crossing, *filter(None, [pairs.get(pair)])])._replace(pairs=1)
     return [_prefill(pairs, change) for pairs in found]
@@ -193,25 +194,29 @@ def _prefill(pairs: Mapping[tuple[int, int], Crossing], change: Change) -> Prefi
     return Prefill(*(tuple(rank for rank in side if rank.nbytes) for side in sides))
 
 
+@lru_cache(maxsize=64)  # some models have the same cache
 def _crossings(
-    group: Group, change: Change, lengths: Sequence[int], engine: Engine
-) -> Iterator[tuple[int, tuple[int, int], Crossing]]:
-    """Yield the number of a length, a pair of ranks, and the counts of its plan. Pairs are compiled once."""
+    group: Group, change: Change, lengths: tuple[int, ...], engine: Engine
+) -> tuple[tuple[int, tuple[int, int], Crossing], ...]:
+    """Return the number of a length, a pair of ranks, and the counts of its plan, for each. Pairs are compiled once."""
     rows = dict(engine.block_tokens)[group.kind]
     counts = [[-(-group.rows_held(tokens, rows) // rows // ranks.cp) for ranks in change] for tokens in lengths]
     pools = [2 * max(column) for column in zip(*counts, strict=True)]
     sides = [_shards(group, ranks, pool, engine) for ranks, pool in zip(change, pools, strict=True)]
     names = [sorted(side) for side in sides]
     programs = reshard(*([side[name] for name in held] for side, held in zip(sides, names, strict=True)))
+    found = []
     for number, blocks in enumerate(counts):
         ids = scattered(blocks[0], pools[0]), scattered(blocks[1], pools[1])[::-1]
         for (source, destination), program in programs.items():
             plan = program.plan(*ids)
             if plan.nbytes:
-                yield number, (names[0][source], names[1][destination]), crossing_of(plan)
+                found.append((number, (names[0][source], names[1][destination]), crossing_of(plan)))
+    return tuple(found)
 
 
-def _shards(group: Group, ranks: Ranks, pool: int, engine: Engine) -> dict[int, Shard]:
+@lru_cache(maxsize=16)  # the changes of a model have ranks in common
+def _shards(group: Group, ranks: Ranks, pool: int, engine: Engine) -> Mapping[int, Shard]:
     """Return the cache of each rank by its number; a stage without layers of the group has no cache of it."""
     named = named_layouts()[dict(engine.layouts)[group.kind]]
     rows = dict(engine.block_tokens)[group.kind]
