@@ -42,6 +42,9 @@ STYLE: Any = {
 }
 
 
+Box = tuple[float, float, float, float]  # left, low, right, high, in pixels
+
+
 class Look(NamedTuple):
     """The colour, marker and dashes of a path. Lines of paths are solid, lines of baselines are not."""
 
@@ -239,10 +242,10 @@ def _label(figure: Figure, panels: Sequence[tuple[Axes, Sequence[Row]]]) -> None
     points = 72 / figure.dpi  # points per pixel: offsets in points are right at any resolution
     renderer: Any = figure.canvas.get_renderer()  # type: ignore[attr-defined]
     for axes, some in panels:
-        within = axes.get_window_extent(renderer)
+        within = _corners(axes.get_window_extent(renderer))
         spots = [axes.transData.transform((row.slowdown or 1.0, row.gbps or 0.0)) for row in some]
-        taken = [Bbox.from_bounds(x - 5, y - 5, 10, 10) for x, y in spots]
-        taken += [text.get_window_extent(renderer) for text in axes.texts]
+        taken = [_box(x - 5, y - 5, 10, 10) for x, y in spots]
+        taken += [_corners(text.get_window_extent(renderer)) for text in axes.texts]
         taken += [box for line in axes.lines for box in _segments(line)]
         for row, spot in sorted(zip(some, spots, strict=True), key=lambda one: -one[1][1]):
             x, y = row.slowdown or 1.0, row.gbps or 0.0
@@ -250,7 +253,7 @@ def _label(figure: Figure, panels: Sequence[tuple[Axes, Sequence[Row]]]) -> None
                                  va="bottom", ha="left", zorder=2.8, bbox=PAPER)  # fmt: skip
             _, _, width, height = text.get_window_extent(renderer).bounds
             height += 3
-            boxes = [(_covered(Bbox.from_bounds(spot[0] + right, spot[1] + up, width, height), taken, within)
+            boxes = [(_covered(_box(spot[0] + right, spot[1] + up, width, height), taken, within)
                       + 0.02 * abs(up), right, up) for right, up in _places(width, height)]  # fmt: skip
             _, right, up = min(boxes, key=lambda one: one[0])
             text.set_position((right * points, up * points))
@@ -258,16 +261,16 @@ def _label(figure: Figure, panels: Sequence[tuple[Axes, Sequence[Row]]]) -> None
                 joint = 0.0 if -width < right < 0 else right + width if right < 0 else right
                 axes.annotate("", (x, y), (joint * points, (up + height / 2) * points), textcoords="offset points",
                               arrowprops={"arrowstyle": "-", "linewidth": 0.5, "color": GREY})  # fmt: skip
-            taken.append(Bbox.from_bounds(spot[0] + right, spot[1] + up, width, height))
+            taken.append(_box(spot[0] + right, spot[1] + up, width, height))
 
 
-def _segments(line: Line2D) -> Iterator[Bbox]:
+def _segments(line: Line2D) -> Iterator[Box]:
     """Yield boxes around the segments of a line; a line of single points has no box."""
     if line.get_linestyle() == "None":
         return
     corners = line.get_transform().transform_path(line.get_path()).vertices
     for (x, y), (right, up) in pairwise(np.asarray(corners).tolist()):
-        yield Bbox.from_extents(min(x, right) - 1, min(y, up) - 1, max(x, right) + 1, max(y, up) + 1)
+        yield min(x, right) - 1, min(y, up) - 1, max(x, right) + 1, max(y, up) + 1
 
 
 def _places(width: float, height: float) -> Iterator[tuple[float, float]]:
@@ -281,12 +284,21 @@ def _places(width: float, height: float) -> Iterator[tuple[float, float]]:
                 yield -width / 2, rise
 
 
-def _covered(box: Bbox, taken: Sequence[Bbox], within: Bbox) -> float:
+def _corners(box: Bbox) -> Box:
+    left, low, right, high = map(float, box.extents)
+    return left, low, right, high
+
+
+def _box(left: float, low: float, width: float, height: float) -> Box:
+    return float(left), float(low), float(left + width), float(low + height)
+
+
+def _covered(box: Box, taken: Sequence[Box], within: Box) -> float:
     """Count the pixels of a label that cover another box, or lie outside the panel."""
-    outside = box.width * box.height - _shared(box, within)
+    outside = _shared(box, box) - _shared(box, within)
     return sum(_shared(box, other) for other in taken) + outside
 
 
-def _shared(a: Bbox, b: Bbox) -> float:
-    both = Bbox.intersection(a, b)
-    return 0.0 if both is None else float(both.width * both.height)
+def _shared(a: Box, b: Box) -> float:
+    width, height = min(a[2], b[2]) - max(a[0], b[0]), min(a[3], b[3]) - max(a[1], b[1])
+    return width * height if width > 0 and height > 0 else 0.0

@@ -57,6 +57,12 @@ def model(request):
     torch.set_num_threads(threads)
 
 
+@pytest.fixture(scope="module")
+def plenty(model) -> dict[str, list[int]]:
+    """The tokens of every request where no request must leave."""
+    return generate(manager_of(model, PLENTY))
+
+
 def manager_of(model, blocks: int, *, space: float = 0.0, sharing: bool = False):
     return model.init_continuous_batching(
         generation_config=transformers.GenerationConfig(do_sample=False, eos_token_id=-1, max_new_tokens=NEW_TOKENS),
@@ -123,8 +129,7 @@ def watched(manager) -> list:
     return made
 
 
-def test_tokens_and_decisions_are_those_of_the_engine(model):
-    plenty = generate(manager_of(model, PLENTY))
+def test_tokens_and_decisions_are_those_of_the_engine(model, plenty):
     mine = manager_of(model, blocks_of(model), space=GIB)
     offloading = engine.offload(mine)
     decided = watched(offloading)
@@ -151,8 +156,7 @@ def test_transfers_are_made_ready_at_the_start(model, prepared):
     offloading.executor.close()
 
 
-def test_a_load_that_moves_nothing_is_seen_in_the_tokens(model, monkeypatch):
-    plenty = generate(manager_of(model, PLENTY))
+def test_a_load_that_moves_nothing_is_seen_in_the_tokens(model, plenty, monkeypatch):
     manager = manager_of(model, blocks_of(model), space=GIB)
     offloading = engine.offload(manager)
     whole = offloading._move
@@ -165,8 +169,7 @@ def test_a_load_that_moves_nothing_is_seen_in_the_tokens(model, monkeypatch):
 
 
 @pytest.mark.parametrize("error", [kvplan.TransferError, kvplan.HostMemoryError])
-def test_requests_that_cannot_be_stored_are_computed_anew(model, error, monkeypatch, caplog):
-    plenty = generate(manager_of(model, PLENTY))
+def test_requests_that_cannot_be_stored_are_computed_anew(model, plenty, error, monkeypatch, caplog):
     manager = manager_of(model, blocks_of(model), space=GIB)
     offloading = engine.offload(manager)
     free = offloading._cpu_pool.num_free_sectors
@@ -182,8 +185,7 @@ def test_requests_that_cannot_be_stored_are_computed_anew(model, error, monkeypa
     assert offloading._cpu_pool.num_free_sectors == free
 
 
-def test_a_pool_too_small_for_all_stores_some(model):
-    plenty = generate(manager_of(model, PLENTY))
+def test_a_pool_too_small_for_all_stores_some(model, plenty):
     manager = manager_of(model, blocks_of(model))
     cache = manager._create_batch_processor().cache
     space = 2 * cache.bytes_per_sector / 2**30

@@ -82,9 +82,9 @@ def test_labels_cover_neither_each_other_nor_points():
         within = axes.get_window_extent(renderer)
         boxes = [text.get_window_extent(renderer) for text in axes.texts if text.get_text()]
         for a, b in itertools.combinations(boxes, 2):
-            assert plots._shared(a, b) < 1
+            assert plots._shared(a.extents, b.extents) < 1
         for box in boxes:
-            assert plots._shared(box, within) > 0.99 * box.width * box.height
+            assert plots._shared(box.extents, within.extents) > 0.99 * box.width * box.height
         for line in axes.lines:
             if line.get_marker() != "None":
                 x, y = axes.transData.transform(line.get_xydata()[0])
