@@ -40,7 +40,8 @@ class Interrupt:
     def within(self, call: Callable[[], Any]) -> bool:
         """Call something; whether it was interrupted."""
         begin, end = (sys.settrace, sys.gettrace()) if self.jumps else (sys.setprofile, sys.getprofile())
-        begin(self._enter if self.jumps else self._look)
+        look = self._enter if self.jumps else self._look  # Python may still call it after a finalizer has taken it out
+        begin(look)
         try:
             call()
         except KeyboardInterrupt:
