@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import signal
+import sys
 
 import pytest
 
@@ -19,10 +20,28 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: 0 if "tests/laws/" in item.nodeid else 2 - bool(item.get_closest_marker("slow")))
 
 
-def pytest_collection_finish():
-    """Look no more at what stays until the end, such as modules and tests: each `gc.collect()` would take 0.35 s."""
+def freeze() -> int:
+    """Look no more at what stays until the end, such as modules and tests: each collection would take 0.35 s."""
     gc.collect()
     gc.freeze()
+    return len(sys.modules)
+
+
+frozen = 0  # modules
+
+
+def pytest_collection_finish():
+    global frozen  # noqa: PLW0603
+    frozen = freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def modules_frozen():
+    """Engines import a thousand modules when they start, which stay, too."""
+    global frozen  # noqa: PLW0603
+    yield
+    if len(sys.modules) > frozen + 300:
+        frozen = freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -60,7 +61,10 @@ def model(request):
 @pytest.fixture(scope="module")
 def plenty(model) -> dict[str, list[int]]:
     """The tokens of every request where no request must leave."""
-    return generate(manager_of(model, PLENTY))
+    made = generate(manager_of(model, PLENTY))
+    gc.collect()
+    gc.freeze()  # the engine collects garbage at each end, and has imported a thousand modules
+    return made
 
 
 def manager_of(model, blocks: int, *, space: float = 0.0, sharing: bool = False):
