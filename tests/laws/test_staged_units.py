@@ -53,7 +53,7 @@ def ranges(first, second, size) -> dict[int, int]:
             for k in range(n)}  # fmt: skip
 
 
-@examples(250)
+@examples(500)
 @given(
     case=st.one_of(cases(), neighbour_cases()), load=loads, granules=st.integers(1, 3), slots=st.integers(1, 4),
     first_slot=st.integers(0, 3), extra=st.integers(0, 1),
