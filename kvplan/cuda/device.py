@@ -98,6 +98,14 @@ class Device:
         """Make it the calling thread's current device within a ``with``. Afterwards the previous device is current."""
         return Current(self.driver, self.context)
 
+    def enter(self) -> None:
+        """Make it the calling thread's current device from now on, for a thread of kvplan's own.
+
+        Raises:
+            TransferError: the driver refuses it.
+        """
+        self.driver.check("cuCtxSetCurrent", self.driver.cuCtxSetCurrent(self.context))
+
     def is_current(self) -> bool:
         """Return whether it is the calling thread's current device, so that :meth:`current` would change nothing."""
         now = c_void_p()

@@ -11,7 +11,7 @@ from kvplan.agents.by_nixl.nixl_end import NixlEnd
 from kvplan.agents.by_nixl.nixl_lanes import NixlLanes, Ring
 from kvplan.agents.by_nixl.nixl_progress import NixlProgress
 from kvplan.agents.by_nixl.packed_way import PackedWay, Slots, allocated, ring_for
-from kvplan.agents.by_nixl.ring_pages import ring_pages
+from kvplan.agents.by_nixl.ring_pages import enter, ring_pages
 from kvplan.agents.packed.pack_end import End
 from kvplan.cost.wires.crossing import crossing_of
 from kvplan.cost.wires.wire_model import WireChoice, choose_way
@@ -82,13 +82,14 @@ class NixlPacked:
         self._device_of, self._tally = device, tally
         self._name, self._nixl, self._executor, self._way = name, nixl, executor, way
         self.lanes = NixlLanes(nixl, offered, self._allocated)
-        progress = NixlProgress(self.poll, self._busy, inside, driven=way.driven)
+        progress = NixlProgress(self._look, self._busy, inside, driven=way.driven)
         progress.naps.fast, progress.naps.ahead = self._fast, self._ahead
         self._progress = progress if way.threaded else None
         self._reading = threading.RLock()  # one thread at a time takes notes
         self._inbox: deque[tuple[str, bytes]] = deque()  # notes of users
         self._profiles: dict[str, WireProfile] = {}  # by NIXL's name of the memory
         self._closed = False
+        self._entered = False  # whether the ring's GPU is the current device of the thread
 
     def serve_peers(self) -> int:
         """Take requests of peers from now on; return the version for the card, or 0 if it takes none."""
@@ -242,6 +243,14 @@ class NixlPacked:
             return bool(ring.end.poll())
         self.read()
         return False
+
+    def _look(self) -> bool:
+        """Poll in the agent's own thread."""
+        ring = self.lanes.ring
+        if ring is not None and not self._entered:
+            self._entered = True
+            enter(ring.memory.device)
+        return self.poll()
 
     def read(self) -> None:
         """Take the notes that have come: those of the protocol go to the end, and the users' wait for :meth:`notes`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import weakref
+from contextlib import suppress
 from typing import Any
 
 from kvplan.errors import KVPlanError, LayoutError, PathError
@@ -45,6 +46,25 @@ def ring_pages(nbytes: int, device: str) -> Memory:
     owner = _GpuPages()
     weakref.finalize(owner, _free, gpu, address).atexit = False
     return Memory(address, nbytes, device, owner)
+
+
+def enter(device: str) -> None:
+    """Make the GPU of a ring the calling thread's current device, for a thread of kvplan's own.
+
+    Each submit of the thread then finds it current, which saves 10 to 20 us. If the driver refuses it, each makes it
+    current for itself, as always.
+
+    Args:
+        device: device of the ring; nothing is done for ``"cpu"``.
+
+    >>> enter("cpu")
+    """
+    kind, _, number = device.partition(":")
+    if kind == "cuda":
+        from kvplan.cuda.device import Device
+
+        with suppress(KVPlanError):
+            Device(int(number)).enter()
 
 
 class _GpuPages:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import current_thread
 from types import SimpleNamespace
 
 import numpy as np
@@ -32,6 +33,8 @@ def test_rows_of_two_gpus_are_packed(operation, monkeypatch):
         return Memory(memory.ctypes.data, nbytes, name, memory)
 
     monkeypatch.setattr(nixl_packed, "ring_pages", ring_pages)
+    entered = []
+    monkeypatch.setattr(nixl_packed, "enter", lambda device: entered.append((current_thread().name, device)))
     pools = [rng.integers(0, 256, (ROWS, STRIDE), np.uint8) for _ in range(2)]
     agents = [Agent(agent=machine.agent(name), packed="always", slots=(6, 1 << 14)) for name in ("decode", "prefill")]
     with executor_on(device, "auto") as executor:
@@ -60,6 +63,7 @@ def test_rows_of_two_gpus_are_packed(operation, monkeypatch):
             np.testing.assert_array_equal(pool, want)
         assert heard(agents[1]) == [b"note"]
         assert set(device.modules) == compiled
+        assert entered == [("kvplan-nixl", "cuda:0")] * 2, "each agent's own thread, once"
         for agent in agents:
             agent._kvplan.packed.finalize()
 
