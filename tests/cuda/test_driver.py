@@ -221,6 +221,14 @@ def test_a_device_is_current_within_and_what_was_before_afterwards(entries, devi
     assert entries.named("cuCtxSetCurrent")[len(within) :] == ([] if before == 0xC0 else [(before,)])
 
 
+def test_a_thread_of_its_own_keeps_a_device(entries, device):
+    device.enter()
+    assert entries.named("cuCtxSetCurrent") == [(0xC0,)]
+    entries.codes["cuCtxSetCurrent"] = 201
+    with pytest.raises(DriverError, match="cuCtxSetCurrent returned"):
+        device.enter()
+
+
 @pytest.mark.parametrize(("now", "same"), [(None, False), (0xC0, True), (0xEE, False)])
 def test_a_device_is_current_if_entering_it_would_set_nothing(entries, device, now, same):
     entries.gives["cuCtxGetCurrent"] = [now]
