@@ -1,18 +1,24 @@
-"""The transfers that this process sends, and their chunks on the way."""
+"""The transfers that this process sends, their chunks on the way, and the gathers: which chunk begins when."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from kvplan.agents.packed.pack_credits import Lent
+from kvplan.agents.packed.pack_credits import Credits, Lent
 from kvplan.agents.packed.pack_messages import Credit
-from kvplan.agents.packed.pack_rows import Row
+from kvplan.agents.packed.pack_outbox import Outbox
+from kvplan.agents.packed.pack_rows import Copier, Mover, Row
 from kvplan.agents.packed.pack_transfer import PackedTransfer
 from kvplan.agents.packed.readiness import Ready
 from kvplan.agents.packed.slot_ring import RingSlot
 from kvplan.errors import TransferError
 from kvplan.execute.transfer import Transfer
+
+AHEAD = 3  # chunks that are gathered while the peer has no slot for them
+AHEAD_WRITES = 2  # writes that move, so that the wire has another one when the first ends
+SPARE = 3  # slots that a chunk which is gathered ahead leaves to the other peers
+TOGETHER = 2  # a launch gathers at most this part of the slots, so that the wire has others meanwhile
 
 
 class Job:
@@ -93,3 +99,142 @@ class Chunk:
 def held(job: Job) -> str:
     """Return what the peer's memory holds after a push that failed."""
     return "the peer's memory may hold all of the bytes, or a part of them" if job.posted else "nothing was moved"
+
+
+class Gathers:
+    """The gathers of the chunks of all transfers to one peer.
+
+    Args:
+        outbox: messages to the peer.
+        mover: gathers.
+        slots: free slots to gather into; all senders of an end share them.
+        most: most of them that this one may have, so that a slow peer leaves some to the others.
+        together: whether several chunks may be gathered by one submit, as GPUs do.
+
+    Attributes:
+        together: as given.
+        credits: the peer's slots.
+        jobs: transfers that have not ended, by whose they are and their numbers.
+        held: whether a transfer of high priority waits for its first chunks, so that no other one begins before it.
+    """
+
+    def __init__(self, outbox: Outbox, mover: Mover, slots: list[RingSlot], most: int, *, together: bool) -> None:
+        self.credits = Credits()
+        self.jobs: dict[tuple[int, int], Job] = {}
+        self.held, self.together = False, together
+        self._outbox, self._copier, self._slots, self._most = outbox, Copier(mover), slots, most
+        self._lines: tuple[dict[Job, None], dict[Job, None]] = ({}, {})  # transfers with chunks that have not begun
+        self._gathering: list[Chunk] = []
+        self._writing: list[Chunk] = []
+
+    @property
+    def waits(self) -> bool:
+        """Whether a chunk has not begun, or may have got its slot of the peer."""
+        normal, urgent = self._lines
+        return bool(normal or urgent or (self._gathering and self.credits.some))
+
+    @property
+    def due(self) -> bool:
+        """Whether a step may change something, though nothing has come or ended: a chunk waits for its ``after=``."""
+        normal, urgent = self._lines
+        return bool(self.credits.leaving or ((normal or urgent) and self._room))
+
+    def take(self, job: Job) -> None:
+        """Send a transfer."""
+        self.jobs[job.whose, job.number] = job
+        if job.rows:
+            self._lines[job.urgent][job] = None
+
+    def begin(self, now: float, *, urgent: bool) -> bool:
+        """Gather chunks of one priority while there are slots; return whether any has begun."""
+        line, began = self._lines[urgent], False
+        self.held &= not urgent
+        if self._gathering and self.credits.some:
+            self._lend(urgent=urgent)
+        if not line or not self._room:
+            return False
+        for job in list(line):
+            if job.until is not None and now > job.until:
+                self.fail(job, "its deadline has passed")
+                continue
+            try:
+                began |= self._begin(job)
+            except Exception as error:  # noqa: BLE001  # it is the transfer's
+                self.fail(job, str(error))
+            if not self._room:
+                break
+        return began
+
+    @property
+    def _room(self) -> bool:
+        """Whether a chunk may begin."""
+        moving = len(self._gathering) + len(self._writing)
+        if not self._slots:
+            return False
+        if self.credits.some:  # chunks that have no slot of the peer keep no other one back
+            return moving < self._most or moving - len(self._unlent) < self._most
+        spare = len(self._slots) > SPARE and self.credits.granted > 0
+        return moving < self._most and spare and len(self._unlent) < AHEAD
+
+    @property
+    def _unlent(self) -> list[Chunk]:
+        """The chunks that are gathered while the peer has no slot for them."""
+        return [chunk for chunk in self._gathering if chunk.lent is None]
+
+    def _lend(self, *, urgent: bool) -> None:
+        """Give slots of the peer to chunks that had none, first to those of high priority."""
+        for chunk in self._unlent:
+            if chunk.job.urgent >= urgent and not chunk.job.over:
+                chunk.lent = self.credits.take()
+
+    def _begin(self, job: Job) -> bool:
+        rows, began = job.rows, False
+        while job.next < len(rows) and not job.over:
+            ready = job.ready[rows[job.next].piece] if job.ready else None
+            if (ready is not None and not ready.completed()) or not self._room:
+                return began
+            if self._first_is_gathered(job):
+                self.held |= job.urgent
+                return began
+            some = self._next(job)
+            after = None if ready is None else ready.left
+            chunks = [(rows[one.number], one.slot.place) for one in some]
+            spare = len(self._writing) >= AHEAD_WRITES
+            moved = self._copier.submit(chunks, after, urgent=job.urgent, spare=spare)
+            for chunk in some:
+                chunk.moved = moved
+            began = True
+            if self.together and job.posted < AHEAD_WRITES and job.next < len(rows):
+                self.held |= job.urgent
+                return True  # the wire idles, and a submit takes as long as a gather: look whether one has ended
+        self._lines[job.urgent].pop(job, None)
+        return began
+
+    def _first_is_gathered(self, job: Job) -> bool:
+        """Return whether the wire idles until the first chunk of a transfer is gathered: it is written before others.
+
+        A submit takes as long as a GPU gathers a chunk. On a CPU, a gather takes much longer.
+        """
+        if not self.together or job.posted or not job.next or self._writing:
+            return False
+        return any(one.job is job and one.lent is not None for one in self._gathering)
+
+    def _next(self, job: Job) -> list[Chunk]:
+        """Take slots for the chunks of a transfer that are gathered together.
+
+        A GPU gathers several in one launch, whose submit takes as long as that of one chunk. But the wire waits until
+        the last one is gathered. So they are at most half of the slots, and as many as have begun before.
+        """
+        rows, made = job.rows, list[Chunk]()
+        most = max(1, min(job.next, self._most // TOGETHER)) if self.together else 1
+        piece = rows[job.next].piece
+        ends = self._outbox.mine, self._outbox.theirs
+        while len(made) < most and job.next < len(rows) and rows[job.next].piece == piece and self._room:
+            made.append(Chunk(job, job.next, self._slots.pop(), self.credits.take(), ends))
+            self._gathering.append(made[-1])
+            job.next += 1
+        return made
+
+    def fail(self, job: Job, why: str, *, tell: bool = True) -> None:
+        """Give a transfer up, and tell the other end."""
+        raise NotImplementedError

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 from contextlib import suppress
 
-from kvplan.agents.packed.pack_gathers import AHEAD_WRITES, Gathers
-from kvplan.agents.packed.pack_jobs import Chunk, Job, held
+from kvplan.agents.packed.pack_jobs import AHEAD_WRITES, Chunk, Gathers, Job, held
 from kvplan.agents.packed.pack_messages import (
     CANCEL,
     DATA,

@@ -6,7 +6,7 @@ import pytest
 
 from kvplan import TransferError
 from kvplan.agents.packed import pack_messages as messages
-from kvplan.agents.packed.pack_gathers import AHEAD, SPARE
+from kvplan.agents.packed.pack_jobs import AHEAD, SPARE
 from tests.agents.packed.pairs import Pair
 
 CHUNKS = 10  # of all blocks, in slots of 256 bytes
