@@ -143,8 +143,11 @@ class NixlLanes:
             if self.held(peer):
                 try:
                     self._nixl.agent().add(peer, metadata)
-                except KVPlanError:
+                except KVPlanError:  # NIXL knows it as it was, since nothing of it was released yet
+                    self._see_gone()
                     self._lose(peer, "it has restarted")
+                    self._nixl.agent().replace(peer, metadata)
+                    self._broken.discard(peer)
 
     def ask(self, peer: str) -> Ring:
         """Ask a peer that NIXL knows for its ring, if that was not done.
@@ -221,6 +224,14 @@ class NixlLanes:
             if (wire := self._wires.pop(peer, None)) is not None:
                 self._leaving.append(wire)
 
+    def _see_gone(self) -> None:
+        """Lose the peers that NIXL has reported as gone."""
+        with suppress(IndexError):
+            while True:  # two threads may do so at once
+                peer, why = self._gone.popleft()
+                self._broken.add(peer)
+                self._lose(peer, why)
+
     def _release(self) -> None:
         """Let NIXL forget peers to which no wire is left."""
         while self._closed:
@@ -253,10 +264,7 @@ class NixlLanes:
 
     def look(self) -> None:
         """Ask peers whether they live, and end wires, when it is time."""
-        while self._gone:
-            peer, why = self._gone.popleft()
-            self._broken.add(peer)
-            self._lose(peer, why)
+        self._see_gone()
         if self._closed:
             with self.lock:
                 self._release()

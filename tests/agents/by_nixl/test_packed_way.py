@@ -232,6 +232,34 @@ def test_a_forgotten_peer_and_the_next_meeting(far):
     np.testing.assert_array_equal(far.mine[:, b], far.theirs[a].swapaxes(0, 1))
 
 
+@pytest.mark.parametrize("noticed", [False, True])
+def test_a_peer_that_was_killed_is_met_again_in_another_life(noticed):
+    """NIXL knows the dead one until its lane has ended, and takes no other metadata of that name meanwhile."""
+    far = Far()
+    a, b = blocks()
+    far.peer.submit(far.load.plan(a, b), way="packed").synchronize(PATIENCE)
+    killed = far.network.agents["you"]
+    killed.dead = True
+    if noticed:
+        with pytest.raises(TransferError):
+            far.peer.submit(far.load.plan(a, b), way="packed").synchronize(PATIENCE)
+    theirs = np.random.default_rng(9).integers(1, 256, far.theirs.shape, dtype=np.uint8)
+    again = Agent(
+        "you", {"kv": KVLayout.from_tensors("block layer dim", theirs)}, transports=("nixl",), progress="thread",
+        agent=double.Agent(far.network, "you", life=1), slots=SLOTS,
+    )  # fmt: skip
+    peer = far.me.meet(again.card())
+    load = kvplan.compile(peer.layouts["kv"], far.me.layouts["kv"])
+    for turn in range(2):
+        far.mine[:] = 0
+        peer.submit(load.plan(a, b), way="packed").synchronize(PATIENCE)
+        np.testing.assert_array_equal(far.mine[:, b], theirs[a].swapaxes(0, 1), err_msg=f"turn {turn}")
+    far.me.close()
+    again.close()
+    far.network.agents["me"].dead = True  # the killed one lives in truth, and is not to wait for an answer
+    far.you.close()
+
+
 def test_a_ring_that_cannot_be_registered(far):
     far.network.failures = ["register"]
     with pytest.raises(TransferError, match="NIXL cannot register the ring of 'me'"):
