@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import kvplan
-from kvplan.agents.packed.pack_rows import Copier, rows_of
 from kvplan.plan.packing.chunk_half import ChunkPlan, Slot
 from kvplan.plan.packing.packing import packing_of
 from kvplan.plan.row_plans import Memory, layout_of
+from tests.plan.packing.rings import in_batches
 
 pytestmark = pytest.mark.gpu
 LAYERS, SLOT_NBYTES, SLOTS = 8, 1 << 20, 6
@@ -34,19 +34,11 @@ def test_several_chunks_in_one_launch(executor_of, blocks, row, order):
     for turn in range(3):  # each with addresses of its own, and the same slots
         here, there = (rng.permutation(blocks)[: blocks - turn] for _ in range(2))
         packing = packing_of(program.plan(here, there), order, most=SLOT_NBYTES)
-        gathers, scatters = rows_of([packing.src], SLOT_NBYTES), rows_of([packing.dst], SLOT_NBYTES)
-        to_slots, from_slots = Copier(executor), Copier(executor)
         cache.zero_()
         torch.cuda.synchronize()
-        last, done, kinds = None, 0, []
-        while done < len(gathers):
-            some = slice(done, done + int(rng.integers(1, 5)))
-            places = [slots[k] for k in rng.permutation(SLOTS)]
-            gathered = to_slots.submit(list(zip(gathers[some], places, strict=False)), last, urgent=False)
-            last = from_slots.submit(list(zip(scatters[some], places, strict=False)), gathered, urgent=False)
-            kinds.append(isinstance(last.plan, ChunkPlan) and isinstance(gathered.plan, ChunkPlan))
-            done = some.stop
+        last, plans = in_batches(executor, packing, slots, rng)
         last.synchronize(60.0)
-        assert kinds[:2] == [False, False]
-        assert all(kinds[2:])
+        kinds = [[isinstance(plan, ChunkPlan) for plan in both] for both in plans]
+        assert kinds[:2] == [[False, False]] * 2
+        assert kinds[2:] == [[True, True]] * len(kinds[2:])
         assert torch.equal(cache[torch.from_numpy(there)], source[:, torch.from_numpy(here)].transpose(0, 1))

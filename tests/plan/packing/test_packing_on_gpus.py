@@ -9,16 +9,31 @@ import numpy as np
 import pytest
 
 import kvplan
-from kvplan.agents.packed.pack_rows import Copier, rows_of
 from kvplan.execute.gpu.resources import DEFAULT_LIMITS
 from kvplan.plan.packing.chunk_half import ChunkPlan, Slot
 from kvplan.plan.packing.packing import packing_of
 from kvplan.plan.row_plans import Memory, layout_of
+from tests.plan.packing.rings import in_batches
 from tests.simulated import Device
 from tests.simulated.executors import executor_on
 from tests.simulated.objects import Tensor
 
 LAYERS, BLOCKS, TOKENS, DIM = 3, 6, 4, 32
+
+
+def on(device, rng, blocks, slots, slot_nbytes):
+    """Two caches and a ring on a device: the source, the destination, the program between them, and the slots."""
+    source = rng.integers(0, 256, (LAYERS, blocks, TOKENS, DIM), dtype=np.uint8)
+    cache = np.zeros((blocks, TOKENS, LAYERS, DIM), np.uint8)
+    ring = np.zeros(slots * slot_nbytes + 256, np.uint8)
+    for array in (source, cache, ring):
+        device.own(array, 0)
+    src = kvplan.KVLayout.from_tensors("layer block token dim", Tensor(source))
+    dst = kvplan.KVLayout.from_tensors("block token layer dim", Tensor(cache))
+    start = ring.ctypes.data + -ring.ctypes.data % 256
+    layout = layout_of([Memory(ring.ctypes.data, ring.nbytes, "cuda:0", ring)])
+    made = [Slot(layout, start + k * slot_nbytes, slot_nbytes) for k in range(slots)]
+    return source, cache, kvplan.compile(src, dst), made
 
 
 @pytest.mark.parametrize("order", ["src", "dst"])
@@ -27,18 +42,9 @@ LAYERS, BLOCKS, TOKENS, DIM = 3, 6, 4, 32
 def test_chunks_of_one_gpu(path, order, seed):
     rng = np.random.default_rng(seed)
     device = Device(seed, eager=False)
-    source = rng.integers(0, 256, (LAYERS, BLOCKS, TOKENS, DIM), dtype=np.uint8)
-    cache = np.zeros((BLOCKS, TOKENS, LAYERS, DIM), np.uint8)
-    ring = np.zeros(4096 + 256, np.uint8)
-    for array in (source, cache, ring):
-        device.own(array, 0)
-    src = kvplan.KVLayout.from_tensors("layer block token dim", Tensor(source))
-    dst = kvplan.KVLayout.from_tensors("block token layer dim", Tensor(cache))
-    start = ring.ctypes.data + -ring.ctypes.data % 256
-    layout = layout_of([Memory(ring.ctypes.data, ring.nbytes, "cuda:0", ring)])
-    slots = [Slot(layout, start + k * 1024, 1024) for k in range(4)]
+    source, cache, program, slots = on(device, rng, BLOCKS, 4, 1024)
     here, there = rng.permutation(BLOCKS)[:5].tolist(), rng.permutation(BLOCKS)[:5].tolist()
-    packing = packing_of(kvplan.compile(src, dst).plan(here, there), order, most=1024)
+    packing = packing_of(program.plan(here, there), order, most=1024)
     cuts = packing.cuts(1024)
     last = None
     with executor_on(device, path) as executor:
@@ -61,31 +67,12 @@ def test_several_chunks_in_one_launch_whose_units_are_on_the_gpu(path, order, se
     rng = np.random.default_rng(seed)
     device = Device(seed, eager=False)
     blocks, slot_nbytes = 400, 8192
-    source = rng.integers(0, 256, (LAYERS, blocks, TOKENS, DIM), dtype=np.uint8)
-    cache = np.zeros((blocks, TOKENS, LAYERS, DIM), np.uint8)
-    ring = np.zeros(8 * slot_nbytes + 256, np.uint8)
-    for array in (source, cache, ring):
-        device.own(array, 0)
-    src = kvplan.KVLayout.from_tensors("layer block token dim", Tensor(source))
-    dst = kvplan.KVLayout.from_tensors("block token layer dim", Tensor(cache))
-    start = ring.ctypes.data + -ring.ctypes.data % 256
-    layout = layout_of([Memory(ring.ctypes.data, ring.nbytes, "cuda:0", ring)])
-    slots = [Slot(layout, start + k * slot_nbytes, slot_nbytes) for k in range(8)]
+    source, cache, program, slots = on(device, rng, blocks, 8, slot_nbytes)
     here, there = (rng.permutation(blocks)[:380].tolist() for _ in range(2))
-    packing = packing_of(kvplan.compile(src, dst).plan(here, there), order, most=slot_nbytes)
-    gathers, scatters = rows_of([packing.src], slot_nbytes), rows_of([packing.dst], slot_nbytes)
-    last, kept, done = None, [], 0
+    packing = packing_of(program.plan(here, there), order, most=slot_nbytes)
     with executor_on(device, path, limits=replace(DEFAULT_LIMITS, near_rows=2)) as executor:
-        to_slots, from_slots = Copier(executor), Copier(executor)
-        while done < len(gathers):
-            some = slice(done, done + int(rng.integers(1, 5)))
-            places = [slots[k] for k in rng.permutation(8)]
-            gathered = to_slots.submit(list(zip(gathers[some], places, strict=False)), last, urgent=False)
-            last = from_slots.submit(list(zip(scatters[some], places, strict=False)), gathered, urgent=False)
-            done = some.stop
-            kept.append([one.plan for one in (gathered, last)])
+        last, kept = in_batches(executor, packing, slots, rng)
         device.run()
-        assert last is not None
         last.synchronize()
     expected = np.zeros_like(cache)
     expected[there] = source[:, here].transpose(1, 2, 0, 3)
