@@ -141,13 +141,7 @@ class NixlLanes:
         with self.lock:
             self.refusals.pop(peer, None)
             if self.held(peer):
-                try:
-                    self._nixl.agent().add(peer, metadata)
-                except KVPlanError:  # NIXL knows it as it was, since nothing of it was released yet
-                    self._see_gone()
-                    self._lose(peer, "it has restarted")
-                    self._nixl.agent().replace(peer, metadata)
-                    self._broken.discard(peer)
+                self._know(peer, metadata)
 
     def ask(self, peer: str) -> Ring:
         """Ask a peer that NIXL knows for its ring, if that was not done.
@@ -223,6 +217,17 @@ class NixlLanes:
                 self.ring.end.lost(peer, why)
             if (wire := self._wires.pop(peer, None)) is not None:
                 self._leaving.append(wire)
+
+    def _know(self, peer: str, metadata: bytes) -> None:
+        """Give NIXL what a peer has told; if the peer has restarted, in place of what NIXL knew of it."""
+        nixl = self._nixl.agent()
+        try:
+            nixl.add(peer, metadata)
+        except KVPlanError:  # NIXL knows it as it was
+            self._see_gone()
+            self._lose(peer, "it has restarted")
+            nixl.replace(peer, metadata)
+            self._broken.discard(peer)
 
     def _see_gone(self) -> None:
         """Lose the peers that NIXL has reported as gone."""
@@ -308,11 +313,7 @@ class NixlLanes:
         """Tell a peer that asks where the ring is; a peer that has restarted replaces the one that was known."""
         nixl = self._nixl.agent()
         with self.lock:
-            try:
-                nixl.add(peer, metadata)
-            except KVPlanError:  # it has restarted, and NIXL knows it as it was
-                self._lose(peer, "it has restarted")
-                nixl.replace(peer, metadata)
+            self._know(peer, metadata)
             try:
                 if self.refused is not None:
                     raise PathError(self.refused)

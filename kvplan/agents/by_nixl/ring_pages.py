@@ -59,12 +59,12 @@ def enter(device: str) -> None:
 
     >>> enter("cpu")
     """
-    kind, _, number = device.partition(":")
-    if kind == "cuda":
+    if device != "cpu":
         from kvplan.cuda.device import Device
+        from kvplan.cuda.reach import ordinal_of
 
         with suppress(KVPlanError):
-            Device(int(number)).enter()
+            Device(ordinal_of(device)).enter()
 
 
 class _GpuPages:

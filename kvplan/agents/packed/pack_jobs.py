@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvplan.agents.packed.pack_credits import Credits, Lent
-from kvplan.agents.packed.pack_messages import Credit
+from kvplan.agents.packed.pack_messages import CANCEL, FAILED, PULL, Credit, which_body
 from kvplan.agents.packed.pack_outbox import Outbox
-from kvplan.agents.packed.pack_rows import Copier, Mover, Row
+from kvplan.agents.packed.pack_rows import TOGETHER, Copier, Mover, Row
 from kvplan.agents.packed.pack_transfer import PackedTransfer
 from kvplan.agents.packed.readiness import Ready
 from kvplan.agents.packed.slot_ring import RingSlot
@@ -18,7 +18,6 @@ from kvplan.execute.transfer import Transfer
 AHEAD = 3  # chunks that are gathered while the peer has no slot for them
 AHEAD_WRITES = 2  # writes that move, so that the wire has another one when the first ends
 SPARE = 3  # slots that a chunk which is gathered ahead leaves to the other peers
-TOGETHER = 2  # a launch gathers at most this part of the slots, so that the wire has others meanwhile
 
 
 class Job:
@@ -102,7 +101,7 @@ def held(job: Job) -> str:
 
 
 class Gathers:
-    """The gathers of the chunks of all transfers to one peer.
+    """The transfers to one peer, and the gathers of their chunks.
 
     Args:
         outbox: messages to the peer.
@@ -148,7 +147,8 @@ class Gathers:
     def begin(self, now: float, *, urgent: bool) -> bool:
         """Gather chunks of one priority while there are slots; return whether any has begun."""
         line, began = self._lines[urgent], False
-        self.held &= not urgent
+        if urgent:
+            self.held = False
         if self._gathering and self.credits.some:
             self._lend(urgent=urgent)
         if not line or not self._room:
@@ -237,4 +237,25 @@ class Gathers:
 
     def fail(self, job: Job, why: str, *, tell: bool = True) -> None:
         """Give a transfer up, and tell the other end."""
-        raise NotImplementedError
+        if job.over:
+            return
+        if job.own is not None:
+            job.own.fail(why, held(job))
+        self._end(job)
+        if tell:
+            self._outbox.say(FAILED if job.whose == PULL else CANCEL, which_body(job.whose, job.number, why))
+
+    def withdraw(self, job: Job) -> None:
+        """Send no more of a transfer that this process has cancelled or given up, and tell the other end."""
+        if not job.over:
+            self._end(job)
+            self._outbox.say(CANCEL, which_body(job.whose, job.number))
+
+    def stop(self, job: Job) -> None:
+        """Send no more of a transfer: it was given up at the other end, or is done there."""
+        self._end(job)
+
+    def _end(self, job: Job) -> None:
+        job.over = True
+        self.jobs.pop((job.whose, job.number), None)
+        self._lines[job.urgent].pop(job, None)

@@ -9,14 +9,13 @@ from typing import NamedTuple
 from kvplan.agents.packed.pack_messages import CANCEL, DONE, FAILED, PULL, PUSHED, Credit, Data, which_body
 from kvplan.agents.packed.pack_orders import Orders
 from kvplan.agents.packed.pack_outbox import Outbox
-from kvplan.agents.packed.pack_rows import Copier, Mover, Row, ended, failure
+from kvplan.agents.packed.pack_rows import TOGETHER, Copier, Mover, Row, ended, failure
 from kvplan.agents.packed.pack_transfer import PackedTransfer
 from kvplan.agents.packed.slot_ring import RingSlot
 from kvplan.agents.packed.wire import Pace
 from kvplan.errors import LayoutError
 from kvplan.execute.transfer import Transfer
 
-TOGETHER = 2  # a launch scatters at most this part of the peer's slots
 AHEAD_SLOTS = 4  # slots that the peer may write, and chunks to come: the last ones of a transfer are looked for
 
 
@@ -261,9 +260,9 @@ class Receiver:
         return any(ended(one.moved, one.inbound.urgent, running) for one in self._scattering)
 
     def step(self) -> bool:
-        """Scatter what has come, and end what is scattered; return whether anything changed."""
-        came = bool(self._come)  # of a push whose order came later
-        self.scatter()
+        """End what is scattered; return whether anything changed."""
+        if not self._scattering:
+            return False
         running = set[tuple[bool, str]]()
         over = [one for one in self._scattering if ended(one.moved, one.inbound.urgent, running)]
         for one in over:
@@ -282,7 +281,7 @@ class Receiver:
                         inbound.own.arrive(one.row.piece)
                     if inbound.scattered == len(inbound.rows):
                         self._complete(inbound)
-        return bool(over) or came
+        return bool(over)
 
     def _complete(self, inbound: Inbound) -> None:
         if inbound.own is not None:

@@ -18,6 +18,7 @@ from kvplan.plan.plan import Plan
 
 GROUPS = 8  # most groups of layers of a transfer by layer
 
+TOGETHER = 2  # one launch copies at most this part of the slots, so that the wire has others meanwhile
 KEPT_CHUNKS = 4  # a half of fewer chunks does not keep the addresses of its units on the GPU
 KEPT_FROM = 2  # submits of a half before they are uploaded: the first chunks do not wait for that
 
@@ -82,7 +83,7 @@ class Copier:
             _, nbytes, addresses, _ = half.sections[0]
             offsets = half.offsets_of(nbytes, min(slot.nbytes // nbytes, addresses.size))
             with suppress(KVPlanError):  # it copies as before
-                made = keep(half.plan(row.first, row.last, slot), addresses, offsets, gathers=half.side == "src")
+                made = keep(row.planned(slot), addresses, offsets, gathers=half.side == "src")
         self._kept[half] = made
         return made
 

@@ -5,19 +5,8 @@ from __future__ import annotations
 import logging
 from contextlib import suppress
 
-from kvplan.agents.packed.pack_jobs import AHEAD_WRITES, Chunk, Gathers, Job, held
-from kvplan.agents.packed.pack_messages import (
-    CANCEL,
-    DATA,
-    FAILED,
-    PULL,
-    VOID,
-    Credit,
-    Data,
-    credit_body,
-    data_body,
-    which_body,
-)
+from kvplan.agents.packed.pack_jobs import AHEAD_WRITES, Chunk, Gathers, Job
+from kvplan.agents.packed.pack_messages import DATA, PULL, VOID, Credit, Data, credit_body, data_body
 from kvplan.agents.packed.pack_outbox import Outbox
 from kvplan.agents.packed.pack_rows import Mover, ended, failure
 from kvplan.agents.packed.pack_transfer import PackedTransfer
@@ -246,31 +235,6 @@ class Sender(Gathers):
             self._outbox.say(VOID, credit_body(Credit(lent.number, lent.turn)))
         tries = f" in {chunk.tries} attempts" if chunk.tries > 1 else ""
         self.fail(chunk.job, f"the wire failed{tries}: {why.removeprefix('failed: ')}")
-
-    def fail(self, job: Job, why: str, *, tell: bool = True) -> None:
-        """Give a transfer up, and tell the other end."""
-        if job.over:
-            return
-        if job.own is not None:
-            job.own.fail(why, held(job))
-        self._end(job)
-        if tell:
-            self._outbox.say(FAILED if job.whose == PULL else CANCEL, which_body(job.whose, job.number, why))
-
-    def withdraw(self, job: Job) -> None:
-        """Send no more of a transfer that this process has cancelled or given up, and tell the other end."""
-        if not job.over:
-            self._end(job)
-            self._outbox.say(CANCEL, which_body(job.whose, job.number))
-
-    def stop(self, job: Job) -> None:
-        """Send no more of a transfer: it was given up at the other end, or is done there."""
-        self._end(job)
-
-    def _end(self, job: Job) -> None:
-        job.over = True
-        self.jobs.pop((job.whose, job.number), None)
-        self._lines[job.urgent].pop(job, None)
 
     def recover(self) -> None:
         """Sort the chunks again after an interrupt at any point of a step; all transfers have been given up.

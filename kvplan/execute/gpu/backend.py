@@ -196,7 +196,8 @@ class GpuBackend:
             ahead = self.rooms.room(room) if choice.path.keeps(plan) else None
             if ahead is None:
                 return None
-            kept: Resident | None = choice.path.keep(ahead, plan, addresses, offsets, choice, gathers=gathers)
+            kept: Resident | None = choice.path.keep(ahead, plan, addresses, offsets, gathers=gathers)
+            ahead.choice = choice
             return kept
 
     def submit(self, plan: Plan, after: Any, *, by_layer: bool, urgent: bool = False) -> DeviceTransfer:

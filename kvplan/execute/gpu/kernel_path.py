@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -192,14 +192,12 @@ class KernelPath(Path):
         return int(plan.parts[0].group.packed.shape[1]) <= KEPT_COPIES
 
     def keep(
-        self, ahead: Ahead, plan: Plan, addresses: Int64Array, offsets: Int64Array, choice: Any, *, gathers: bool
-    ) -> Resident:
+        self, ahead: Ahead, plan: Plan, addresses: Int64Array, offsets: Int64Array, *, gathers: bool
+    ) -> Resident:  # fmt: skip
         """Upload unit addresses for many launches; see :meth:`Path.keep`. The device is current."""
         size, group = self._size(plan), plan.parts[0].group
-        made = Resident(
-            ahead, group, addresses, offsets, gathers=gathers, size=size,
-            tile=_tile(plan.nbytes, size), choice=choice,
-        )  # fmt: skip
+        tile = _tile(plan.nbytes, size)
+        made = Resident(ahead, group, addresses, offsets, gathers=gathers, size=size, tile=tile)
         ahead.send()
         return made
 

@@ -215,8 +215,8 @@ class Path(Protocol):
         return False
 
     def keep(
-        self, ahead: Any, plan: Plan, addresses: Int64Array, offsets: Int64Array, choice: Any, *, gathers: bool
-    ) -> Any:
+        self, ahead: Any, plan: Plan, addresses: Int64Array, offsets: Int64Array, *, gathers: bool
+    ) -> Any:  # fmt: skip
         """Upload unit addresses for many plans like one, if the path can; the default does nothing.
 
         Args:
@@ -224,13 +224,12 @@ class Path(Protocol):
             plan: the plan of some of the units. It has one part.
             addresses: (n,) int64: address of each unit.
             offsets: (m,) int64: where units begin in a slot.
-            choice: the executor's choice of this path for the plan.
             gathers: whether units are copied to slots; otherwise, slots to units.
 
         Returns:
             A :class:`kvplan.execute.gpu.launches.resident.Resident`, or None.
         """
-        del ahead, plan, addresses, offsets, choice, gathers
+        del ahead, plan, addresses, offsets, gathers
 
     def close(self) -> None:
         """Give back all resources that the path keeps between transfers. No transfer is in flight."""

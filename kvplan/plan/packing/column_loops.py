@@ -16,6 +16,15 @@ from kvplan.plan.jit import brief as _brief
 PIECE: Final = 1 << 15  # units that callers give a loop at once: it keeps the interpreter, 10 to 20 us for so many
 
 
+def pieces(count: int) -> list[slice]:
+    """Return the slices of so many units that callers give a loop one after another.
+
+    >>> pieces(PIECE + 1)
+    [slice(0, 32768, None), slice(32768, 65536, None)]
+    """
+    return [slice(first, first + PIECE) for first in range(0, count, PIECE)]
+
+
 @_brief
 def bounds_of(addresses):
     """Return the lowest and the highest of (n,) int64 addresses, at least one."""

@@ -287,8 +287,7 @@ def _repeats(column: Column) -> bool:
         return np.unique(index).size != index.size
     low = int(index[0]) - (int(column.addresses[0]) - column.low) // column.step
     seen = np.zeros(span + 1, np.uint8)
-    pieces = range(0, index.size, column_loops.PIECE)
-    return any(column_loops.is_repeated(index[k : k + column_loops.PIECE], low, seen) for k in pieces)
+    return any(column_loops.is_repeated(index[some], low, seen) for some in column_loops.pieces(index.size))
 
 
 def _distinct(index: Int64Array) -> Int64Array:

@@ -29,7 +29,6 @@ from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.strides import Int64Array
 from kvplan.plan.packing import column_loops
 from kvplan.plan.packing.chunk_half import Half, HalfSection
-from kvplan.plan.packing.column_loops import PIECE
 from kvplan.plan.packing.pack_checks import Column, Extents, Offered, check_disjoint, check_within, joined
 from kvplan.plan.packing.pack_order import REACH, SIDES, Place
 from kvplan.plan.packing.recipe_tables import RUN, SECTION, CheckedSection, checked_sections, wrong
@@ -124,7 +123,7 @@ def _indices_of(addresses: Int64Array, step: int) -> tuple[int, int, np.ndarray[
     """
     if not addresses.size:
         return 0, step, np.empty(0, WIDTHS[1])
-    pieces = [slice(k, k + PIECE) for k in range(0, addresses.size, PIECE)]
+    pieces = column_loops.pieces(addresses.size)
     bounds = [column_loops.bounds_of(addresses[some]) for some in pieces]
     low, high = min([low for low, _ in bounds]), max([high for _, high in bounds])
     for wider in (column_loops.step_of(addresses[:SAMPLE], low, step), step):
@@ -239,8 +238,7 @@ def _read_columns(
             # The check that no byte is written twice needs indices. A large array costs more to get than to fill.
             indices, addresses = np.empty(count if writing else 0, np.int64), np.empty(count, np.int64)
             low, high = count and ADDRESSES, 0
-            for k in range(0, count, PIECE):
-                some = slice(k, k + PIECE)
+            for some in column_loops.pieces(count):
                 ends = column_loops.addresses_of(index[some], first, step, indices[some], addresses[some])
                 low, high = min(low, int(ends[0])), max(high, int(ends[1]))
             if high > (ADDRESSES - first) // step:

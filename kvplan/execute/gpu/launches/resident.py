@@ -33,25 +33,23 @@ class Resident:
         gathers: whether units are copied to slots; otherwise, slots to units.
         size: size of the launches.
         tile: bytes in flight for each program.
-        choice: the executor's choice of the kernel path.
+
+    Attributes:
+        ahead: as given.
     """
 
     def __init__(
         self, ahead: Ahead, group: RunGroup, addresses: Int64Array, offsets: Int64Array, *, gathers: bool,
-        size: KernelSize, tile: int, choice: Any,
+        size: KernelSize, tile: int,
     ) -> None:  # fmt: skip
         words, units = ahead.units.reshape(-1), addresses.size
         words[:units], words[units : units + offsets.size] = addresses, offsets
-        self.choice = choice
-        self._ahead, self._group, self._gathers, self._size, self._tile = ahead, group, gathers, size, tile
+        self.ahead = ahead
+        self._group, self._gathers, self._size, self._tile = group, gathers, size, tile
         self._units = ahead.header + 8 * HEADER  # where the addresses are on the GPU
         self._offsets = self._units + 8 * units
         self._most = offsets.size
         self._tables: dict[int, Table] = {}  # by the address of a slot
-
-    def of(self, resources: Resources) -> bool:
-        """Return whether an executor has uploaded them."""
-        return self._ahead.of(resources)
 
     def place(self, spans: Sequence[Span]) -> Placed:
         """Return the launch of a plan that copies some units."""
@@ -75,7 +73,7 @@ class Resident:
             units = self._units + 8 * first, self._offsets
             src, dst = units if self._gathers else units[::-1]
             PACKED.pack_into(piece.words, 8 * HEADER * number, count, items, chunks, src, dst, *columns, len(spans))
-        self._ahead.precede(stream)
+        self.ahead.precede(stream)
         transfer.count(sum([span.units for span in spans]) * self._group.packed.shape[1], 1)
         kernel, shape = tables[0].kernel, tables[0].shape
         return Ready(kernel, programs_of(self._size, rows, shape), piece.address, (0, 0))
@@ -107,11 +105,11 @@ class Placed(NamedTuple):
     @property
     def choice(self) -> Any:
         """The executor's choice of the kernel path."""
-        return self.resident.choice
+        return self.resident.ahead.choice
 
     def of(self, resources: Resources) -> bool:
         """Return whether an executor has uploaded the units."""
-        return self.resident.of(resources)
+        return self.resident.ahead.of(resources)
 
     def ready(self, transfer: DeviceTransfer, stream: int) -> Ready | None:
         """Return the launch for a transfer; None if it has to be prepared from the plan."""
