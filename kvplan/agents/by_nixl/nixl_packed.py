@@ -83,7 +83,7 @@ class NixlPacked:
         self._name, self._nixl, self._executor, self._way = name, nixl, executor, way
         self.lanes = NixlLanes(nixl, offered, self._allocated)
         progress = NixlProgress(self._look, self._busy, inside, driven=way.driven)
-        progress.naps.fast, progress.naps.ahead = self._fast, self._ahead
+        progress.naps.fast, progress.naps.ahead, progress.naps.moved = self._fast, self._ahead, self._moved
         self._progress = progress if way.threaded else None
         self._reading = threading.RLock()  # one thread at a time takes notes
         self._inbox: deque[tuple[str, bytes]] = deque()  # notes of users
@@ -145,9 +145,13 @@ class NixlPacked:
         ring = self.lanes.ring
         return ring is not None and ring.memory.device != "cpu" and ring.end.fast
 
-    def _ahead(self) -> bool:
+    def _ahead(self) -> float:
         ring = self.lanes.ring
-        return ring is not None and ring.end.ahead
+        return 0 if ring is None else ring.end.ahead
+
+    def _moved(self) -> int:
+        ring = self.lanes.ring
+        return 0 if ring is None else ring.end.moved
 
     @property
     def slots(self) -> tuple[int, int]:

@@ -17,10 +17,11 @@ BUSY_NAP = 20e-6  # seconds between two looks while transfers are in flight
 MOST_BUSY_NAP = 1e-4  # the same while their steps are far apart
 GAP_SHARE = 1 / 8  # of a nap while transfers are in flight: its share of the longest of the latest gaps between steps
 QUIET_SHARE = 1 / 16  # its share of the time since the last step; it is never longer than this time
-AHEAD_NAP = 5e-4  # longest nap while several chunks are on the way; notes of users and direct transfers wait, too
-AHEAD_SHARE = 1 / 2  # its share of the longest gap then
+AHEAD_NAP = 2e-3  # longest nap while several chunks are on the way; requests of peers wait for it, too
+AHEAD_SHARE = 3 / 4  # its share of the time of the bytes that may move meanwhile
 LEAST_AHEAD_NAP = 10e-6
 LEAST_GAPS, GAPS = 4, 8  # the latest gaps; a transfer of one chunk has fewer, so QUIET_SHARE alone holds for it
+LEAST_MARKS = 3  # looks at which bytes had moved, until it is known how fast they move
 RECENT_NAP = 30e-6  # seconds between two looks when nothing is in flight: the next transfer is likely to come soon
 RECENT_SECONDS = 0.02  # since a transfer was in flight
 IDLE_NAP = 2e-4  # the same later: a peer's direct transfer over TCP moves on by these looks
@@ -32,7 +33,7 @@ log = logging.getLogger("kvplan.agents")
 
 
 def nap_after(
-    seconds: float, *, busy: bool, driven: bool = False, gap: float | None = None, ahead: bool = False
+    seconds: float, *, busy: bool, driven: bool = False, gap: float | None = None, ahead: float = 0.0
 ) -> float:  # fmt: skip
     """Return the seconds until the next look.
 
@@ -42,7 +43,7 @@ def nap_after(
         driven: whether NIXL moves direct transfers on by itself, so that a nap delays the next packed one only.
         gap: the longest of the latest times from the end of a look that moved something to the begin of the next one;
             None if the bytes of transfers in flight move by looks, so that a long nap would stop them.
-        ahead: whether several chunks are on the way, so that a late look delays none of them.
+        ahead: seconds for which enough bytes are on the way, so that a look after them delays none.
 
     >>> [nap_after(seconds, busy=True) for seconds in (1e-6, 1e-3)]
     [0.0, 2e-05]
@@ -50,16 +51,16 @@ def nap_after(
     [0.0, 2e-05, 6.25e-05, 0.0001]
     >>> [nap_after(1e-4, busy=True, gap=gap) for gap in (1e-4, 4e-4, 1e-3)]
     [2e-05, 5e-05, 0.0001]
-    >>> [nap_after(1e-6, busy=True, gap=gap, ahead=True) for gap in (1e-5, 1e-4, 4e-4, 2e-3)]
-    [0.0, 5e-05, 0.0002, 0.0005]
+    >>> [nap_after(1e-6, busy=True, gap=1e-3, ahead=ahead) for ahead in (1e-5, 1e-4, 4e-4, 2e-2)]
+    [0.0, 7.5e-05, 0.00030000000000000003, 0.002]
     >>> [nap_after(seconds, busy=False) for seconds in (1e-3, 1.0, 60.0)]
     [3e-05, 0.0002, 0.002]
     >>> [nap_after(seconds, busy=False, driven=True) for seconds in (1e-3, 0.05, 1.0)]
     [3e-05, 0.0005, 0.002]
     """
     if busy:
-        if gap is not None and ahead and gap * AHEAD_SHARE > LEAST_AHEAD_NAP:
-            return min(gap * AHEAD_SHARE, AHEAD_NAP)
+        if gap is not None and ahead * AHEAD_SHARE > LEAST_AHEAD_NAP:
+            return min(ahead * AHEAD_SHARE, AHEAD_NAP)
         nap = 0.0 if gap is None else min(max(gap * GAP_SHARE, seconds * QUIET_SHARE), seconds, MOST_BUSY_NAP)
         if nap > BUSY_NAP:
             return nap
@@ -75,6 +76,10 @@ def _no() -> bool:
     return False
 
 
+def _none() -> int:
+    return 0
+
+
 class Naps:
     """How long to nap after each look.
 
@@ -85,17 +90,21 @@ class Naps:
     Attributes:
         patient: whether bytes move without looks, so that naps of transfers in flight may be long.
         fast: returns whether that was seen of all transfers in flight.
-        ahead: returns whether several chunks of each transfer in flight are on the way.
+        ahead: returns the bytes that may move before the next look, which delays none of them.
+        moved: returns the bytes that have moved so far.
     """
 
     def __init__(self, now: float, *, driven: bool = False) -> None:
         self.patient = driven
         self.fast: Callable[[], bool] = _no
-        self.ahead: Callable[[], bool] = _no
+        self.ahead: Callable[[], float] = _none
+        self.moved: Callable[[], int] = _none
         self._driven = driven
         self._moved_at = self._active_at = now
         self._gaps: deque[float] = deque(maxlen=GAPS)
         self._looks: deque[float] = deque(maxlen=GAPS)  # seconds of the looks behind these gaps
+        self._marks: deque[tuple[float, int]] = deque(maxlen=GAPS)  # when bytes had moved, and how many
+        self._rate = self._known = 0.0  # bytes a second, at most, of the transfers in flight, and of those before
         self._busy = False
 
     def after(self, now: float, *, moved: bool, busy: bool, begun: float | None = None) -> float:
@@ -108,24 +117,43 @@ class Naps:
             begun: time at the begin of the look: what it takes itself is no time in which a nap could be.
         """
         if moved:
+            begun = now if begun is None else begun
             if self._busy:
-                self._gaps.append((now if begun is None else begun) - self._moved_at)
-                self._looks.append(0.0 if begun is None else now - begun)
+                self._gaps.append(begun - self._moved_at)
+                self._looks.append(now - begun)
             self._moved_at = now
+            self._mark(begun)
         elif busy and not self._busy:
             self._moved_at = now  # something has begun
         self._busy = busy
         if not busy:
+            self._known, self._rate = self._rate or self._known, 0.0
             self._looks.clear()
+            self._marks.clear()
             self._gaps.clear()  # the next transfer may be a short one
             return nap_after(now - self._active_at, busy=False, driven=self._driven)
         self._active_at = now
-        seconds, gap = now - self._moved_at, max(self._gaps) if len(self._gaps) >= LEAST_GAPS else 0.0
-        if max(gap * AHEAD_SHARE, seconds * QUIET_SHARE) <= LEAST_AHEAD_NAP or not (self.patient or self.fast()):
+        seconds, longest = now - self._moved_at, max(self._gaps, default=0.0)
+        if max(longest, seconds * QUIET_SHARE) <= LEAST_AHEAD_NAP or not (self.patient or self.fast()):
             return nap_after(seconds, busy=True)  # no nap would be longer anyway, or none may be
         # A thread that works more than half of the time may be what a transfer waits for: it takes no long naps.
-        ahead = gap > 0 and sum(self._gaps) >= sum(self._looks) and self.ahead()
-        return nap_after(seconds, busy=True, gap=gap, ahead=ahead)
+        ahead = self._ahead() - seconds if sum(self._gaps) >= sum(self._looks) else 0.0
+        return nap_after(seconds, busy=True, gap=longest if len(self._gaps) >= LEAST_GAPS else 0.0, ahead=ahead)
+
+    def _mark(self, at: float) -> None:
+        """Note how many bytes had moved at a time, if it is another number than before."""
+        marks, moved = self._marks, self.moved()
+        if marks and moved == marks[-1][1]:
+            return
+        marks.append((at, moved))
+        begun, before = marks[0]
+        if len(marks) >= LEAST_MARKS and at > begun:
+            self._rate = max(self._rate, (moved - before) / (at - begun))
+
+    def _ahead(self) -> float:
+        """Return the seconds that enough bytes take, at least; 0 while it is not known how fast they move."""
+        rate = self._rate or self._known
+        return self.ahead() / rate if rate else 0.0
 
     def wake(self, now: float) -> None:
         """Note that there is something to do."""

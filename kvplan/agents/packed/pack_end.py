@@ -131,9 +131,14 @@ class End:
         return self._progress.fast
 
     @property
-    def ahead(self) -> bool:
-        """Whether several chunks of all transfers in flight are on the way, so that a late poll delays none."""
+    def ahead(self) -> float:
+        """Bytes that may move before the next poll, which delays none of them; 0 if no transfer is in flight."""
         return self._progress.ahead
+
+    @property
+    def moved(self) -> int:
+        """Bytes of the chunks that have moved so far, to and from the peers of now."""
+        return self._progress.moved
 
     # ---- peers -------------------------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from kvplan.execute.transfer import Transfer
 AHEAD = 3  # chunks that are gathered while the peer has no slot for them
 AHEAD_WRITES = 2  # writes that move, so that the wire has another one when the first ends
 SPARE = 3  # slots that a chunk which is gathered ahead leaves to the other peers
+FED = 3  # chunks with slots of the peer: the wire has work, so that later ones may wait until more go together
 
 
 class Job:
@@ -135,8 +136,12 @@ class Gathers:
     @property
     def due(self) -> bool:
         """Whether a step may change something, though nothing has come or ended: a chunk waits for its ``after=``."""
+        if self.credits.leaving:
+            return True
         normal, urgent = self._lines
-        return bool(self.credits.leaving or ((normal or urgent) and self._room))
+        if not ((normal or urgent) and self._room):
+            return False
+        return not self.together or not all(map(self._waits_for_more, [*urgent, *normal]))
 
     def take(self, job: Job) -> None:
         """Send a transfer."""
@@ -193,6 +198,8 @@ class Gathers:
             ready = job.ready[rows[job.next].piece] if job.ready else None
             if (ready is not None and not ready.completed()) or not self._room:
                 return began
+            if self.together and self._waits_for_more(job):
+                return began
             if self._first_is_gathered(job):
                 self.held |= job.urgent
                 return began
@@ -219,14 +226,28 @@ class Gathers:
             return False
         return any(one.job is job and one.lent is not None for one in self._gathering)
 
-    def _next(self, job: Job) -> list[Chunk]:
-        """Take slots for the chunks of a transfer that are gathered together.
+    def _waits_for_more(self, job: Job) -> bool:
+        """Return whether the next chunks of a transfer wait for slots, so that more of them are gathered together.
+
+        The wire has others meanwhile. Chunks of high priority wait for nothing.
+        """
+        moving, unlent = len(self._gathering) + len(self._writing), len(self._unlent)
+        if job.urgent or moving - unlent < FED:
+            return False
+        room = self.credits.free if self.credits.some else AHEAD - unlent
+        return min(room, len(self._slots), self._most - moving) < min(self._at_once(job), len(job.rows) - job.next)
+
+    def _at_once(self, job: Job) -> int:
+        """Return how many chunks of a transfer are gathered together, at most.
 
         A GPU gathers several in one launch, whose submit takes as long as that of one chunk. But the wire waits until
         the last one is gathered. So they are at most half of the slots, and as many as have begun before.
         """
-        rows, made = job.rows, list[Chunk]()
-        most = max(1, min(job.next, self._most // TOGETHER)) if self.together else 1
+        return max(1, min(job.next, self._most // TOGETHER)) if self.together else 1
+
+    def _next(self, job: Job) -> list[Chunk]:
+        """Take slots for the chunks of a transfer that are gathered together."""
+        rows, made, most = job.rows, list[Chunk](), self._at_once(job)
         piece = rows[job.next].piece
         ends = self._outbox.mine, self._outbox.theirs
         while len(made) < most and job.next < len(rows) and rows[job.next].piece == piece and self._room:

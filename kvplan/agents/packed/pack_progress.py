@@ -56,9 +56,15 @@ class Progress:
         return bool(seen) and all(seen)
 
     @property
-    def ahead(self) -> bool:
-        """Whether several chunks of all transfers in flight are on the way, so that a late look delays none."""
-        return all(lane.sender.ahead and lane.receiver.ahead for lane in self._peers.every if lane.busy)
+    def ahead(self) -> float:
+        """Bytes that may move before the next poll, which delays none of them; 0 if no transfer is in flight."""
+        lanes = [lane for lane in self._peers.every if lane.busy]
+        return min([min(lane.sender.ahead, lane.receiver.ahead) for lane in lanes], default=0)
+
+    @property
+    def moved(self) -> int:
+        """Bytes of the chunks that have moved so far, to and from the peers of now."""
+        return sum([lane.sender.moved + lane.receiver.moved for lane in self._peers.every])
 
     def poll(self) -> bool:
         """Move everything on that can move now; return whether anything changed.

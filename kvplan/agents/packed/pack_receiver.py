@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from math import inf
 from typing import NamedTuple
 
 from kvplan.agents.packed.pack_messages import CANCEL, DONE, FAILED, PULL, PUSHED, Credit, Data, which_body
 from kvplan.agents.packed.pack_orders import Orders
 from kvplan.agents.packed.pack_outbox import Outbox
-from kvplan.agents.packed.pack_rows import TOGETHER, Copier, Mover, Row, ended, failure
+from kvplan.agents.packed.pack_rows import TOGETHER, Copier, Mover, Row, chunks_of_pieces, ended, failure
 from kvplan.agents.packed.pack_transfer import PackedTransfer
 from kvplan.agents.packed.slot_ring import RingSlot
 from kvplan.agents.packed.wire import Pace
 from kvplan.errors import LayoutError
 from kvplan.execute.transfer import Transfer
 
+HELD = 2  # chunks that wait for others are at most this part of those that go together
+PIECES_AHEAD = 0.5  # chunks that may come before the next look if pieces of a transfer are waited for
 AHEAD_SLOTS = 4  # slots that the peer may write, and chunks to come: the last ones of a transfer are looked for
 
 
@@ -35,6 +38,7 @@ class Inbound:
         scattered: number of chunks that are scattered.
         running: number of chunks that are being scattered.
         over: whether it has ended, so that no further chunk is scattered.
+        left: by piece, number of chunks that have not come.
     """
 
     def __init__(
@@ -45,6 +49,7 @@ class Inbound:
         self.come = self.scattered = self.running = 0
         self.over = False
         self.seen = bytearray(len(rows))
+        self.left = chunks_of_pieces(rows, rows[-1].piece + 1 if rows else 0)
 
     def held(self) -> str:
         """Return what the destination holds after an error."""
@@ -80,6 +85,7 @@ class Receiver:
         recalled: numbers of granted slots that the peer is to return.
         inbounds: transfers that have not ended, by whose they are and their numbers.
         orders: orders of the peer's pushes.
+        moved: bytes of all chunks that have come.
     """
 
     def __init__(
@@ -90,6 +96,7 @@ class Receiver:
         self.recalled: set[int] = set()
         self.inbounds: dict[tuple[int, int], Inbound] = {}
         self.orders = Orders()
+        self.moved = 0
         self._outbox, self._copier, self._arrived, self._pace = outbox, Copier(mover), arrived, pace
         self._since: dict[int, float] = {}  # by slot that was given back: no later write has begun before
         self._turns = dict.fromkeys(self.granted, 0)  # the latest use of each slot that has come
@@ -117,13 +124,29 @@ class Receiver:
         return bool(self.inbounds or self._scattering or self._come)
 
     @property
-    def ahead(self) -> bool:
-        """Whether the peer has slots and chunks for some time, or sends none: a late look delays no transfer."""
-        if not self.inbounds:
-            return self.quiet
-        left = sum([len(one.rows) - one.come for one in list(self.inbounds.values())])
-        free = len(self.granted) - len(self._read) - self._outbox.owed
-        return min(left, free) >= AHEAD_SLOTS
+    def ahead(self) -> float:
+        """Bytes that may come before the next look, which delays no transfer."""
+        inbounds = list(self.inbounds.values())
+        if not inbounds:
+            return inf if self.quiet else 0
+        left = sum([len(one.rows) - one.come for one in inbounds])
+        free = self._free
+        if free < min(left, AHEAD_SLOTS):
+            return 0
+        count: float = min(left // 2, free - AHEAD_SLOTS + 1, max(self._most // HELD - len(self._come), 1))
+        if any(len(one.left) > 1 for one in inbounds):
+            count = PIECES_AHEAD
+        return count * inbounds[0].rows[0].nbytes
+
+    @property
+    def _most(self) -> int:
+        """Number of chunks that are scattered together, at most."""
+        return len(self.granted) // TOGETHER if self._together else 1
+
+    @property
+    def _free(self) -> int:
+        """Number of slots that the peer may write now, if no chunk is on its way."""
+        return len(self.granted) - len(self._read) - self._outbox.owed
 
     @property
     def served(self) -> list[Inbound]:
@@ -218,6 +241,8 @@ class Receiver:
         inbound.come += 1
         inbound.running += 1
         row = inbound.rows[data.chunk]
+        inbound.left[row.piece] -= 1
+        self.moved += row.nbytes
         if data.slot in self._since:
             self._pace.end(self._since.pop(data.slot), row.nbytes)
         self._come.append(_Scatter(inbound, row, credit, None, self._epoch))
@@ -229,11 +254,13 @@ class Receiver:
         """
         while self._come:
             first, some = self._come[0], self._come[:1]
-            most = len(self.granted) // TOGETHER if self._together else 1
+            most = self._most
             for one in self._come[1:most]:
                 if one.inbound is not first.inbound or one.row.piece != first.row.piece:
                     break
                 some.append(one)
+            if self._wait_for_more(some, most):
+                return
             inbound, moved, self._submitting = first.inbound, None, len(some)
             after = inbound.own.pieces[first.row.piece].ready.left if inbound.own is not None else None
             try:
@@ -248,6 +275,16 @@ class Receiver:
             self._submitting = 0
             del self._come[: len(some)]  # last: an interrupt may come between
 
+    def _wait_for_more(self, some: Sequence[_Scatter], most: int) -> bool:
+        """Return whether chunks wait for the next ones of their piece, so that more of them are scattered together.
+
+        The peer has slots meanwhile. The last chunks of a piece, and those of high priority, wait for nothing.
+        """
+        inbound, piece = some[0].inbound, some[0].row.piece
+        if inbound.over or inbound.urgent or len(some) >= most // HELD or len(some) < len(self._come):
+            return False
+        return min(inbound.left[piece], self._free) >= AHEAD_SLOTS
+
     def _claim(self, inbound: Inbound) -> bool:
         if inbound.own is None or inbound.own.claim():
             return True
@@ -261,6 +298,7 @@ class Receiver:
 
     def step(self) -> bool:
         """End what is scattered; return whether anything changed."""
+        self.scatter()  # chunks that waited for others wait no more if their transfer was given up
         if not self._scattering:
             return False
         running = set[tuple[bool, str]]()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
+from math import inf
 
 from kvplan.agents.packed.pack_jobs import AHEAD_WRITES, Chunk, Gathers, Job
 from kvplan.agents.packed.pack_messages import DATA, PULL, VOID, Credit, Data, credit_body, data_body
@@ -29,6 +30,9 @@ class Sender(Gathers):
         most: most of them that this one may have, so that a slow peer leaves some to the others.
         pace: how fast writes move.
         together: whether several chunks may be gathered by one submit, as GPUs do.
+
+    Attributes:
+        moved: bytes of all chunks whose writes have ended well.
     """
 
     def __init__(
@@ -37,6 +41,7 @@ class Sender(Gathers):
     ) -> None:  # fmt: skip
         super().__init__(outbox, mover, slots, most, together=together)
         self._wire, self._turn, self._pace = wire, 0, pace
+        self.moved = 0
         self._stuck: list[Chunk] = []  # an interrupt came while they were posted: whether they move is not known
 
     @property
@@ -50,12 +55,17 @@ class Sender(Gathers):
         return bool(self.jobs) or not self.quiet
 
     @property
-    def ahead(self) -> bool:
-        """Whether the wire has work for some time, or none of this sender: a late look delays no chunk."""
-        if len(self._writing) >= AHEAD_WRITES:
-            normal, urgent = self._lines  # the last writes end a transfer, whose peer waits for them
-            return bool(normal or urgent or self._gathering) or len(self._writing) > AHEAD_WRITES
-        return not (self.jobs or self._gathering or self._writing)
+    def ahead(self) -> float:
+        """Bytes that may move before the next look, which delays none of them."""
+        writing = len(self._writing)
+        if not writing:
+            return 0 if self.jobs or self._gathering else inf
+        normal, urgent = self._lines
+        count = writing - 1  # the peer waits for the last one
+        if normal or urgent or self._gathering:
+            count = 0 if writing < AHEAD_WRITES else max(writing - AHEAD_WRITES, 1)
+        latest = self._writing[-1]
+        return count * latest.job.rows[latest.number].nbytes
 
     @property
     def need(self) -> int:
@@ -221,7 +231,9 @@ class Sender(Gathers):
         self.credits.written(chunk.theirs.number)
         self._slots.append(chunk.slot)
         job = chunk.job
-        self._pace.end(chunk.since, job.rows[chunk.number].nbytes)
+        nbytes = job.rows[chunk.number].nbytes
+        self._pace.end(chunk.since, nbytes)
+        self.moved += nbytes
         job.sent += 1
         if job.whose == PULL and job.sent == len(job.rows):
             self._end(job)

@@ -11,9 +11,9 @@ from tests.agents.by_nixl.virtual_wire import Two
 PACED = GPU_SLOTS.nbytes / 50e9  # seconds of a chunk on a network card of 400 Gb/s
 
 
-def moved(seconds, *, patient, slots=GPU_SLOTS.number):
+def moved(seconds, *, patient, slots=GPU_SLOTS.number, together=False):
     """Pull 200 chunks; return the seconds, and the looks of both sides."""
-    two = Two(seconds, slots, patient=patient)
+    two = Two(seconds, slots, patient=patient, together=together)
     two.move(20)
     taken = two.move(200)
     return taken, (two.near.looks, two.far.looks)
@@ -30,10 +30,23 @@ def test_long_naps_keep_the_speed_of_the_wire(seconds, slots):
     assert max(few) <= 200 * max(3.6, 3.9 * seconds / (2 * PACED))
 
 
+@pytest.mark.parametrize("reading", [True, False])
+@pytest.mark.parametrize("seconds", [PACED / 2, PACED, 2 * PACED])
+def test_chunks_that_wait_for_one_another_keep_the_speed_of_the_wire(seconds, reading):
+    """A ring of 24 slots, as of a GPU: three chunks a submit on either side, about one look a chunk, and no second."""
+    two, short = Two(seconds, 24, patient=True, together=True), Two(seconds, 24, patient=False)
+    for one in (two, short):
+        one.move(20, reading=reading)
+    long, least = two.move(200, reading=reading), short.move(200, reading=reading)
+    assert 200 * seconds < long < 1.01 * least
+    assert max(two.near.submits, two.far.submits) <= 200 / 2.8
+    assert max(two.near.looks, two.far.looks) <= 200 * 1.3
+
+
 def test_a_thread_that_works_half_of_the_time_takes_no_long_naps():
-    """On a wire twice as fast, looks that move something take as long as the gaps between them."""
-    (long, few), (short, many) = (moved(PACED / 2, patient=patient) for patient in (True, False))
-    assert long <= short
+    """On a wire four times as fast, looks that move something take longer than the gaps between them."""
+    (long, few), (short, many) = (moved(PACED / 4, patient=patient) for patient in (True, False))
+    assert long <= 1.01 * short
     assert min(few) > 0.75 * min(many)
 
 
@@ -60,73 +73,89 @@ def test_a_short_transfer_is_not_delayed():
         assert long <= max(1.06 * short, short + 1e-6)
 
 
-def steps(naps, times, at=0.0):
-    """Let looks move something after each of some times; return the naps after these looks."""
-    found = []
-    for gap in times:
-        at += gap
-        found.append(naps.after(at, moved=True, busy=True))
-    return found
+class Far:
+    """Naps of a thread to which chunks of 1 MB come, with many on the way."""
+
+    def __init__(self, *, driven: bool = True) -> None:
+        self.naps = Naps(0.0, driven=driven)
+        self.nbytes, self.at = 0, 0.0
+        self.naps.moved = lambda: self.nbytes
+        self.let(4)
+
+    def let(self, chunks):
+        """Let so many chunks pass before the next look."""
+        self.naps.ahead = lambda: chunks * 1e6
+
+    def come(self, gaps, look=0.0):
+        """Let a chunk come after each of some times, and a look take as long; return the last nap."""
+        nap = None
+        for gap in gaps:
+            self.at += gap + look
+            self.nbytes += 1_000_000
+            nap = self.naps.after(self.at, moved=True, busy=True, begun=self.at - look)
+        return nap
 
 
-def test_naps_follow_the_longest_of_the_latest_gaps():
-    naps = Naps(0.0, driven=True)
-    naps.ahead = lambda: True
-    assert steps(naps, [8e-4, 8e-4, 1e-5, 1e-5]) == [0.0] * 4  # the first look began the transfer
-    assert steps(naps, [1e-5, 1e-5, 1e-5], 2e-3) == [4e-4] * 3
-    assert steps(naps, [1e-5] * 9, 3e-3)[-1] == 0.0  # a faster transfer
+def test_a_nap_is_three_quarters_of_the_time_that_the_bytes_on_the_way_take():
+    far = Far()
+    assert far.come([1e-4] * 2) == 0.0  # it is not known how fast they move
+    assert far.come([1e-4] * 9) == pytest.approx(3e-4)
+    far.let(2)
+    assert far.come([1e-4]) == pytest.approx(1.5e-4)
+    assert far.naps.after(far.at + 1e-4, moved=False, busy=True) == pytest.approx(0.75e-4)  # half of it has passed
+    far.let(0)
+    assert far.come([1e-4]) == 0.0
+
+
+def test_the_speed_is_that_of_the_fastest_chunks():
+    """A pause of the sender makes no later nap longer."""
+    far = Far()
+    far.come([1e-4] * 8)
+    assert far.come([5e-3, 1e-4, 1e-4]) == pytest.approx(3e-4)
+
+
+def test_the_next_transfer_begins_with_the_speed_of_the_last_one():
+    far = Far()
+    far.come([1e-4] * 8)
+    far.naps.after(far.at, moved=False, busy=False)
+    assert far.naps.after(far.at + 1.0, moved=False, busy=True) == 0.0  # a submit has begun something: look soon
+    assert far.naps.after(far.at + 1.0 + 2e-4, moved=False, busy=True) == pytest.approx(1.5e-4)
+    assert far.come([1.0 + 1e-4] + [2e-4] * 8) == pytest.approx(6e-4)  # and then has its own
 
 
 def test_a_nap_is_as_long_as_it_has_been_quiet_at_most():
     """Where one chunk is on the way at a time, a gather ends soon after its submit, and a write much later."""
-    naps = Naps(0.0, driven=True)
-    assert steps(naps, [1e-3] * 6)[-1] == 0.0
+    far = Far()
+    far.let(0)
+    assert far.come([1e-3] * 6) == 0.0
     for quiet, nap in ((1e-5, 0.0), (6e-5, 6e-5), (9e-5, 9e-5), (5e-4, 1e-4)):
-        assert naps.after(6e-3 + quiet, moved=False, busy=True) == pytest.approx(nap)
+        assert far.naps.after(far.at + quiet, moved=False, busy=True) == pytest.approx(nap)
 
 
-def test_the_time_of_a_look_is_no_gap():
-    """A thread that is busy all the time does not nap, however long its looks take."""
-    naps = Naps(0.0, driven=True)
-    naps.ahead = lambda: True
-    assert [naps.after(at, moved=True, busy=True, begun=at - 1e-3) for at in (1.0, 1.001, 1.002, 1.003, 1.004)][-1] == 0
-    assert [naps.after(at, moved=True, busy=True, begun=at - 4e-4) for at in (2.001, 2.002)][-1] > 0
-
-
-def test_looks_that_take_longer_than_the_gaps_allow_no_long_naps():
-    """Otherwise a nap makes the gaps longer, and they the nap: such a nap stays as long as a chunk on a fast wire."""
-    naps = Naps(0.0, driven=True)
-    naps.ahead = lambda: True
-    for took, nap in ((5e-5, 1e-4), (3e-4, 0.0)):
-        at = 1.0
-        for _ in range(9):
-            at += 2e-4 + took
-            found = naps.after(at, moved=True, busy=True, begun=at - took)
-        assert found == pytest.approx(nap)
-        naps.after(at, moved=False, busy=False)
+def test_a_thread_that_is_busy_takes_no_long_naps():
+    """If looks take longer than the gaps between them, a nap would make the gaps longer, and they the nap."""
+    for look, nap in ((5e-5, 0.75e-3), (3e-4, 0.0)):
+        assert Far().come([2e-4] * 9, look) == pytest.approx(nap)
 
 
 def test_naps_are_bounded_and_begin_anew():
-    naps = Naps(0.0, driven=True)
-    assert steps(naps, [1.0] * 6)[-1] == 0.0
-    assert naps.after(6.5, moved=False, busy=True) == MOST_BUSY_NAP
-    naps.ahead = lambda: True
-    assert naps.after(6.5, moved=False, busy=True) == AHEAD_NAP
-    naps.ahead = lambda: False
-    naps.after(7.0, moved=False, busy=False)
-    assert naps.after(60.0, moved=False, busy=True) == 0.0  # a submit has begun something: its steps come soon
-    assert naps.after(60.0 + SPIN_SECONDS, moved=False, busy=True) == BUSY_NAP
-    assert naps.after(90.0, moved=False, busy=True) == MOST_BUSY_NAP
+    far = Far()
+    assert far.come([1.0] * 6) == AHEAD_NAP
+    far.let(0)
+    assert far.naps.after(6.5, moved=False, busy=True) == MOST_BUSY_NAP
+    far.naps.after(7.0, moved=False, busy=False)
+    assert far.naps.after(60.0, moved=False, busy=True) == 0.0  # a submit has begun something: its steps come soon
+    assert far.naps.after(60.0 + SPIN_SECONDS, moved=False, busy=True) == BUSY_NAP
+    assert far.naps.after(90.0, moved=False, busy=True) == MOST_BUSY_NAP
 
 
 def test_bytes_that_move_by_looks_are_not_left_alone():
     """Without a thread of NIXL, a socket is filled by looks: naps are short until the wire is seen to be faster."""
-    naps = Naps(0.0)
-    naps.ahead = lambda: True
-    assert steps(naps, [1.0] * 6)[-1] == 0.0
-    assert naps.after(9.0, moved=False, busy=True) == BUSY_NAP
-    naps.fast = lambda: True
-    assert naps.after(9.0, moved=False, busy=True) == AHEAD_NAP
+    far = Far(driven=False)
+    assert far.come([1.0] * 6) == 0.0
+    assert far.naps.after(6.5, moved=False, busy=True) == BUSY_NAP
+    far.naps.fast = lambda: True
+    assert far.naps.after(6.5, moved=False, busy=True) == AHEAD_NAP
 
 
 @pytest.mark.parametrize("reading", [True, False])

@@ -86,18 +86,19 @@ class Wire:
 class Process:
     """A process: its end, and a thread that looks and naps."""
 
-    def __init__(self, name: str, clock: Clock, slots: int, *, patient: bool) -> None:
+    def __init__(self, name: str, clock: Clock, slots: int, *, patient: bool, together: bool) -> None:
         self.name, self.clock = name, clock
         self.pool = np.zeros(slots * SLOT + ALIGNMENT - 1, np.uint8)
         memory = Memory(self.pool.ctypes.data, self.pool.nbytes, "cpu", self.pool)
-        self.end = End(name, memory, SLOT, self, self.read, now=clock, threaded=lambda: True)
+        self.end = End(name, memory, SLOT, self, self.read, now=clock, threaded=lambda: True, together=together)
         self.mail: list[tuple[float, str, bytes]] = []
         self.naps = Naps(clock.time)
         self.naps.patient = patient
-        self.naps.ahead = lambda: self.end.ahead
-        self.looks, self.seconds = 0, 0.0
+        self.naps.ahead, self.naps.moved = lambda: self.end.ahead, lambda: self.end.moved
+        self.looks, self.submits, self.seconds = 0, 0, 0.0
 
     def submit(self, plan, after=None, *, priority="normal") -> Copy:
+        self.submits += 1
         return Copy(self.clock, plan)
 
     def read(self) -> None:
@@ -123,11 +124,13 @@ class Two:
         seconds: how long a chunk is on the wire.
         slots: slots of each ring.
         patient: whether naps of transfers in flight may be long.
+        together: whether one submit copies several chunks.
     """
 
-    def __init__(self, seconds: float, slots: int = 16, *, patient: bool) -> None:
+    def __init__(self, seconds: float, slots: int = 16, *, patient: bool, together: bool = False) -> None:
         self.clock = Clock()
-        self.near, self.far = (Process(name, self.clock, slots, patient=patient) for name in ("near", "far"))
+        given = {"patient": patient, "together": together}
+        self.near, self.far = (Process(name, self.clock, slots, **given) for name in ("near", "far"))
         self.chunks = 200
         mine, theirs = (np.zeros((self.chunks * 16, 256), np.uint8) for _ in range(2))
         self.held = mine, theirs
@@ -152,7 +155,7 @@ class Two:
         plan = kvplan.compile(src, dst).plan(ids, ids)
         begun = self.clock.time
         for process in (self.near, self.far):
-            process.looks, process.seconds = 0, 0.0
+            process.looks, process.submits, process.seconds = 0, 0, 0.0
         transfer = self.near.end.submit("far", plan, reading=reading)
         self._queue = [(begun if one is self.near else at, number, one) for at, number, one in self._queue]
         self._queue.sort()  # the submit wakes the thread

@@ -75,6 +75,77 @@ def test_chunks_that_wait_are_scattered_together(executor):
     pair.check()
 
 
+def test_chunks_wait_until_more_can_be_scattered_together(executor):
+    """In the middle of a transfer, two go together; its last ones wait for none."""
+    pair, _, scatters = watched(executor, sending=8, granted=16)
+    transfer = pair.submit(reading=False)
+    pair.ended(transfer)
+    assert pair.same()
+    assert sum(scatters) == CHUNKS
+    assert len(scatters) < CHUNKS
+    assert 1 not in scatters[:1]
+    pair.check()
+
+
+def test_chunks_of_high_priority_wait_for_none(executor):
+    pair, gathers, scatters = watched(executor, sending=8, granted=16)
+    transfer = pair.submit(reading=False, priority="high")
+    pair.far.polls = False
+    for _ in range(2000):
+        pair.far.polls = not pair.far.polls
+        pair.network.step()
+        receiver = pair.far.lane("near").receiver
+        assert not receiver._come
+    pair.ended(transfer)
+    assert sum(gathers) == sum(scatters) == CHUNKS
+    pair.check()
+
+
+@pytest.mark.parametrize("end", ["late", "forgotten", "refused", "restarted"])
+@pytest.mark.parametrize("reading", [True, False])
+def test_chunks_that_wait_give_their_slots_back_when_the_transfer_is_given_up(executor, reading, end):
+    """A chunk waits for the next ones while the wire stands still; then nothing comes any more."""
+    ring = {"slot_nbytes": 256, "slots": 24, "sending": 8, "granted": 16, "together": True}
+    pair = Pair(executor, near=ring, far=ring)
+    pair.network.settle()
+    source, target = (pair.far, pair.near) if reading else (pair.near, pair.far)
+    transfer = pair.submit(reading=reading, deadline=1.0 if end == "late" else None)
+    receiver = target.lane(source.name).receiver
+    pair.network.run(lambda: len(receiver._come) == 1)
+    for wire in pair.network.wires:
+        wire.frozen = True
+    for _ in range(100):
+        pair.network.step()
+    assert len(receiver._come) == 1
+    if end == "late":
+        pair.network.clock += 2.0
+    elif end == "forgotten":
+        source.end.forget(target.name)
+    elif end == "restarted":
+        source.lane(target.name).restart("it was interrupted")
+    elif reading:
+        receiver.fail(*receiver.inbounds.values(), "no more")
+    else:
+        receiver.refuse(2, "no more")
+    if reading and end in ("late", "refused"):  # the receiver knows it, and nothing else comes
+        for _ in range(5):
+            target.end.poll()
+        assert not receiver._come
+    for wire in pair.network.wires:
+        wire.frozen = False
+    pair.ended(transfer)
+    with pytest.raises(TransferError):
+        transfer.synchronize()
+    pair.network.settle()
+    assert not receiver._come
+    if end != "forgotten":
+        again = pair.submit(reading=reading)
+        pair.ended(again)
+        again.synchronize()
+        assert pair.same()
+        pair.check()
+
+
 @pytest.mark.parametrize("fails", [(1, 0), (2, 0), (4, 0), (0, 1), (0, 2)])
 def test_a_submit_that_fails_loses_no_slot(executor, fails):
     """The transfer fails, whichever of its chunks it was, and a later one moves."""
