@@ -10,14 +10,15 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from kvplan.agents.packed.pack_inbound import Inbound
 from kvplan.agents.packed.pack_jobs import Job
 from kvplan.agents.packed.pack_lane import Lane
 from kvplan.agents.packed.pack_messages import LEAST_NOTE, MAGIC, MOST_GRANT
 from kvplan.agents.packed.pack_peers import Peers, ending
 from kvplan.agents.packed.pack_progress import Progress
-from kvplan.agents.packed.pack_receiver import Inbound
 from kvplan.agents.packed.pack_rows import Mover, pieces_of, readies_of
 from kvplan.agents.packed.pack_sharing import LEAST_SENDS, slots_to_gather
+from kvplan.agents.packed.pack_starts import LEG_UNITS
 from kvplan.agents.packed.pack_transfer import PackedTransfer, Wish
 from kvplan.agents.packed.slot_ring import Own, SlotRing
 from kvplan.agents.packed.wire import Wire
@@ -64,6 +65,7 @@ class End:
         tally: sums to which transfers are added; by default those of this end alone.
         together: whether one submit copies several chunks, if they wait. By default, a GPU's ring has this: a submit
             takes as long as the GPU copies a chunk. On the CPU, the wire waits for the first chunk only.
+        leg_units: an order of more units is told in legs of at most so many, and its transfer begins with the first.
 
     Attributes:
         name: as given.
@@ -86,7 +88,7 @@ class End:
         self, name: str, memory: Memory, slot_nbytes: int, executor: Mover, arrivals: Callable[[], object], *,
         sending: int | None = None, granted: int | None = None, now: Callable[[], float] = time.monotonic,
         threaded: Callable[[], bool] = _nothing, wake: Callable[[], object] = _nothing, tally: Tally | None = None,
-        together: bool | None = None,
+        together: bool | None = None, leg_units: int = LEG_UNITS,
     ) -> None:  # fmt: skip
         self.name, self.wake = name, wake
         self.ring = SlotRing(memory, slot_nbytes)
@@ -102,7 +104,7 @@ class End:
         if granted is not None:
             integer("granted", granted, least=1, most=MOST_GRANT)
         together = memory.device != "cpu" if together is None else together
-        own = Own(self.ring, free, senders, most, executor, now, self._number, self._notes, together)
+        own = Own(self.ring, free, senders, most, executor, now, self._number, self._notes, together, leg_units)
         self._own, self._peers = own, Peers(own, granted)
         self._progress = Progress(self._peers, arrivals, now)
         self._threaded = threaded

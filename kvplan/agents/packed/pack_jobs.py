@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from kvplan.agents.packed.pack_credits import Credits, Lent
@@ -10,9 +10,9 @@ from kvplan.agents.packed.pack_messages import CANCEL, FAILED, PULL, Credit, whi
 from kvplan.agents.packed.pack_outbox import Outbox
 from kvplan.agents.packed.pack_rows import TOGETHER, Copier, Mover, Row
 from kvplan.agents.packed.pack_transfer import PackedTransfer
-from kvplan.agents.packed.readiness import Ready
 from kvplan.agents.packed.slot_ring import RingSlot
 from kvplan.errors import TransferError
+from kvplan.execute.readiness import Ready
 from kvplan.execute.transfer import Transfer
 
 AHEAD = 3  # chunks that are gathered while the peer has no slot for them
@@ -34,6 +34,8 @@ class Job:
         order: order of a push that travels with the first chunk, or ``b""``.
         own: the transfer, if this process pushes.
         until: when to give it up, by the clock; None for never.
+        whole: whether these are all of its chunks; more come by :meth:`Gathers.extend` otherwise.
+        left: called when it has ended; None for nothing.
 
     Attributes:
         next: number of chunks that have begun.
@@ -43,11 +45,13 @@ class Job:
     """
 
     def __init__(
-        self, whose: int, number: int, rows: Sequence[Row], *, urgent: bool, attempts: int,
+        self, whose: int, number: int, rows: list[Row], *, urgent: bool, attempts: int,
         ready: Sequence[Ready] = (), order: bytes = b"", own: PackedTransfer | None = None, until: float | None = None,
+        whole: bool = True, left: Callable[[], object] | None = None,
     ) -> None:  # fmt: skip
         self.whose, self.number, self.rows, self.urgent, self.attempts = whose, number, rows, urgent, attempts
         self.ready, self.order, self.own, self.until = ready, order, own, until
+        self.whole, self.left = whole, left
         self.next = self.posted = self.sent = 0
         self.over = False
 
@@ -149,6 +153,12 @@ class Gathers:
         if job.rows:
             self._lines[job.urgent][job] = None
 
+    def extend(self, job: Job, rows: Sequence[Row], *, whole: bool) -> None:
+        """Add chunks to a transfer; ``whole`` if no more will come."""
+        job.rows += rows
+        job.whole = whole
+        self._lines[job.urgent][job] = None
+
     def begin(self, now: float, *, urgent: bool) -> bool:
         """Gather chunks of one priority while there are slots; return whether any has begun."""
         line, began = self._lines[urgent], False
@@ -248,9 +258,9 @@ class Gathers:
     def _next(self, job: Job) -> list[Chunk]:
         """Take slots for the chunks of a transfer that are gathered together."""
         rows, made, most = job.rows, list[Chunk](), self._at_once(job)
-        piece = rows[job.next].piece
+        half = rows[job.next].half
         ends = self._outbox.mine, self._outbox.theirs
-        while len(made) < most and job.next < len(rows) and rows[job.next].piece == piece and self._room:
+        while len(made) < most and job.next < len(rows) and rows[job.next].half is half and self._room:
             made.append(Chunk(job, job.next, self._slots.pop(), self.credits.take(), ends))
             self._gathering.append(made[-1])
             job.next += 1
@@ -278,5 +288,7 @@ class Gathers:
 
     def _end(self, job: Job) -> None:
         job.over = True
+        if job.left is not None:
+            job.left()
         self.jobs.pop((job.whose, job.number), None)
         self._lines[job.urgent].pop(job, None)

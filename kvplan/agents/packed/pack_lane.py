@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from functools import partial
 
 from kvplan.agents.packed import pack_messages as messages
+from kvplan.agents.packed.pack_inbound import Inbound
 from kvplan.agents.packed.pack_jobs import Job
 from kvplan.agents.packed.pack_messages import Credit, Hello, Message
 from kvplan.agents.packed.pack_outbox import Outbox
-from kvplan.agents.packed.pack_receiver import Inbound, Receiver
+from kvplan.agents.packed.pack_receiver import Receiver
 from kvplan.agents.packed.pack_requests import Parties, Requests
 from kvplan.agents.packed.pack_sender import Sender
 from kvplan.agents.packed.pack_starts import Starts
@@ -61,7 +62,7 @@ class Lane:
         self.sender = Sender(self.outbox, wire, own.mover, own.sends, own.most, self.paces[0], together=own.together)
         told = partial(tell_user, own.notes, name)
         self.receiver = Receiver(self.outbox, own.mover, granted, told, self.paces[1], together=own.together)
-        self.starts = Starts(self.outbox, self.sender, self.receiver, wire.most_note)
+        self.starts = Starts(self.outbox, self.sender, self.receiver, wire.most_note, own.leg_units)
         parties = Parties(self.outbox, self.sender, self.receiver)
         self._requests = Requests(parties, name, offered, own.ring.slot_nbytes, own.now)
         self._own = own

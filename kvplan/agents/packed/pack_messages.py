@@ -14,7 +14,7 @@ from zlib import crc32
 from kvplan.base.quoting import quoted
 from kvplan.errors import LayoutError
 
-MAGIC = b"kvplan.pack/2"
+MAGIC = b"kvplan.pack/3"
 
 HELLO = 1  # where the sender's ring is, and its slots that the receiver may write
 ASK = 2  # a part of the order of a pull
@@ -41,7 +41,7 @@ _START = struct.Struct("<13sI")  # the magic, and the checksum of all that follo
 _HEADER = struct.Struct("<BQQB")
 _CREDIT = struct.Struct("<II")
 _HELLO = struct.Struct("<QQIIH")
-PART = struct.Struct("<QII")
+PART = struct.Struct("<QIIII")
 _DATA = struct.Struct("<BQIII")
 _WHICH = struct.Struct("<BQ")
 _WANT = struct.Struct("<QI")
@@ -96,15 +96,18 @@ class Hello(NamedTuple):
 
 
 class OrderPart(NamedTuple):
-    """A part of a long order.
+    """A part of a leg of an order; most orders have one leg of one part.
 
     Attributes:
         transfer: number of the transfer.
-        part, parts: which part of how many.
+        leg, legs: which leg of how many.
+        part, parts: which part of the leg, of how many.
         content: its bytes.
     """
 
     transfer: int
+    leg: int
+    legs: int
     part: int
     parts: int
     content: bytes
@@ -137,11 +140,10 @@ def message(kind: int, sender: int, receiver: int, given: Sequence[Credit], body
     >>> read(note)
     Message(kind=5, sender=7, receiver=9, credits=(Credit(slot=3, turn=1),), body=b'')
     """
-    rest = _HEADER.pack(kind, sender, receiver, len(given))
+    head = _HEADER.pack(kind, sender, receiver, len(given))
     if given:
-        rest += b"".join([_CREDIT.pack(*credit) for credit in given])
-    rest += body
-    return _START.pack(MAGIC, crc32(rest)) + rest
+        head += b"".join([_CREDIT.pack(*credit) for credit in given])
+    return b"".join([_START.pack(MAGIC, crc32(body, crc32(head))), head, body])
 
 
 def read(note: bytes) -> Message:
@@ -201,18 +203,18 @@ def read_hello(body: bytes) -> Hello:
 
 def part_body(part: OrderPart) -> bytes:
     """Return the body of an :data:`ASK` or a :data:`PUSH`."""
-    return PART.pack(*part[:3]) + part.content
+    return PART.pack(*part[:5]) + part.content
 
 
 def read_part(body: bytes) -> OrderPart:
     """Read the body of an :data:`ASK` or a :data:`PUSH`."""
     try:
-        transfer, part, parts = PART.unpack_from(body)
+        transfer, leg, legs, part, parts = PART.unpack_from(body)
     except struct.error:
         raise wrong(body) from None
-    if not part < parts:
+    if not (leg < legs and part < parts):
         raise wrong(body)
-    return OrderPart(transfer, part, parts, body[PART.size :])
+    return OrderPart(transfer, leg, legs, part, parts, body[PART.size :])
 
 
 def data_body(data: Data) -> bytes:

@@ -1,4 +1,8 @@
-"""The order of a packed transfer, as the end that begins it tells the other end; and the parts of long orders."""
+"""The order of a packed transfer, as the end that begins it tells the other end; its legs, and their parts.
+
+A long order has several legs, each with recipes of chunks that follow one another. The other end begins with the first
+leg while the later ones are written, sent and read.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +15,22 @@ from kvplan.errors import LayoutError
 
 MOST_ORDER = 256 << 20  # bytes of an order: 8 bytes for each of 32 million units
 MOST_GAPS = 1 << 16  # between the transfers of one peer that have ended
+MOST_LEGS = 1 << 16  # of an order
 MOST_OPEN = 4096  # orders of which parts are missing, of one peer
 
 _ORDER = struct.Struct("<BHQdIH")
 
 
 class Ordered(NamedTuple):
-    """The order of a transfer, for the other end.
+    """A leg of the order of a transfer, for the other end.
 
     Attributes:
         urgent: whether it has high priority.
         attempts: how often a write is posted, at most.
         chunk_nbytes: most bytes of a chunk.
         seconds: seconds until it is given up, or 0.
-        recipes: the recipe of each piece.
-        note: the user's note for a push.
+        recipes: recipes of the leg's chunks.
+        note: the user's note for a push; the first leg's counts.
     """
 
     urgent: bool
@@ -37,7 +42,7 @@ class Ordered(NamedTuple):
 
 
 def order_bytes(order: Ordered) -> bytes:
-    """Return the bytes of an order.
+    """Return the bytes of a leg of an order.
 
     >>> told = Ordered(True, 2, 1 << 20, 0.5, (b"recipe", b"of two"), b"note")
     >>> read_order(order_bytes(told)) == told
@@ -51,7 +56,7 @@ def order_bytes(order: Ordered) -> bytes:
 
 
 def read_order(content: bytes) -> Ordered:
-    """Read the bytes of an order."""
+    """Read the bytes of a leg of an order."""
     try:
         urgent, attempts, chunk_nbytes, seconds, noted, count = _ORDER.unpack_from(content)
         lengths = struct.unpack_from(f"<{count}I", content, _ORDER.size)
@@ -67,59 +72,103 @@ def read_order(content: bytes) -> Ordered:
     return Ordered(bool(urgent), attempts, chunk_nbytes, seconds, tuple(recipes), content[start:])
 
 
-def parts_of(transfer: int, order: bytes, most_note: int) -> list[bytes]:
-    """Cut an order into the bodies of messages that fit into notes.
+def parts_of(transfer: int, leg: int, legs: int, order: bytes, most_note: int) -> list[bytes]:
+    """Cut a leg of an order into the bodies of messages that fit into notes.
 
-    >>> [len(body) for body in parts_of(5, bytes(1000), 512)]
-    [477, 477, 94]
+    >>> [len(body) for body in parts_of(5, 0, 1, bytes(1000), 512)]
+    [477, 477, 118]
     """
     most = most_note - overhead(0) - PART.size
     pieces = [order[start : start + most] for start in range(0, len(order), most)]
-    return [part_body(OrderPart(transfer, k, len(pieces), piece)) for k, piece in enumerate(pieces)]
+    return [part_body(OrderPart(transfer, leg, legs, k, len(pieces), piece)) for k, piece in enumerate(pieces)]
+
+
+class Leg(NamedTuple):
+    """A leg that has come whole, after all legs before it.
+
+    Attributes:
+        number: its number.
+        last: whether it is the order's last one.
+        content: its bytes.
+    """
+
+    number: int
+    last: bool
+    content: bytes
+
+
+class _Open:
+    """An order of which parts are missing."""
+
+    def __init__(self, legs: int) -> None:
+        self.legs, self.next = legs, 0
+        self.held: dict[int, dict[int, OrderPart]] = {}  # by leg and part
 
 
 class Parts:
     """Orders whose parts arrive, in any order.
 
     >>> parts = Parts()
-    >>> parts.add(OrderPart(1, 1, 2, b"der")), parts.add(OrderPart(1, 1, 2, b"der"))
-    (None, None)
-    >>> parts.add(OrderPart(1, 0, 2, b"or"))
-    b'order'
+    >>> parts.add(OrderPart(1, 0, 2, 1, 2, b"der")), parts.add(OrderPart(1, 1, 2, 0, 1, b"the second"))
+    ([], [])
+    >>> parts.add(OrderPart(1, 0, 2, 1, 2, b"der"))
+    []
+    >>> [leg.content for leg in parts.add(OrderPart(1, 0, 2, 0, 2, b"or"))]
+    [b'order', b'the second']
     """
 
     def __init__(self) -> None:
-        self._open: dict[int, dict[int, bytes]] = {}
+        self._open: dict[int, _Open] = {}
         self._nbytes = 0
 
-    def add(self, part: OrderPart) -> bytes | None:
-        """Take a part; return the whole order if this was the last part that was missing.
+    def add(self, part: OrderPart) -> list[Leg]:
+        """Take a part; return the legs that are whole now, in order.
 
         Raises:
-            LayoutError: too many orders are open, or they are too long.
+            LayoutError: too many orders are open, or they are too long; or two parts contradict each other.
         """
-        if part.parts == 1:
-            return part.content
-        if part.parts > MOST_ORDER // 64:
-            raise LayoutError(f"an order of packed transfers has {part.parts:,} parts")
-        held = self._open.get(part.transfer)
-        if held is None:
+        if part.parts == part.legs == 1:
+            return [Leg(0, last=True, content=part.content)]
+        if part.parts > MOST_ORDER // 64 or part.legs > MOST_LEGS:
+            raise LayoutError(f"an order of packed transfers has {part.legs:,} legs, and a leg of {part.parts:,} parts")
+        order = self._open.get(part.transfer)
+        if order is None:
             if len(self._open) >= MOST_OPEN:
                 raise LayoutError(f"over {MOST_OPEN:,} orders of packed transfers have missing parts")
-            held = self._open[part.transfer] = {}
+            order = self._open[part.transfer] = _Open(part.legs)
+        if part.leg < order.next:
+            return []  # it came twice
+        held = order.held.setdefault(part.leg, {})
+        if part.legs != order.legs or any(one.parts != part.parts for one in held.values()):
+            raise LayoutError(f"parts of leg {part.leg:,} of order {part.transfer} contradict each other")
         if part.part not in held:
-            held[part.part] = part.content
+            held[part.part] = part
             self._nbytes += len(part.content)
         if self._nbytes > MOST_ORDER:
             raise LayoutError(f"orders of packed transfers have over {MOST_ORDER:,} bytes")
-        if len(held) < part.parts:
-            return None
-        self.drop(part.transfer)
-        return b"".join(content for _, content in sorted(held.items()))
+        return self._whole(part.transfer, order)
+
+    def _whole(self, transfer: int, order: _Open) -> list[Leg]:
+        """Take the next legs out that are whole."""
+        found: list[Leg] = []
+        while held := order.held.get(order.next):
+            parts = [one for _, one in sorted(held.items())]
+            if len(parts) < parts[0].parts:
+                break
+            content = b"".join([one.content for one in parts])
+            found.append(Leg(order.next, order.next + 1 == order.legs, content))
+            order.next += 1
+            del order.held[order.next - 1]
+            self._nbytes -= len(content)
+        if order.next == order.legs:
+            self.drop(transfer)
+        return found
 
     def drop(self, transfer: int) -> None:
         """Forget the parts of an order."""
-        self._nbytes -= sum(map(len, self._open.pop(transfer, {}).values()))
+        order = self._open.pop(transfer, None)
+        if order is not None:
+            self._nbytes -= sum([len(part.content) for held in order.held.values() for part in held.values()])
 
 
 class Ends:
@@ -168,12 +217,12 @@ class Ends:
 
 
 class Orders:
-    """The orders of one kind that a peer sends: each counts once, however often its parts come.
+    """The orders of one kind that a peer sends: each leg counts once, however often its parts come.
 
     >>> orders = Orders()
-    >>> part = OrderPart(2, 0, 1, b"order")
+    >>> part = OrderPart(2, 0, 1, 0, 1, b"order")
     >>> orders.add(part), orders.first(2), orders.first(2), orders.add(part), orders.known(2)
-    (b'order', True, False, None, True)
+    ([Leg(number=0, last=True, content=b'order')], True, False, [], True)
     """
 
     def __init__(self) -> None:
@@ -184,9 +233,9 @@ class Orders:
         """Return whether the order has come whole, or is not wanted any more."""
         return number >> 1 in self._known[number & 1]
 
-    def add(self, part: OrderPart) -> bytes | None:
-        """Take a part; return the whole order if this was the last part that was missing."""
-        return None if self.known(part.transfer) else self._parts.add(part)
+    def add(self, part: OrderPart) -> list[Leg]:
+        """Take a part; return the legs that are whole now, in order."""
+        return [] if self.known(part.transfer) else self._parts.add(part)
 
     def first(self, number: int) -> bool:
         """Note that an order has come whole, or is not wanted any more; return False if that was known."""

@@ -5,68 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from math import inf
-from typing import NamedTuple
 
+from kvplan.agents.packed.pack_inbound import Inbound, Scatter
 from kvplan.agents.packed.pack_messages import CANCEL, DONE, FAILED, PULL, PUSHED, Credit, Data, which_body
 from kvplan.agents.packed.pack_orders import Orders
 from kvplan.agents.packed.pack_outbox import Outbox
-from kvplan.agents.packed.pack_rows import TOGETHER, Copier, Mover, Row, chunks_of_pieces, ended, failure
+from kvplan.agents.packed.pack_rows import TOGETHER, Copier, Mover, Row, ended, failure
 from kvplan.agents.packed.pack_transfer import PackedTransfer
 from kvplan.agents.packed.slot_ring import RingSlot
 from kvplan.agents.packed.wire import Pace
 from kvplan.errors import LayoutError
-from kvplan.execute.transfer import Transfer
 
 HELD = 2  # chunks that wait for others are at most this part of those that go together
 PIECES_AHEAD = 0.5  # chunks that may come before the next look if pieces of a transfer are waited for
 AHEAD_SLOTS = 4  # slots that the peer may write, and chunks to come: the last ones of a transfer are looked for
-
-
-class Inbound:
-    """The chunks of one transfer that this process receives.
-
-    Args:
-        whose: whether this process has asked for them, or the peer pushes them.
-        number: number of the transfer.
-        rows: its chunks.
-        urgent: whether it has high priority.
-        own: the transfer, if this process has asked.
-        note: the peer's note for the user.
-
-    Attributes:
-        come: number of chunks that have come.
-        scattered: number of chunks that are scattered.
-        running: number of chunks that are being scattered.
-        over: whether it has ended, so that no further chunk is scattered.
-        left: by piece, number of chunks that have not come.
-    """
-
-    def __init__(
-        self, whose: int, number: int, rows: Sequence[Row], *, urgent: bool,
-        own: PackedTransfer | None = None, note: bytes = b"",
-    ) -> None:  # fmt: skip
-        self.whose, self.number, self.rows, self.urgent, self.own, self.note = whose, number, rows, urgent, own, note
-        self.come = self.scattered = self.running = 0
-        self.over = False
-        self.seen = bytearray(len(rows))
-        self.left = chunks_of_pieces(rows, rows[-1].piece + 1 if rows else 0)
-
-    def held(self) -> str:
-        """Return what the destination holds after an error."""
-        if not self.scattered and not self.running:
-            return "nothing was moved"
-        still = ", and may still change" if self.running else ""
-        return f"the destination's blocks hold {self.scattered} of {len(self.rows)} chunks{still}: do not use them"
-
-
-class _Scatter(NamedTuple):
-    """A chunk that is being scattered; ``moved`` is None if it could not be submitted."""
-
-    inbound: Inbound
-    row: Row
-    credit: Credit
-    moved: Transfer | None
-    epoch: int
 
 
 class Receiver:
@@ -103,8 +55,8 @@ class Receiver:
         self._bases = dict(self._turns)  # the turn of each grant, before its first use
         self._past: dict[int, int] = {}  # turns of slots that were returned since the last greeting
         self._early: dict[int, list[Data]] = {}  # chunks of pushes whose order has not come
-        self._come: list[_Scatter] = []  # chunks that have come and are not submitted yet
-        self._scattering: list[_Scatter] = []
+        self._come: list[Scatter] = []  # chunks that have come and are not submitted yet
+        self._scattering: list[Scatter] = []
         self._submitting = 0  # the first of them: those that are being submitted
         self._together, self._epoch = together, 0
 
@@ -114,7 +66,7 @@ class Receiver:
         return not self._scattering and not self._come
 
     @property
-    def _read(self) -> list[_Scatter]:
+    def _read(self) -> list[Scatter]:
         """The chunks whose slots are read, or will be."""
         return [*self._come, *self._scattering]
 
@@ -129,7 +81,7 @@ class Receiver:
         inbounds = list(self.inbounds.values())
         if not inbounds:
             return inf if self.quiet else 0
-        left = sum([len(one.rows) - one.come for one in inbounds])
+        left = sum([len(one.rows) - one.come if one.whole else inf for one in inbounds])
         free = self._free
         if free < min(left, AHEAD_SLOTS):
             return 0
@@ -199,7 +151,23 @@ class Receiver:
         if not inbound.rows:
             self._complete(inbound)
         for data in early:
+            self._take_data(inbound, data)
+
+    def extend(self, inbound: Inbound, rows: Sequence[Row], *, whole: bool) -> None:
+        """Add chunks to a push of the peer, and take those that have come already; ``whole`` if no more will come."""
+        inbound.rows += rows
+        inbound.seen.extend(bytes(len(rows)))
+        inbound.left[0] += len(rows)
+        inbound.whole = whole
+        for data in self._early.pop(inbound.number, ()):
+            self._take_data(inbound, data)
+
+    def _take_data(self, inbound: Inbound, data: Data) -> None:
+        """Take a chunk of a transfer, or keep it until the transfer's order has come so far."""
+        if data.chunk < len(inbound.rows) or inbound.whole:
             self._scatter(inbound, data)
+        else:
+            self._early.setdefault(inbound.number, []).append(data)
 
     def data(self, data: Data) -> None:
         """Take a chunk; raise LayoutError if it lies in a slot that the peer cannot have written."""
@@ -207,7 +175,7 @@ class Receiver:
             return
         inbound = self.inbounds.get((data.whose, data.transfer))
         if inbound is not None:
-            self._scatter(inbound, data)
+            self._take_data(inbound, data)
         elif data.whose == PUSHED and not self.orders.known(data.transfer):
             self._early.setdefault(data.transfer, []).append(data)
         else:
@@ -241,11 +209,11 @@ class Receiver:
         inbound.come += 1
         inbound.running += 1
         row = inbound.rows[data.chunk]
-        inbound.left[row.piece] -= 1
+        inbound.left[row.piece if inbound.own is not None else 0] -= 1
         self.moved += row.nbytes
         if data.slot in self._since:
             self._pace.end(self._since.pop(data.slot), row.nbytes)
-        self._come.append(_Scatter(inbound, row, credit, None, self._epoch))
+        self._come.append(Scatter(inbound, row, credit, None, self._epoch))
 
     def scatter(self) -> None:
         """Scatter what has come. Chunks of one piece that came one after another go together, if several may.
@@ -256,7 +224,7 @@ class Receiver:
             first, some = self._come[0], self._come[:1]
             most = self._most
             for one in self._come[1:most]:
-                if one.inbound is not first.inbound or one.row.piece != first.row.piece:
+                if one.inbound is not first.inbound or one.row.half is not first.row.half:
                     break
                 some.append(one)
             if self._wait_for_more(some, most):
@@ -275,7 +243,7 @@ class Receiver:
             self._submitting = 0
             del self._come[: len(some)]  # last: an interrupt may come between
 
-    def _wait_for_more(self, some: Sequence[_Scatter], most: int) -> bool:
+    def _wait_for_more(self, some: Sequence[Scatter], most: int) -> bool:
         """Return whether chunks wait for the next ones of their piece, so that more of them are scattered together.
 
         The peer has slots meanwhile. The last chunks of a piece, and those of high priority, wait for nothing.
@@ -283,7 +251,7 @@ class Receiver:
         inbound, piece = some[0].inbound, some[0].row.piece
         if inbound.over or inbound.urgent or len(some) >= most // HELD or len(some) < len(self._come):
             return False
-        return min(inbound.left[piece], self._free) >= AHEAD_SLOTS
+        return min(inbound.to_come(piece), self._free) >= AHEAD_SLOTS
 
     def _claim(self, inbound: Inbound) -> bool:
         if inbound.own is None or inbound.own.claim():
@@ -317,7 +285,7 @@ class Receiver:
                 if not inbound.over:
                     if inbound.own is not None:
                         inbound.own.arrive(one.row.piece)
-                    if inbound.scattered == len(inbound.rows):
+                    if inbound.whole and inbound.scattered == len(inbound.rows):
                         self._complete(inbound)
         return bool(over)
 
@@ -353,15 +321,21 @@ class Receiver:
         inbound = self.inbounds.get((PUSHED, number))
         if inbound is not None:
             self._end(inbound)
-        self.orders.first(number)
-        for data in self._early.pop(number, ()):
-            self._outbox.owe([Credit(data.slot, data.turn)])
+        self._forget(number)
         if why:
             self._outbox.say(FAILED, which_body(PUSHED, number, why))
 
     def _end(self, inbound: Inbound) -> None:
         inbound.over = True
         self.inbounds.pop((inbound.whose, inbound.number), None)
+        if not inbound.whole:
+            self._forget(inbound.number)
+
+    def _forget(self, number: int) -> None:
+        """Take no more of the order of a push, and give the slots of its chunks back that wait for it."""
+        self.orders.first(number)
+        for data in self._early.pop(number, ()):
+            self._outbox.owe([Credit(data.slot, data.turn)])
 
     def drop_early(self) -> None:
         """Forget chunks of pushes whose order has not come."""

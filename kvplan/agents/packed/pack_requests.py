@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from kvplan.agents.packed import pack_messages as messages
+from kvplan.agents.packed.pack_inbound import Inbound
 from kvplan.agents.packed.pack_jobs import Job
-from kvplan.agents.packed.pack_orders import Ordered, Orders, read_order
+from kvplan.agents.packed.pack_orders import Leg, Ordered, Orders, read_order
 from kvplan.agents.packed.pack_outbox import Outbox
-from kvplan.agents.packed.pack_receiver import Inbound, Receiver
+from kvplan.agents.packed.pack_receiver import Receiver
 from kvplan.agents.packed.pack_rows import Row, rows_of
 from kvplan.agents.packed.pack_sender import Sender
 from kvplan.agents.packed.slot_ring import ALIGNMENT
@@ -69,56 +70,80 @@ class Requests:
         if kind == messages.DATA:
             data = messages.read_data(body)
             if data.order and not closed:
-                self._push(data.transfer, data.order)
+                self._push(data.transfer, Leg(0, last=True, content=data.order))
             self._receiver.data(data)
         elif kind in (messages.ASK, messages.PUSH):
             part = messages.read_part(body)
             pull = kind == messages.ASK
-            order = None if closed else (self._asks if pull else self._receiver.orders).add(part)
-            if order is not None:
-                (self._ask if pull else self._push)(part.transfer, order)
+            for leg in () if closed else (self._asks if pull else self._receiver.orders).add(part):
+                (self._ask if pull else self._push)(part.transfer, leg)
         elif kind == messages.VOID:
             self._receiver.void(messages.read_credit(body))
         elif kind != messages.CREDIT:
             self._told(kind, *messages.read_which(body))
 
-    def _ask(self, number: int, content: bytes) -> None:
-        """Take the order of a pull."""
-        order = read_order(content)
-        if not self._asks.first(number):
+    def _ask(self, number: int, leg: Leg) -> None:
+        """Take a leg of the order of a pull."""
+        order = read_order(leg.content)
+        if leg.last and not self._asks.first(number):
             return  # it came twice
-        try:
-            rows = self._rows(order, "src")
-        except KVPlanError as error:
-            self._outbox.say(messages.FAILED, messages.which_body(messages.PULL, number, str(error)))
+        job = self._sender.jobs.get((messages.PULL, number))
+        if leg.number and job is None:
+            self._asks.first(number)  # it has ended
             return
-        until = self._now() + order.seconds if order.seconds else None
-        if rows:
+        try:
+            rows = self._rows(order, "src", job.rows if job else ())
+        except KVPlanError as error:
+            self._asks.first(number)
+            if job is not None:
+                self._sender.fail(job, str(error))
+            else:
+                self._outbox.say(messages.FAILED, messages.which_body(messages.PULL, number, str(error)))
+            return
+        if job is not None:
+            self._sender.extend(job, rows, whole=leg.last)
+        elif rows:
+            until = self._now() + order.seconds if order.seconds else None
+            asks, urgent = self._asks, bool(number & 1)
             self._sender.take(
-                Job(messages.PULL, number, rows, urgent=bool(number & 1), attempts=order.attempts, until=until)
-            )
+                Job(messages.PULL, number, rows, urgent=urgent, attempts=order.attempts, until=until, whole=leg.last,
+                    left=lambda: asks.first(number))
+            )  # fmt: skip
 
-    def _push(self, number: int, content: bytes) -> None:
-        """Take the order of a push."""
+    def _push(self, number: int, leg: Leg) -> None:
+        """Take a leg of the order of a push."""
         if self._receiver.orders.known(number):
             return  # it came twice
-        order = read_order(content)
+        order = read_order(leg.content)
+        inbound = self._receiver.inbounds.get((messages.PUSHED, number))
         try:
-            rows = self._rows(order, "dst")
+            rows = self._rows(order, "dst", inbound.rows if inbound else ())
         except KVPlanError as error:
             self._receiver.refuse(number, str(error))
             return
-        self._receiver.orders.first(number)
-        self._receiver.take(Inbound(messages.PUSHED, number, rows, urgent=bool(number & 1), note=order.note))
+        if leg.last:
+            self._receiver.orders.first(number)
+        if inbound is None:
+            urgent = bool(number & 1)
+            inbound = Inbound(messages.PUSHED, number, rows, urgent=urgent, note=order.note, whole=leg.last)
+            self._receiver.take(inbound)
+        else:
+            self._receiver.extend(inbound, rows, whole=leg.last)
 
-    def _rows(self, order: Ordered, side: str) -> list[Row]:
-        """Return the chunks of a peer's order, checked; raise KVPlanError if they cannot be."""
+    def _rows(self, order: Ordered, side: str, before: Sequence[Row]) -> list[Row]:
+        """Return the chunks of a leg of a peer's order, checked; raise KVPlanError if they cannot be.
+
+        Args:
+            order: the leg.
+            side: side of its recipes.
+            before: chunks of the legs before it.
+        """
         chunk_nbytes = order.chunk_nbytes
         if not ALIGNMENT <= chunk_nbytes <= self._slot_nbytes:
             raise TransferError(f"chunks have {chunk_nbytes:,} bytes; a slot has {self._slot_nbytes:,}")
         offered = self._offered.current()
         halves = [half_of(recipe, offered, side) for recipe in order.recipes]
-        chunks = sum(half.nbytes for half in halves) // chunk_nbytes
+        chunks = len(before) + sum(half.nbytes for half in halves) // chunk_nbytes
         if chunks > MOST_CHUNKS:
             raise TransferError(f"a transfer has {chunks:,} chunks; at most {MOST_CHUNKS:,} are taken")
         return rows_of(halves, chunk_nbytes)

@@ -235,7 +235,7 @@ class Sender(Gathers):
         self._pace.end(chunk.since, nbytes)
         self.moved += nbytes
         job.sent += 1
-        if job.whose == PULL and job.sent == len(job.rows):
+        if job.whose == PULL and job.whole and job.sent == len(job.rows):
             self._end(job)
 
     def _missed(self, chunk: Chunk, why: str) -> None:

@@ -3,19 +3,77 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
 
+from kvplan.agents.packed.pack_inbound import Inbound
 from kvplan.agents.packed.pack_jobs import Job, held
 from kvplan.agents.packed.pack_messages import ASK, PULL, PUSH, PUSHED, data_nbytes, overhead
 from kvplan.agents.packed.pack_orders import Ordered, order_bytes, parts_of
 from kvplan.agents.packed.pack_outbox import Outbox
-from kvplan.agents.packed.pack_receiver import Inbound, Receiver
+from kvplan.agents.packed.pack_receiver import Receiver
 from kvplan.agents.packed.pack_rows import rows_of
 from kvplan.agents.packed.pack_sender import Sender
 from kvplan.agents.packed.pack_transfer import PackedTransfer
 from kvplan.plan.packing.chunk_half import Half
+from kvplan.plan.packing.pack_recipe import recipe_of
 
 LOOK_SECONDS = 1e-3  # between two looks at deadlines
 UNBEGUN = "it had not begun, and nothing was moved"
+LEG_UNITS = 1 << 15  # units of a leg of an order, unless a chunk has more: 128 KiB of addresses at most usually
+
+
+class Telling(NamedTuple):
+    """An order that is told leg by leg.
+
+    Attributes:
+        transfer: the transfer.
+        number: its number.
+        chunk_nbytes: most bytes of a chunk.
+        until: when it is given up, by the clock; None for never.
+        legs: for each leg, the halves of the other end.
+    """
+
+    transfer: PackedTransfer
+    number: int
+    chunk_nbytes: int
+    until: float | None
+    legs: Sequence[Sequence[Half]]
+
+    def leg(self, number: int, now: float) -> bytes:
+        """Return the bytes of a leg; raise KVPlanError if one of its recipes cannot be written."""
+        wish = self.transfer.wish
+        left = 0.0 if self.until is None else max(self.until - now, 1e-3)
+        note = b"" if wish.reading or number else wish.note
+        recipes = tuple([recipe_of(half) for half in self.legs[number]])
+        return order_bytes(Ordered(wish.urgent, wish.attempts, self.chunk_nbytes, left, recipes, note))
+
+
+def legs_of(halves: Sequence[Half], chunk_nbytes: int, leg_units: int = LEG_UNITS) -> list[list[Half]]:
+    """Cut the pieces of a transfer into the legs of its order, at the ends of chunks.
+
+    Args:
+        halves: the other end's half of each piece.
+        chunk_nbytes: most bytes of a chunk.
+        leg_units: most units of a leg, unless one chunk has more.
+
+    Returns:
+        For each leg, its halves, at least one leg.
+    """
+    legs: list[list[Half]] = [[]]
+    units = 0
+    for half in halves:
+        first = begin = 0
+        for end in half.cuts(chunk_nbytes)[1:] if half.nbytes else ():
+            if units and units + end - begin > leg_units:
+                if first < begin:
+                    legs[-1].append(half.part(first, begin))
+                legs.append([])
+                units, first = 0, begin
+            units, begin = units + end - begin, end
+        if first < begin:
+            legs[-1].append(half.part(first, begin) if first else half)
+    return legs
 
 
 class Starts:
@@ -25,17 +83,22 @@ class Starts:
         outbox: messages to the peer.
         sender, receiver: chunks to the peer, and from it.
         most_note: most bytes of a note.
+        leg_units: most units of a leg of an order, unless one chunk has more.
 
     Attributes:
         waiting: transfers that have not begun, in the order of their submits.
         ended: transfers that have ended since the last step.
     """
 
-    def __init__(self, outbox: Outbox, sender: Sender, receiver: Receiver, most_note: int) -> None:
+    def __init__(
+        self, outbox: Outbox, sender: Sender, receiver: Receiver, most_note: int, leg_units: int = LEG_UNITS
+    ) -> None:
         self.waiting: dict[PackedTransfer, None] = {}
         self.ended: deque[PackedTransfer] = deque()
         self._outbox, self._sender, self._receiver, self._most_note = outbox, sender, receiver, most_note
+        self._leg_units = leg_units
         self._begun: dict[PackedTransfer, Job | Inbound] = {}
+        self._tellings: deque[tuple[Telling, int]] = deque()  # orders that are told, and the number of the next leg
         self._look_at = 0.0  # when deadlines are looked at again
         self._timed: dict[PackedTransfer, None] = {}  # transfers with a deadline
         self._counts = {(pushing, urgent): 0 for pushing in (False, True) for urgent in (False, True)}
@@ -52,7 +115,7 @@ class Starts:
 
     def due(self, now: float) -> bool:
         """Return whether a step may begin or end a transfer now."""
-        return bool(self.ended or self.waiting or (self._timed and now >= self._look_at))
+        return bool(self.ended or self.waiting or self._tellings or (self._timed and now >= self._look_at))
 
     def holds(self, transfer: PackedTransfer) -> bool:
         """Return whether a step may still begin or end something of a transfer."""
@@ -78,6 +141,9 @@ class Starts:
             changed = True
             self._stop(self.ended[0])
             self.ended.popleft()  # last: an interrupt may come between
+        if self._tellings:
+            self._tell(now)
+            changed = True
         if self.waiting:
             changed |= self._begin_waiting(now, chunk_nbytes)
         if self._timed and now >= self._look_at:
@@ -106,28 +172,30 @@ class Starts:
 
     def _begin(self, transfer: PackedTransfer, now: float, chunk_nbytes: int) -> None:
         wish, reading = transfer.wish, transfer.wish.reading
-        halves: list[Half] = []
-        recipes: list[bytes] = []
+        halves, others = list[Half](), list[Half]()
         for piece in transfer.pieces:
             packing = piece.packing
             if packing is not None:
                 halves.append(packing.dst if reading else packing.src)
-                recipes.append(packing.recipe("src" if reading else "dst"))
+                others.append(packing.src if reading else packing.dst)
         rows = rows_of(halves, chunk_nbytes)
         transfer.count(rows)
         if not rows:
-            recipes = []
+            others = []
             if reading or not wish.note:
                 transfer.finish()
                 return
-        left = 0.0 if transfer.until is None else max(transfer.until - now, 1e-3)
-        note = b"" if reading else wish.note
-        order = order_bytes(Ordered(wish.urgent, wish.attempts, chunk_nbytes, left, tuple(recipes), note))
-        rides = bool(rows) and not reading and overhead(0) + data_nbytes() + len(order) <= self._most_note
+        key = not reading, wish.urgent
+        number = (self._counts[key] + 1) << 1 | wish.urgent
+        telling = Telling(
+            transfer, number, chunk_nbytes, transfer.until, legs_of(others, chunk_nbytes, self._leg_units)
+        )
+        order = telling.leg(0, now)
+        rides = bool(rows) and not reading and len(telling.legs) == 1
+        rides = rides and overhead(0) + data_nbytes() + len(order) <= self._most_note
         if not rows and not transfer.claim():
             return
-        self._counts[not reading, wish.urgent] += 1
-        number = self._counts[not reading, wish.urgent] << 1 | wish.urgent
+        self._counts[key] += 1
         if reading:
             inbound = Inbound(PULL, number, rows, urgent=wish.urgent, own=transfer)
             self._begun[transfer] = inbound
@@ -140,9 +208,32 @@ class Starts:
             self._begun[transfer] = job
             self._sender.take(job)
         if not rides:
-            for body in parts_of(number, order, self._most_note):
-                self._outbox.say(ASK if reading else PUSH, body)
-                transfer.posted += 1
+            self._say(telling, 0, order)
+            if len(telling.legs) > 1:
+                self._tellings.append((telling, 1))
+
+    def _say(self, telling: Telling, number: int, leg: bytes) -> None:
+        """Tell a leg of an order."""
+        for body in parts_of(telling.number, number, len(telling.legs), leg, self._most_note):
+            self._outbox.say(ASK if telling.transfer.wish.reading else PUSH, body)
+            telling.transfer.posted += 1
+
+    def _tell(self, now: float) -> None:
+        """Tell the next leg of an order. The other end has begun with the legs before it."""
+        telling, number = self._tellings[0]
+        if telling.transfer in self._begun and not telling.transfer.over:
+            try:
+                self._say(telling, number, telling.leg(number, now))
+            except Exception as error:  # noqa: BLE001  # it is the transfer's
+                moving = self._begun[telling.transfer]
+                telling.transfer.fail(str(error), held(moving) if isinstance(moving, Job) else moving.held())
+            number += 1
+        else:
+            number = len(telling.legs)
+        if number == len(telling.legs):
+            self._tellings.popleft()
+        else:
+            self._tellings[0] = telling, number
 
     def _expire(self, now: float) -> None:
         """End the transfers whose deadline has passed."""
@@ -167,6 +258,7 @@ class Starts:
     def reset(self) -> None:
         """Number transfers from 1 again: those that had begun have failed."""
         self._begun.clear()
+        self._tellings.clear()
         self._counts = dict.fromkeys(self._counts, 0)
 
     def fail_all(self, why: str) -> None:

@@ -103,6 +103,7 @@ class Own(NamedTuple):
         epoch: returns a number for a lane, larger than all before.
         notes: notes for the user, as (peer, note).
         together: whether one submit copies several chunks, if they wait.
+        leg_units: most units of a leg of an order, unless one chunk has more.
     """
 
     ring: SlotRing
@@ -114,6 +115,7 @@ class Own(NamedTuple):
     epoch: Callable[[], int]
     notes: deque[tuple[str, bytes]]
     together: bool
+    leg_units: int
 
 
 def tell_user(notes: deque[tuple[str, bytes]], peer: str, note: bytes) -> None:

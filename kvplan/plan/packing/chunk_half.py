@@ -217,6 +217,22 @@ class Half(Chunks):
         self._rings: dict[int, tuple[KVLayout, _Shared]] = {}
         self._offsets: dict[int, Int64Array] = {}  # by the bytes of a unit: where units begin in a chunk
 
+    def part(self, first: int, last: int) -> Half:
+        """Return a half of the units ``first`` up to, but not including, ``last``, in their order.
+
+        >>> section = HalfSection(RunGroup, 64, np.arange(0, 640, 64), Place(64, 0, 640))
+        >>> part = Half("src", [section, section], [], NONE).part(8, 13)
+        >>> [one.addresses.tolist() for one in part.sections], part.nbytes
+        ([[512, 576], [0, 64, 128]], 320)
+        """
+        sections, known = list[HalfSection](), dict[tuple[int, int, int], Int64Array]()
+        for begin, section in zip(self._begins, self.sections, strict=False):
+            a, b = max(first - begin, 0), min(last - begin, section.addresses.size)
+            if a < b:  # sections of the same addresses go on to have the same
+                addresses = known.setdefault((id(section.addresses), a, b), section.addresses[a:b])
+                sections.append(section._replace(addresses=addresses))
+        return Half(self.side, sections, self.layouts, self.seams)
+
     def plan(self, first: int, last: int, slot: Slot) -> Plan:
         """Plan the copies between the units ``first`` up to, but not including, ``last`` and one slot.
 

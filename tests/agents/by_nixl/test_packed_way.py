@@ -176,10 +176,10 @@ def test_the_agent_of_a_caller_packs_only_if_progress_is_given():
 
 def test_cards_of_other_versions(far):
     card = json.loads(far.you.card())
-    card["offered"]["nixl"]["part"]["packed"] = 2
+    card["offered"]["nixl"]["part"]["packed"] = 3
     peer = far.me.meet(json.dumps(card).encode())
     plan = kvplan.compile(peer.layouts["kv"], far.me.layouts["kv"]).plan(*blocks())
-    with pytest.raises(PathError, match="'you' packs by version 2, and this kvplan by 1"):
+    with pytest.raises(PathError, match="'you' packs by version 3, and this kvplan by 2"):
         peer.submit(plan, way="packed")
     assert peer.submit(plan).result().path == "nixl"
     del card["offered"]["nixl"]["part"]["packed"]

@@ -27,6 +27,7 @@ class Manner:
     attempts: int
     slots: tuple[int, int]
     together: bool
+    leg_units: int
     slot_nbytes: tuple[int, int]
     granted: int
     most_note: int
@@ -52,7 +53,8 @@ def manners(draw, *, change: bool = False) -> Manner:
     return Manner(
         reading=reading, by_layer=draw(st.booleans()), urgent=draw(st.booleans()),
         note=b"" if reading else draw(st.binary(max_size=5)), attempts=draw(st.sampled_from((1, 1, 4))),
-        slots=(draw(slots), draw(slots)), together=draw(st.booleans()), slot_nbytes=(draw(nbytes), draw(nbytes)),
+        slots=(draw(slots), draw(slots)), together=draw(st.booleans()),
+        leg_units=draw(st.sampled_from((1, 3, 1 << 15))), slot_nbytes=(draw(nbytes), draw(nbytes)),
         granted=draw(st.integers(1, 4)),
         most_note=draw(st.sampled_from((512, 2048, 1 << 16))), faults=draw(faults(change=change)),
         seed=draw(st.integers(0, 2**32)),
@@ -88,7 +90,7 @@ def move_pair(case: Case, manner: Manner, executor) -> bool:
     network = Network(manner.seed, most_note=manner.most_note)
     for name, slots, nbytes in zip(("src", "dst"), manner.slots, manner.slot_nbytes, strict=True):
         network.place(name, executor, slots=slots, slot_nbytes=nbytes, sending=1 + slots // 3, granted=manner.granted,
-                      together=manner.together)  # fmt: skip
+                      together=manner.together, leg_units=manner.leg_units)  # fmt: skip
     meet(network, "src", "dst", ([layouts[0]], [layouts[1]]))
     network.faults = manner.faults
     mine, other = ("dst", "src") if manner.reading else ("src", "dst")
@@ -148,7 +150,9 @@ def move_ranks(case: Reshard, wrong: Faults, seed: int, executor) -> tuple[int, 
         for k, _ in enumerate(side):
             slots = network.rng.choice((3, 5, 28))  # of 28, each of the other side's ranks gets some at once
             granted, together = network.rng.choice((None, 3)), network.rng.random() < 0.5
-            network.place(f"{letter}{k}", executor, slots=slots, slot_nbytes=256, granted=granted, together=together)
+            legs = network.rng.choice((2, 1 << 15))
+            network.place(f"{letter}{k}", executor, slots=slots, slot_nbytes=256, granted=granted, together=together,
+                          leg_units=legs)  # fmt: skip
     plans = kvplan.reshard(*shards).plan(*case.ids, *case.skips)
     for s, d in plans:
         meet(network, f"s{s}", f"d{d}", ([shards[0][s].layout], [shards[1][d].layout]))

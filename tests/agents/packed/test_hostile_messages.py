@@ -71,14 +71,14 @@ WRONG = {
     "a void turn too far": lambda pair: (messages.VOID, messages.credit_body(Credit(slot_of(pair), 2**32 - 1))),
     "a transfer of neither end": lambda pair: (messages.DATA, messages.data_body(Data(2, 1, 0, slot_of(pair), 1))),
     "an end of neither end": lambda pair: (messages.DONE, messages.which_body(9, 1)),
-    "a part of no parts": lambda pair: (messages.ASK, messages.part_body(OrderPart(2, 0, 0, b""))),
-    "a part beyond the parts": lambda pair: (messages.PUSH, messages.part_body(OrderPart(2, 3, 3, b""))),
-    "millions of parts": lambda pair: (messages.PUSH, messages.part_body(OrderPart(2, 0, 1 << 31, b"x"))),
-    "an order of no order": lambda pair: (messages.ASK, messages.part_body(OrderPart(2, 0, 1, b"no order"))),
+    "a part of no parts": lambda pair: (messages.ASK, messages.part_body(OrderPart(2, 0, 1, 0, 0, b""))),
+    "a part beyond the parts": lambda pair: (messages.PUSH, messages.part_body(OrderPart(2, 0, 1, 3, 3, b""))),
+    "millions of parts": lambda pair: (messages.PUSH, messages.part_body(OrderPart(2, 0, 1, 0, 1 << 31, b"x"))),
+    "an order of no order": lambda pair: (messages.ASK, messages.part_body(OrderPart(2, 0, 1, 0, 1, b"no order"))),
     "a short body": lambda pair: (messages.DATA, b"\0"),
     "no time": lambda pair: (
         messages.ASK,
-        messages.part_body(OrderPart(2, 0, 1, order_bytes(Ordered(False, 1, 1024, float("nan"), ())))),  # noqa: FBT003
+        messages.part_body(OrderPart(2, 0, 1, 0, 1, order_bytes(Ordered(False, 1, 1024, float("nan"), ())))),  # noqa: FBT003
     ),
 }
 
@@ -165,7 +165,7 @@ def test_orders_that_are_refused(pair):
     )):  # fmt: skip
         for kind in (messages.ASK, messages.PUSH):
             heard.clear()
-            say(pair, kind, messages.part_body(OrderPart(1000 + 2 * number, 0, 1, order_bytes(order))))
+            say(pair, kind, messages.part_body(OrderPart(1000 + 2 * number, 0, 1, 0, 1, order_bytes(order))))
             pair.network.settle()
             assert [one.kind for one in heard] == [messages.FAILED]
             assert pair.near.end.has("far")
@@ -176,7 +176,7 @@ def test_orders_that_are_refused(pair):
 def test_many_orders_with_missing_parts(pair):
     """A peer that begins orders without end loses its lane; memory stays bounded."""
     for number in range(5000):
-        say(pair, messages.PUSH, messages.part_body(OrderPart(2 * number, 0, 2, b"part")))
+        say(pair, messages.PUSH, messages.part_body(OrderPart(2 * number, 0, 1, 0, 2, b"part")))
     pair.network.settle()
     assert not pair.near.end.has("far")
     again(pair)

@@ -180,7 +180,7 @@ def test_a_peer_of_plain_nixl_gets_the_call_untouched(opened, kvplan):
     assert pair.notes == {"decode": [b"note"]}
 
 
-@pytest.mark.parametrize("told", [True, -1, 0, 1.5, "1", None, [1], {}, 1 << 16, 2])
+@pytest.mark.parametrize("told", [True, -1, 0, 1.5, "1", None, [1], {}, 1 << 16, 1, 3])
 def test_a_card_with_another_version_is_nixl_s(opened, told):
     pair = opened()
     own, card = split(pair.agents[1].get_agent_metadata())
