@@ -1,12 +1,11 @@
-"""A wire that is no faster than a network card: writes of packed transfers, and large messages, wait for their time."""
+"""A wire that is no faster than a network card: writes of packed transfers, and large messages, end in its time."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -39,79 +38,48 @@ class Card:
         return self._until
 
 
-class Held:
-    """A write that waits for its time.
+class Held(NamedTuple):
+    """A write that was posted.
 
     Attributes:
-        wire: the wire that it was given to.
-        given: the arguments of its post.
+        posted: the wire's handle.
         due: when its last byte has left the card.
-        posted: the handle of the write that was posted, or None.
-        why: ``"failed: why"`` if it is never posted, or "".
     """
 
-    __slots__ = ("due", "given", "posted", "why", "wire")
-
-    def __init__(self, wire: Any, given: tuple[Any, ...], due: float) -> None:
-        self.wire, self.given, self.due = wire, given, due
-        self.posted: Any = None
-        self.why = ""
+    posted: Any
+    due: float
 
 
 def pace(owner: Any, gbps: float, clock: Clock = time.perf_counter) -> None:
     """Let all wires of a class share one card, for the rest of this process.
 
-    A write is posted when the card would have sent its last byte. So its note comes at most as early as over the card,
-    and later by the time that the real wire takes. Writes are posted in the order in which they were asked for. Any
-    call of a wire posts all that are due: the protocol looks at some writes only, the oldest first.
+    A card moves bytes while nobody looks. So a write is posted at once, and the wire is not asked about it before the
+    card would have sent its last byte. NIXL sends a write's note when it is asked and finds the end. So the note comes
+    as over the card: at the first look behind the last byte.
 
     Args:
-        owner: the class, with the methods ``write``, ``state``, ``release`` and ``close`` of
+        owner: the class, with the methods ``write``, ``state`` and ``release`` of
             :class:`kvplan.nixl.nixl_wire.NixlWire`.
         gbps: the card's rate.
         clock: returns seconds.
     """
-    post, ask, free, shut = owner.write, owner.state, owner.release, owner.close
-    card, line = Card(gbps, clock), deque[Held]()
-
-    def post_due() -> None:
-        while line and line[0].due <= clock():
-            held = line.popleft()
-            try:
-                held.posted = post(held.wire, *held.given)
-            except Exception as error:  # noqa: BLE001  # its owner hears of it when it asks
-                held.why = f"failed: {error}"
+    post, ask, free = owner.write, owner.state, owner.release
+    card = Card(gbps, clock)
 
     def write(wire: Any, local: int, remote: int, nbytes: int, *more: Any) -> Held:
-        post_due()
-        held = Held(wire, (local, remote, nbytes, *more), card.sent(nbytes))
-        line.append(held)
-        return held
+        posted = post(wire, local, remote, nbytes, *more)
+        return Held(posted, card.sent(nbytes))
 
     def state(wire: Any, held: Held) -> str:
-        post_due()
-        if held.posted is None:
-            return held.why or MOVING
+        if clock() < held.due:
+            return MOVING
         found: str = ask(wire, held.posted)
         return found
 
     def release(wire: Any, held: Held) -> bool:
-        if held.posted is not None:
-            return bool(free(wire, held.posted))
-        give_up(held, "failed: it was given up")
-        return True
+        return bool(free(wire, held.posted))
 
-    def close(wire: Any) -> None:
-        for held in [held for held in line if held.wire is wire]:
-            give_up(held, "failed: its wire is closed")
-        shut(wire)
-
-    def give_up(held: Held, why: str) -> None:
-        with suppress(ValueError):  # its post failed
-            line.remove(held)
-        held.why = held.why or why
-
-    for method in (write, state, release, close):
+    for method in (write, state, release):
         setattr(owner, method.__name__, method)
 
 

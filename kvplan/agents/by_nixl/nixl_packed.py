@@ -299,7 +299,9 @@ class NixlPacked:
         except BaseException:
             registered.close()
             raise
-        if self._progress is not None and moves_alone(memory.device, wire_name(self._nixl.backends[0])):
-            self._progress.naps.patient = True
+        if self._progress is not None:
+            naps = self._progress.naps
+            naps.slot_nbytes = slots.nbytes
+            naps.patient |= moves_alone(memory.device, wire_name(self._nixl.backends[0]))
         self.lanes.ring = Ring(end, registered, memory)
         return self.lanes.ring

@@ -19,6 +19,7 @@ GAP_SHARE = 1 / 8  # of a nap while transfers are in flight: its share of the lo
 QUIET_SHARE = 1 / 16  # its share of the time since the last step; it is never longer than this time
 AHEAD_NAP = 2e-3  # longest nap while several chunks are on the way; requests of peers wait for it, too
 AHEAD_SHARE = 3 / 4  # its share of the time of the bytes that may move meanwhile
+STEPS = 5e-4  # seconds of a thread's steps for a chunk: if a chunk may move in less, the thread takes no long naps
 LEAST_AHEAD_NAP = 10e-6
 LEAST_GAPS, GAPS = 4, 8  # the latest gaps; a transfer of one chunk has fewer, so QUIET_SHARE alone holds for it
 LEAST_MARKS = 3  # looks at which bytes had moved, until it is known how fast they move
@@ -92,6 +93,7 @@ class Naps:
         fast: returns whether that was seen of all transfers in flight.
         ahead: returns the bytes that may move before the next look, which delays none of them.
         moved: returns the bytes that have moved so far.
+        slot_nbytes: bytes of a slot; 0 without a ring.
     """
 
     def __init__(self, now: float, *, driven: bool = False) -> None:
@@ -99,6 +101,7 @@ class Naps:
         self.fast: Callable[[], bool] = _no
         self.ahead: Callable[[], float] = _none
         self.moved: Callable[[], int] = _none
+        self.slot_nbytes = 0
         self._driven = driven
         self._moved_at = self._active_at = now
         self._gaps: deque[float] = deque(maxlen=GAPS)
@@ -151,9 +154,9 @@ class Naps:
             self._rate = max(self._rate, (moved - before) / (at - begun))
 
     def _ahead(self) -> float:
-        """Return the seconds that enough bytes take, at least; 0 while it is not known how fast they move."""
+        """Return the seconds that enough bytes take, at least; 0 if it is not known how fast they move, or too fast."""
         rate = self._rate or self._known
-        return self.ahead() / rate if rate else 0.0
+        return self.ahead() / rate if 0 < rate * STEPS < self.slot_nbytes else 0.0
 
     def wake(self, now: float) -> None:
         """Note that there is something to do."""

@@ -17,7 +17,7 @@ from kvplan.agents.packed.wire import Pace
 from kvplan.errors import LayoutError
 
 HELD = 2  # chunks that wait for others are at most this part of those that go together
-PIECES_AHEAD = 0.5  # chunks that may come before the next look if pieces of a transfer are waited for
+SOON = 0.5  # chunks that may come before the next look if few are to come, or pieces of a transfer are waited for
 AHEAD_SLOTS = 4  # slots that the peer may write, and chunks to come: the last ones of a transfer are looked for
 
 
@@ -86,8 +86,8 @@ class Receiver:
         if free < min(left, AHEAD_SLOTS):
             return 0
         count: float = min(left // 2, free - AHEAD_SLOTS + 1, max(self._most // HELD - len(self._come), 1))
-        if any(len(one.left) > 1 for one in inbounds):
-            count = PIECES_AHEAD
+        if left < AHEAD_SLOTS or any(len(one.left) > 1 for one in inbounds):
+            count = SOON if left > 1 else 0
         return count * inbounds[0].rows[0].nbytes
 
     @property

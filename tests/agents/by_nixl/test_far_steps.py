@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvplan.agents.by_nixl.nixl_progress import AHEAD_NAP, BUSY_NAP, MOST_BUSY_NAP, SPIN_SECONDS, Naps
+from kvplan.agents.by_nixl.nixl_progress import AHEAD_NAP, BUSY_NAP, MOST_BUSY_NAP, SPIN_SECONDS, STEPS, Naps
 from kvplan.agents.by_nixl.packed_way import GPU_SLOTS
 from tests.agents.by_nixl.virtual_wire import Two
 
@@ -31,7 +31,7 @@ def test_long_naps_keep_the_speed_of_the_wire(seconds, slots):
 
 
 @pytest.mark.parametrize("reading", [True, False])
-@pytest.mark.parametrize("seconds", [PACED / 2, PACED, 2 * PACED])
+@pytest.mark.parametrize("seconds", [PACED, 2 * PACED])
 def test_chunks_that_wait_for_one_another_keep_the_speed_of_the_wire(seconds, reading):
     """A ring of 24 slots, as of a GPU: three chunks a submit on either side, about one look a chunk, and no second."""
     two, short = Two(seconds, 24, patient=True, together=True), Two(seconds, 24, patient=False)
@@ -76,11 +76,11 @@ def test_a_short_transfer_is_not_delayed():
 class Far:
     """Naps of a thread to which chunks of 1 MB come, with many on the way."""
 
-    def __init__(self, *, driven: bool = True) -> None:
+    def __init__(self, *, driven: bool = True, slot_nbytes: int = 100_000_000, chunks: int = 4) -> None:
         self.naps = Naps(0.0, driven=driven)
         self.nbytes, self.at = 0, 0.0
-        self.naps.moved = lambda: self.nbytes
-        self.let(4)
+        self.naps.moved, self.naps.slot_nbytes = lambda: self.nbytes, slot_nbytes
+        self.let(chunks)
 
     def let(self, chunks):
         """Let so many chunks pass before the next look."""
@@ -136,6 +136,12 @@ def test_a_thread_that_is_busy_takes_no_long_naps():
     """If looks take longer than the gaps between them, a nap would make the gaps longer, and they the nap."""
     for look, nap in ((5e-5, 0.75e-3), (3e-4, 0.0)):
         assert Far().come([2e-4] * 9, look) == pytest.approx(nap)
+
+
+def test_a_thread_takes_no_long_naps_if_a_chunk_moves_faster_than_its_steps_take():
+    """Many are on the way then, and each needs a submit, looks and a note."""
+    for seconds, nap in ((0.9 * STEPS, 0.0), (1.1 * STEPS, 2.475 * STEPS)):
+        assert Far(slot_nbytes=1_000_000, chunks=3).come([seconds] * 9) == pytest.approx(nap)
 
 
 def test_naps_are_bounded_and_begin_anew():

@@ -93,7 +93,7 @@ class Process:
         self.end = End(name, memory, SLOT, self, self.read, now=clock, threaded=lambda: True, together=together)
         self.mail: list[tuple[float, str, bytes]] = []
         self.naps = Naps(clock.time)
-        self.naps.patient = patient
+        self.naps.patient, self.naps.slot_nbytes = patient, SLOT
         self.naps.ahead, self.naps.moved = lambda: self.end.ahead, lambda: self.end.moved
         self.looks, self.submits, self.seconds = 0, 0, 0.0
 
