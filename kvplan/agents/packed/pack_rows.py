@@ -19,8 +19,9 @@ from kvplan.plan.plan import Plan
 GROUPS = 8  # most groups of layers of a transfer by layer
 
 TOGETHER = 2  # one launch copies at most this part of the slots, so that the wire has others meanwhile
-KEPT_CHUNKS = 4  # a half of fewer chunks does not keep the addresses of its units on the GPU
+KEPT_CHUNKS = 3  # a half of fewer bytes than so many slots does not keep the addresses of its units on the GPU
 KEPT_FROM = 2  # submits of a half before they are uploaded: the first chunks do not wait for that
+KEPT_SOON = 1 << 17  # units that are uploaded without waiting for so many submits, as those of a leg of an order
 
 
 class Mover(Protocol):
@@ -75,7 +76,7 @@ class Copier:
         known = self._kept.get(half, 0)
         if not isinstance(known, int):
             return known
-        if known < KEPT_FROM or not spare:
+        if not spare or (known < KEPT_FROM and half.units > KEPT_SOON):
             self._kept[half] = known + 1
             return None
         made, (row, slot) = None, chunks[0]

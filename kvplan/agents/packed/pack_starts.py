@@ -20,7 +20,8 @@ from kvplan.plan.packing.pack_recipe import recipe_of
 
 LOOK_SECONDS = 1e-3  # between two looks at deadlines
 UNBEGUN = "it had not begun, and nothing was moved"
-LEG_UNITS = 1 << 15  # units of a leg of an order, unless a chunk has more: 128 KiB of addresses at most usually
+LEG_UNITS = 1 << 16  # units of a leg of an order, unless a chunk has more: mostly 256 KiB of addresses
+FIRST = 4  # the first leg has this part of them: the other end waits for it
 
 
 class Telling(NamedTuple):
@@ -55,21 +56,21 @@ def legs_of(halves: Sequence[Half], chunk_nbytes: int, leg_units: int = LEG_UNIT
     Args:
         halves: the other end's half of each piece.
         chunk_nbytes: most bytes of a chunk.
-        leg_units: most units of a leg, unless one chunk has more.
+        leg_units: most units of a leg, unless one chunk has more; of the first leg, a part of them.
 
     Returns:
         For each leg, its halves, at least one leg.
     """
     legs: list[list[Half]] = [[]]
-    units = 0
+    units, most = 0, max(leg_units // FIRST, 1)
     for half in halves:
         first = begin = 0
         for end in half.cuts(chunk_nbytes)[1:] if half.nbytes else ():
-            if units and units + end - begin > leg_units:
+            if units and units + end - begin > most:
                 if first < begin:
                     legs[-1].append(half.part(first, begin))
                 legs.append([])
-                units, first = 0, begin
+                units, most, first = 0, leg_units, begin
             units, begin = units + end - begin, end
         if first < begin:
             legs[-1].append(half.part(first, begin) if first else half)

@@ -26,12 +26,15 @@ def halves(*units):
     ("units", "chunk_nbytes", "most", "legs"),
     [
         ([10], 256, 100, [[10]]),  # one leg: the half as it is
-        ([10], 256, 8, [[8], [2]]),  # chunks of four units
+        ([10], 256, 8, [[4], [6]]),  # chunks of four units; the first leg has a quarter, but a chunk at least
+        ([20], 256, 8, [[4], [8], [8]]),
+        ([20], 256, 16, [[4], [16]]),
+        ([20], 256, 32, [[8], [12]]),
         ([10], 256, 7, [[4], [6]]),
         ([10], 256, 1, [[4], [4], [2]]),  # a chunk has more
         ([10], 640, 1, [[10]]),
-        ([3, 3, 3], 256, 6, [[3, 3], [3]]),
-        ([3, 9, 1], 256, 8, [[3, 4], [5, 1]]),
+        ([3, 3, 3], 256, 6, [[3], [3, 3]]),
+        ([3, 9, 1], 256, 8, [[3], [8], [1, 1]]),
         ([6, 3], 256, 5, [[4], [2, 3]]),
         ([9, 3], 256, 4, [[4], [4], [1, 3]]),
         ([5, 4], 256, 4, [[4], [1], [4]]),
@@ -46,6 +49,7 @@ def test_legs_end_where_chunks_end(units, chunk_nbytes, most, legs):
 def test_a_leg_has_the_next_units():
     [half] = halves(10)
     made = [part for leg in legs_of([half], 256, 4) for part in leg]
+    assert len(made) == 3
     addresses = np.concatenate([part.sections[0].addresses for part in made])
     np.testing.assert_array_equal(addresses, half.sections[0].addresses)
     assert legs_of([half], 256, 100)[0][0] is half

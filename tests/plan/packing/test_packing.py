@@ -204,6 +204,18 @@ def test_a_recipe_reaches_nothing_but_offered_memory():
         half_of(recipe, [dst], "src")
 
 
+def test_a_half_has_one_of_several_layouts_that_share_its_memory():
+    """An executor knows plans of one layout again. One that may not be written is not enough."""
+    cache = np.zeros((LAYERS, BLOCKS, DIM), np.uint8)
+    _, _, src, _ = two_layouts()
+    dst, alike = (KVLayout.from_tensors("layer block dim", cache) for _ in range(2))
+    fixed = cache.view()
+    fixed.flags.writeable = False
+    frozen = KVLayout.from_tensors("layer block dim", fixed)
+    recipe = packing_of(kvplan.compile(src, dst).plan([0], [1])).recipe("dst")
+    assert half_of(recipe, [frozen, alike, dst], "dst").layouts == (alike,)
+
+
 def test_a_recipe_does_not_write_what_is_read_only():
     cache = np.zeros((LAYERS, BLOCKS, DIM), np.uint8)
     written = KVLayout.from_tensors("layer block dim", cache)

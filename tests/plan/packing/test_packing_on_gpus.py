@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import kvplan
+from kvplan.agents.packed import pack_rows
 from kvplan.execute.gpu.resources import DEFAULT_LIMITS
 from kvplan.plan.packing.chunk_half import ChunkPlan, Slot
 from kvplan.plan.packing.packing import packing_of
@@ -62,8 +63,11 @@ def test_chunks_of_one_gpu(path, order, seed):
 @pytest.mark.parametrize("order", ["src", "dst"])
 @pytest.mark.parametrize("path", ["kernel", "copy_engine", "auto"])
 @pytest.mark.parametrize("seed", range(4))
-def test_several_chunks_in_one_launch_whose_units_are_on_the_gpu(path, order, seed):
-    """As packed transfers submit them: the first ones with their addresses, later ones by their places on the GPU."""
+@pytest.mark.parametrize("first", [0, 2])
+def test_several_chunks_in_one_launch_whose_units_are_on_the_gpu(monkeypatch, path, order, seed, first):
+    """As packed transfers submit them: by their places on the GPU; if they are many, the first ones with addresses."""
+    if first:
+        monkeypatch.setattr(pack_rows, "KEPT_SOON", 0)
     rng = np.random.default_rng(seed)
     device = Device(seed, eager=False)
     blocks, slot_nbytes = 400, 8192
@@ -77,8 +81,8 @@ def test_several_chunks_in_one_launch_whose_units_are_on_the_gpu(path, order, se
     expected = np.zeros_like(cache)
     expected[there] = source[:, here].transpose(1, 2, 0, 3)
     np.testing.assert_array_equal(cache, expected)
-    assert not any(isinstance(plan, ChunkPlan) for plans in kept[:2] for plan in plans)
-    later = [plan for plans in kept[2:] for plan in plans]
+    assert not any(isinstance(plan, ChunkPlan) for plans in kept[:first] for plan in plans)
+    later = [plan for plans in kept[first:] for plan in plans]
     assert later
     if path == "copy_engine":
         assert not any(isinstance(plan, ChunkPlan) for plan in later)
