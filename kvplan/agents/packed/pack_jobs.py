@@ -18,7 +18,8 @@ from kvplan.execute.transfer import Transfer
 AHEAD = 3  # chunks that are gathered while the peer has no slot for them
 AHEAD_WRITES = 2  # writes that move, so that the wire has another one when the first ends
 SPARE = 3  # slots that a chunk which is gathered ahead leaves to the other peers
-FED = 3  # chunks with slots of the peer: the wire has work, so that later ones may wait until more go together
+FED, FED_PART = 3, 5 / 8  # chunks with slots of the peer, at least, and part of a sender's slots: while as many are on
+# the way, later ones wait until more can be gathered together; a fast wire has others until these are gathered
 
 
 class Job:
@@ -242,7 +243,7 @@ class Gathers:
         The wire has others meanwhile. Chunks of high priority wait for nothing.
         """
         moving, unlent = len(self._gathering) + len(self._writing), len(self._unlent)
-        if job.urgent or moving - unlent < FED:
+        if job.urgent or moving - unlent < max(FED, self._most * FED_PART):
             return False
         room = self.credits.free if self.credits.some else AHEAD - unlent
         return min(room, len(self._slots), self._most - moving) < min(self._at_once(job), len(job.rows) - job.next)

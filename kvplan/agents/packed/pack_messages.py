@@ -110,7 +110,7 @@ class OrderPart(NamedTuple):
     legs: int
     part: int
     parts: int
-    content: bytes
+    content: bytes | memoryview
 
 
 class Data(NamedTuple):
@@ -203,7 +203,7 @@ def read_hello(body: bytes) -> Hello:
 
 def part_body(part: OrderPart) -> bytes:
     """Return the body of an :data:`ASK` or a :data:`PUSH`."""
-    return PART.pack(*part[:5]) + part.content
+    return b"".join([PART.pack(*part[:5]), part.content])
 
 
 def read_part(body: bytes) -> OrderPart:
@@ -214,7 +214,7 @@ def read_part(body: bytes) -> OrderPart:
         raise wrong(body) from None
     if not (leg < legs and part < parts):
         raise wrong(body)
-    return OrderPart(transfer, leg, legs, part, parts, body[PART.size :])
+    return OrderPart(transfer, leg, legs, part, parts, memoryview(body)[PART.size :])
 
 
 def data_body(data: Data) -> bytes:

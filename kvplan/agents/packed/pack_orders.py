@@ -29,7 +29,7 @@ class Ordered(NamedTuple):
         attempts: how often a write is posted, at most.
         chunk_nbytes: most bytes of a chunk.
         seconds: seconds until it is given up, or 0.
-        recipes: recipes of the leg's chunks.
+        recipes: recipes of the leg's chunks, as bytes or views of them.
         note: the user's note for a push; the first leg's counts.
     """
 
@@ -37,7 +37,7 @@ class Ordered(NamedTuple):
     attempts: int
     chunk_nbytes: int
     seconds: float
-    recipes: tuple[bytes, ...]
+    recipes: tuple[bytes | memoryview, ...]
     note: bytes = b""
 
 
@@ -55,21 +55,21 @@ def order_bytes(order: Ordered) -> bytes:
     return b"".join([head, lengths, *order.recipes, order.note])
 
 
-def read_order(content: bytes) -> Ordered:
-    """Read the bytes of a leg of an order."""
+def read_order(content: bytes | memoryview) -> Ordered:
+    """Read the bytes of a leg of an order; its recipes are views of them."""
     try:
         urgent, attempts, chunk_nbytes, seconds, noted, count = _ORDER.unpack_from(content)
         lengths = struct.unpack_from(f"<{count}I", content, _ORDER.size)
     except struct.error:
-        raise wrong(content) from None
+        raise wrong(bytes(content)) from None
     start = _ORDER.size + 4 * count
     if start + sum(lengths) + noted != len(content) or not seconds >= 0 or not attempts:
-        raise wrong(content)
-    recipes = []
+        raise wrong(bytes(content))
+    recipes, view = list[memoryview](), memoryview(content)
     for length in lengths:
-        recipes.append(content[start : start + length])
+        recipes.append(view[start : start + length])
         start += length
-    return Ordered(bool(urgent), attempts, chunk_nbytes, seconds, tuple(recipes), content[start:])
+    return Ordered(bool(urgent), attempts, chunk_nbytes, seconds, tuple(recipes), bytes(view[start:]))
 
 
 def parts_of(transfer: int, leg: int, legs: int, order: bytes, most_note: int) -> list[bytes]:
@@ -94,7 +94,7 @@ class Leg(NamedTuple):
 
     number: int
     last: bool
-    content: bytes
+    content: bytes | memoryview
 
 
 class _Open:

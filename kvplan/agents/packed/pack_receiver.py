@@ -246,12 +246,13 @@ class Receiver:
     def _wait_for_more(self, some: Sequence[Scatter], most: int) -> bool:
         """Return whether chunks wait for the next ones of their piece, so that more of them are scattered together.
 
-        The peer has slots meanwhile. The last chunks of a piece, and those of high priority, wait for nothing.
+        The peer has slots meanwhile: half of them, since chunks on the way have some. The last chunks of a piece, and
+        those of high priority, wait for nothing.
         """
         inbound, piece = some[0].inbound, some[0].row.piece
         if inbound.over or inbound.urgent or len(some) >= most // HELD or len(some) < len(self._come):
             return False
-        return min(inbound.to_come(piece), self._free) >= AHEAD_SLOTS
+        return inbound.to_come(piece) >= AHEAD_SLOTS and self._free >= max(AHEAD_SLOTS, len(self.granted) // 2)
 
     def _claim(self, inbound: Inbound) -> bool:
         if inbound.own is None or inbound.own.claim():

@@ -146,7 +146,9 @@ def _twin(columns: Sequence[tuple[Int64Array, Place]], addresses: Int64Array, pl
 # ---- reading -----------------------------------------------------------------------------------------------------
 
 
-def half_of(recipe: bytes, offered: Offered | Mapping[str, KVLayout] | Sequence[KVLayout], side: str) -> Half:
+def half_of(
+    recipe: bytes | memoryview, offered: Offered | Mapping[str, KVLayout] | Sequence[KVLayout], side: str
+) -> Half:
     """Make a half from the recipe of another process, after every check: it can move nothing but offered memory.
 
     Args:
@@ -170,7 +172,7 @@ def half_of(recipe: bytes, offered: Offered | Mapping[str, KVLayout] | Sequence[
     """
     if side not in SIDES:
         raise KVPlanError(f"side is {side!r}; give 'src', which gathers, or 'dst', which scatters")
-    sections, columns = _read(bytes(recipe), side)
+    sections, columns = _read(memoryview(recipe), side)
     if not isinstance(offered, Offered):
         offered = Offered(list(offered.values()) if isinstance(offered, Mapping) else offered)
     nbytes = sum(columns[one.column].addresses.size * one.unit_nbytes for one in sections)
@@ -189,12 +191,12 @@ def half_of(recipe: bytes, offered: Offered | Mapping[str, KVLayout] | Sequence[
     return Half(side, made, *offered.of(touched))
 
 
-def _read(recipe: bytes, side: str) -> tuple[tuple[CheckedSection, ...], list[Column]]:
+def _read(recipe: memoryview, side: str) -> tuple[tuple[CheckedSection, ...], list[Column]]:
     if not HEADER.size <= len(recipe) <= LIMITS.recipe_nbytes:
         raise wrong(f"has {len(recipe):,} bytes; it has {HEADER.size} to {LIMITS.recipe_nbytes:,}")
     magic, version, number, sections, runs, count, _, nbytes = HEADER.unpack_from(recipe)
     if magic != MAGIC or version != VERSION:
-        raise wrong(f"begins with {recipe[:6]!r}; this is {MAGIC!r} of version {VERSION}")
+        raise wrong(f"begins with {bytes(recipe[:6])!r}; this is {MAGIC!r} of version {VERSION}")
     if number >= len(SIDES) or SIDES[number] != side:
         raise wrong(f"is for side {number}; asked for is {side!r}")
     if nbytes != len(recipe):
@@ -205,14 +207,14 @@ def _read(recipe: bytes, side: str) -> tuple[tuple[CheckedSection, ...], list[Co
     begin = shared + 8 * COLUMN * count
     if begin > len(recipe):
         raise wrong("is cut off")
-    part = recipe[HEADER.size : shared]
+    part = bytes(recipe[HEADER.size : shared])
     checked = checked_sections(part, sections, side)
     heads = np.frombuffer(recipe, dtype="<i8", count=COLUMN * count, offset=shared).reshape(-1, COLUMN).tolist()
     return checked, _read_columns(recipe, heads, begin, checked, writing=side == "dst")
 
 
 def _read_columns(
-    recipe: bytes, heads: Sequence[Sequence[int]], begin: int, checked: Sequence[CheckedSection], *, writing: bool
+    recipe: memoryview, heads: Sequence[Sequence[int]], begin: int, checked: Sequence[CheckedSection], *, writing: bool
 ) -> list[Column]:  # fmt: skip
     """Read the addresses of the units, and check that they are as the sections say."""
     at, units, columns = begin, 0, list[Column]()
