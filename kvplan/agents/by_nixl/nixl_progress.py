@@ -22,7 +22,7 @@ AHEAD_SHARE = 3 / 4  # its share of the time of the bytes that may move meanwhil
 STEPS = 5e-4  # seconds of a thread's steps for a chunk: if a chunk may move in less, the thread takes no long naps
 LEAST_AHEAD_NAP = 10e-6
 LEAST_GAPS, GAPS = 4, 8  # the latest gaps; a transfer of one chunk has fewer, so QUIET_SHARE alone holds for it
-LEAST_MARKS = 3  # looks at which bytes had moved, until it is known how fast they move
+RATED = 12  # slots whose bytes have to come until it is known how fast; some come together, as their sender looks
 RECENT_NAP = 30e-6  # seconds between two looks when nothing is in flight: the next transfer is likely to come soon
 RECENT_SECONDS = 0.02  # since a transfer was in flight
 IDLE_NAP = 2e-4  # the same later: a peer's direct transfer over TCP moves on by these looks
@@ -106,7 +106,7 @@ class Naps:
         self._moved_at = self._active_at = now
         self._gaps: deque[float] = deque(maxlen=GAPS)
         self._looks: deque[float] = deque(maxlen=GAPS)  # seconds of the looks behind these gaps
-        self._marks: deque[tuple[float, int]] = deque(maxlen=GAPS)  # when bytes had moved, and how many
+        self._marks: deque[tuple[float, int]] = deque(maxlen=RATED + 1)  # when bytes had moved, and how many
         self._rate = self._known = 0.0  # bytes a second, at most, of the transfers in flight, and of those before
         self._busy = False
 
@@ -149,9 +149,10 @@ class Naps:
         if marks and moved == marks[-1][1]:
             return
         marks.append((at, moved))
-        begun, before = marks[0]
-        if len(marks) >= LEAST_MARKS and at > begun:
-            self._rate = max(self._rate, (moved - before) / (at - begun))
+        for begun, before in reversed(marks):  # a longer time may hold a pause, or the begin of a transfer
+            if moved - before >= RATED * self.slot_nbytes and at > begun:
+                self._rate = max(self._rate, (moved - before) / (at - begun))
+                break
 
     def _ahead(self) -> float:
         """Return the seconds that enough bytes take, at least; 0 if it is not known how fast they move, or too fast."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvplan.agents.by_nixl.nixl_progress import AHEAD_NAP, BUSY_NAP, MOST_BUSY_NAP, SPIN_SECONDS, STEPS, Naps
+from kvplan.agents.by_nixl.nixl_progress import AHEAD_NAP, BUSY_NAP, MOST_BUSY_NAP, RATED, SPIN_SECONDS, STEPS, Naps
 from kvplan.agents.by_nixl.packed_way import GPU_SLOTS
 from tests.agents.by_nixl.virtual_wire import Two
 
@@ -33,14 +33,14 @@ def test_long_naps_keep_the_speed_of_the_wire(seconds, slots):
 @pytest.mark.parametrize("reading", [True, False])
 @pytest.mark.parametrize("seconds", [PACED, 2 * PACED])
 def test_chunks_that_wait_for_one_another_keep_the_speed_of_the_wire(seconds, reading):
-    """A ring of 24 slots, as of a GPU: three chunks a submit on either side, about one look a chunk, and no second."""
+    """A ring of 24 slots, as of a GPU: three chunks a submit on either side, and one or two looks a chunk."""
     two, short = Two(seconds, 24, patient=True, together=True), Two(seconds, 24, patient=False)
     for one in (two, short):
         one.move(20, reading=reading)
     long, least = two.move(200, reading=reading), short.move(200, reading=reading)
     assert 200 * seconds < long < 1.01 * least
     assert max(two.near.submits, two.far.submits) <= 200 / 2.8
-    assert max(two.near.looks, two.far.looks) <= 200 * 1.3
+    assert max(two.near.looks, two.far.looks) <= 200 * 1.8
 
 
 def test_a_thread_that_works_half_of_the_time_takes_no_long_naps():
@@ -74,59 +74,65 @@ def test_a_short_transfer_is_not_delayed():
 
 
 class Far:
-    """Naps of a thread to which chunks of 1 MB come, with many on the way."""
+    """Naps of a thread to which chunks of 1 MB come, with many on the way; each fills a slot."""
 
-    def __init__(self, *, driven: bool = True, slot_nbytes: int = 100_000_000, chunks: int = 4) -> None:
+    def __init__(self, *, driven: bool = True, chunks: int = 2) -> None:
         self.naps = Naps(0.0, driven=driven)
         self.nbytes, self.at = 0, 0.0
-        self.naps.moved, self.naps.slot_nbytes = lambda: self.nbytes, slot_nbytes
+        self.naps.moved, self.naps.slot_nbytes = lambda: self.nbytes, 1_000_000
         self.let(chunks)
 
     def let(self, chunks):
         """Let so many chunks pass before the next look."""
         self.naps.ahead = lambda: chunks * 1e6
 
-    def come(self, gaps, look=0.0):
-        """Let a chunk come after each of some times, and a look take as long; return the last nap."""
+    def come(self, gaps, look=0.0, chunks=1):
+        """Let chunks come after each of some times, and a look take as long; return the last nap."""
         nap = None
         for gap in gaps:
             self.at += gap + look
-            self.nbytes += 1_000_000
+            self.nbytes += chunks * 1_000_000
             nap = self.naps.after(self.at, moved=True, busy=True, begun=self.at - look)
         return nap
 
 
 def test_a_nap_is_three_quarters_of_the_time_that_the_bytes_on_the_way_take():
     far = Far()
-    assert far.come([1e-4] * 2) == 0.0  # it is not known how fast they move
-    assert far.come([1e-4] * 9) == pytest.approx(3e-4)
-    far.let(2)
-    assert far.come([1e-4]) == pytest.approx(1.5e-4)
-    assert far.naps.after(far.at + 1e-4, moved=False, busy=True) == pytest.approx(0.75e-4)  # half of it has passed
+    assert far.come([1e-3] * RATED) == 0.0  # it is not known how fast they move
+    assert far.come([1e-3]) == pytest.approx(1.5e-3)
+    far.let(1)
+    assert far.come([1e-3]) == pytest.approx(0.75e-3)
+    assert far.naps.after(far.at + 5e-4, moved=False, busy=True) == pytest.approx(0.375e-3)  # half of it has passed
     far.let(0)
-    assert far.come([1e-4]) == 0.0
+    assert far.come([1e-3]) == 0.0
 
 
 def test_the_speed_is_that_of_the_fastest_chunks():
     """A pause of the sender makes no later nap longer."""
     far = Far()
-    far.come([1e-4] * 8)
-    assert far.come([5e-3, 1e-4, 1e-4]) == pytest.approx(3e-4)
+    far.come([1e-3] * 14)
+    assert far.come([5e-2, 1e-3, 1e-3]) == pytest.approx(1.5e-3)
+
+
+def test_a_nap_that_was_too_long_shows_by_the_chunks_that_have_come_meanwhile():
+    """A transfer begins slowly. Without this, naps would make all of it as slow as its begin."""
+    far = Far()
+    assert far.come([1e-3] * 14) > 0
+    assert far.come([2e-3] * 2, chunks=6) == 0.0
 
 
 def test_the_next_transfer_begins_with_the_speed_of_the_last_one():
-    far = Far()
-    far.come([1e-4] * 8)
+    far = Far(chunks=1)
+    far.come([1e-3] * 14)
     far.naps.after(far.at, moved=False, busy=False)
     assert far.naps.after(far.at + 1.0, moved=False, busy=True) == 0.0  # a submit has begun something: look soon
-    assert far.naps.after(far.at + 1.0 + 2e-4, moved=False, busy=True) == pytest.approx(1.5e-4)
-    assert far.come([1.0 + 1e-4] + [2e-4] * 8) == pytest.approx(6e-4)  # and then has its own
+    assert far.naps.after(far.at + 1.0 + 2e-4, moved=False, busy=True) == pytest.approx(0.6e-3)
+    assert far.come([1.0 + 1e-3] + [2e-3] * 14) == pytest.approx(1.5e-3)  # and then has its own
 
 
 def test_a_nap_is_as_long_as_it_has_been_quiet_at_most():
     """Where one chunk is on the way at a time, a gather ends soon after its submit, and a write much later."""
-    far = Far()
-    far.let(0)
+    far = Far(chunks=0)
     assert far.come([1e-3] * 6) == 0.0
     for quiet, nap in ((1e-5, 0.0), (6e-5, 6e-5), (9e-5, 9e-5), (5e-4, 1e-4)):
         assert far.naps.after(far.at + quiet, moved=False, busy=True) == pytest.approx(nap)
@@ -134,22 +140,22 @@ def test_a_nap_is_as_long_as_it_has_been_quiet_at_most():
 
 def test_a_thread_that_is_busy_takes_no_long_naps():
     """If looks take longer than the gaps between them, a nap would make the gaps longer, and they the nap."""
-    for look, nap in ((5e-5, 0.75e-3), (3e-4, 0.0)):
-        assert Far().come([2e-4] * 9, look) == pytest.approx(nap)
+    for look, nap in ((5e-4, 1.125e-3), (1.5e-3, 0.0)):
+        assert Far(chunks=1).come([1e-3] * 14, look) == pytest.approx(nap)
 
 
 def test_a_thread_takes_no_long_naps_if_a_chunk_moves_faster_than_its_steps_take():
     """Many are on the way then, and each needs a submit, looks and a note."""
-    for seconds, nap in ((0.9 * STEPS, 0.0), (1.1 * STEPS, 2.475 * STEPS)):
-        assert Far(slot_nbytes=1_000_000, chunks=3).come([seconds] * 9) == pytest.approx(nap)
+    for seconds, nap in ((0.9 * STEPS, 0.0), (1.1 * STEPS, 1.65 * STEPS)):
+        assert Far().come([seconds] * 14) == pytest.approx(nap)
 
 
 def test_naps_are_bounded_and_begin_anew():
     far = Far()
-    assert far.come([1.0] * 6) == AHEAD_NAP
+    assert far.come([1.0] * 14) == AHEAD_NAP
     far.let(0)
-    assert far.naps.after(6.5, moved=False, busy=True) == MOST_BUSY_NAP
-    far.naps.after(7.0, moved=False, busy=False)
+    assert far.naps.after(14.5, moved=False, busy=True) == MOST_BUSY_NAP
+    far.naps.after(15.0, moved=False, busy=False)
     assert far.naps.after(60.0, moved=False, busy=True) == 0.0  # a submit has begun something: its steps come soon
     assert far.naps.after(60.0 + SPIN_SECONDS, moved=False, busy=True) == BUSY_NAP
     assert far.naps.after(90.0, moved=False, busy=True) == MOST_BUSY_NAP
@@ -158,10 +164,10 @@ def test_naps_are_bounded_and_begin_anew():
 def test_bytes_that_move_by_looks_are_not_left_alone():
     """Without a thread of NIXL, a socket is filled by looks: naps are short until the wire is seen to be faster."""
     far = Far(driven=False)
-    assert far.come([1.0] * 6) == 0.0
-    assert far.naps.after(6.5, moved=False, busy=True) == BUSY_NAP
+    assert far.come([1.0] * 14) == 0.0
+    assert far.naps.after(14.5, moved=False, busy=True) == BUSY_NAP
     far.naps.fast = lambda: True
-    assert far.naps.after(6.5, moved=False, busy=True) == AHEAD_NAP
+    assert far.naps.after(14.5, moved=False, busy=True) == AHEAD_NAP
 
 
 @pytest.mark.parametrize("reading", [True, False])
