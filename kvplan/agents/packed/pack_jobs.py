@@ -289,7 +289,7 @@ class Gathers:
 
     def _end(self, job: Job) -> None:
         job.over = True
-        if job.left is not None:
-            job.left()
         self.jobs.pop((job.whose, job.number), None)
         self._lines[job.urgent].pop(job, None)
+        if job.left is not None:
+            job.left()  # last: an interrupt may come in it

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_right
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from kvplan.agents.packed.pack_messages import PART, OrderPart, overhead, part_body, wrong
 from kvplan.errors import LayoutError
+from kvplan.plan.packing.pack_recipe import Buffer
 
 MOST_ORDER = 256 << 20  # bytes of an order: 8 bytes for each of 32 million units
 MOST_GAPS = 1 << 16  # between the transfers of one peer that have ended
@@ -37,7 +39,7 @@ class Ordered(NamedTuple):
     attempts: int
     chunk_nbytes: int
     seconds: float
-    recipes: tuple[bytes | memoryview, ...]
+    recipes: tuple[Buffer, ...]
     note: bytes = b""
 
 
@@ -48,14 +50,22 @@ def order_bytes(order: Ordered) -> bytes:
     >>> read_order(order_bytes(told)) == told
     True
     """
-    lengths = struct.pack(f"<{len(order.recipes)}I", *map(len, order.recipes))
-    head = _ORDER.pack(
-        order.urgent, order.attempts, order.chunk_nbytes, order.seconds, len(order.note), len(order.recipes)
-    )
-    return b"".join([head, lengths, *order.recipes, order.note])
+    return b"".join(order_pieces(order._replace(recipes=()), [[recipe] for recipe in order.recipes]))
 
 
-def read_order(content: bytes | memoryview) -> Ordered:
+def order_pieces(order: Ordered, recipes: Sequence[Sequence[Buffer]]) -> list[Buffer]:
+    """Return a leg of an order, with other recipes than its own, in pieces which follow one another.
+
+    Args:
+        order: the leg.
+        recipes: the pieces of each recipe.
+    """
+    lengths = struct.pack(f"<{len(recipes)}I", *[sum([len(piece) for piece in recipe]) for recipe in recipes])
+    head = _ORDER.pack(order.urgent, order.attempts, order.chunk_nbytes, order.seconds, len(order.note), len(recipes))
+    return [head, lengths, *[piece for recipe in recipes for piece in recipe], order.note]
+
+
+def read_order(content: Buffer) -> Ordered:
     """Read the bytes of a leg of an order; its recipes are views of them."""
     try:
         urgent, attempts, chunk_nbytes, seconds, noted, count = _ORDER.unpack_from(content)
@@ -72,14 +82,19 @@ def read_order(content: bytes | memoryview) -> Ordered:
     return Ordered(bool(urgent), attempts, chunk_nbytes, seconds, tuple(recipes), bytes(view[start:]))
 
 
-def parts_of(transfer: int, leg: int, legs: int, order: bytes, most_note: int) -> list[bytes]:
-    """Cut a leg of an order into the bodies of messages that fit into notes.
+def parts_of(transfer: int, leg: int, legs: int, order: Sequence[Buffer], most_note: int) -> list[bytes]:
+    """Cut a leg of an order, in pieces, into the bodies of messages that fit into notes.
 
-    >>> [len(body) for body in parts_of(5, 0, 1, bytes(1000), 512)]
+    >>> [len(body) for body in parts_of(5, 0, 1, [bytes(600), bytes(400)], 512)]
     [477, 477, 118]
+    >>> [len(body) for body in parts_of(5, 0, 1, [bytes(100), bytes(50)], 512)]
+    [174]
     """
     most = most_note - overhead(0) - PART.size
-    pieces = [order[start : start + most] for start in range(0, len(order), most)]
+    if sum([len(piece) for piece in order]) <= most:
+        return [b"".join([PART.pack(transfer, leg, legs, 0, 1), *order])]
+    whole = memoryview(b"".join(order))
+    pieces = [whole[start : start + most] for start in range(0, len(whole), most)]
     return [part_body(OrderPart(transfer, leg, legs, k, len(pieces), piece)) for k, piece in enumerate(pieces)]
 
 
@@ -94,7 +109,7 @@ class Leg(NamedTuple):
 
     number: int
     last: bool
-    content: bytes | memoryview
+    content: Buffer
 
 
 class _Open:

@@ -263,7 +263,10 @@ class Receiver:
     def look(self) -> bool:
         """Return whether a scatter has ended."""
         running = set[tuple[bool, str]]()
-        return any(ended(one.moved, one.inbound.urgent, running) for one in self._scattering)
+        return True in [
+            ended(one.moved, one.inbound.urgent, running) for one in self._scattering
+        ]  # no generator, which
+        # an interrupt may end where nobody hears of it
 
     def step(self) -> bool:
         """End what is scattered; return whether anything changed."""

@@ -14,6 +14,7 @@ from kvplan.agents.packed.pack_transfer import PackedTransfer
 from kvplan.agents.packed.slot_ring import RingSlot
 from kvplan.agents.packed.wire import DONE, MOVING, Pace, Wire
 
+OTHERS = 3  # looks that find nothing, until a write behind the oldest one is asked
 MOST_NEED = 16  # slots of the peer that one process has use for
 
 log = logging.getLogger("kvplan.agents")
@@ -95,8 +96,8 @@ class Sender(Gathers):
     def look(self) -> bool:
         """Look at what moves; return whether a gather or a write has ended, so that a step may change something.
 
-        Writes mostly end in the order in which they were posted: behind one that moves, one of the others is asked, in
-        turn.
+        Writes mostly end in the order in which they were posted: behind one that moves, one of the others is asked at
+        times, in turn.
         """
         found, running = False, set[tuple[bool, str]]()
         for chunk in self._gathering:
@@ -113,7 +114,8 @@ class Sender(Gathers):
                 break  # the peer hears of a failure before further chunks reach it
         if len(writing) > 1 and not found:
             self._turn += 1
-            self._known(writing[1 + self._turn % (len(writing) - 1)])
+            if not self._turn % OTHERS:
+                self._known(writing[1 + self._turn // OTHERS % (len(writing) - 1)])
             for chunk in writing:  # it, or one that was not released at once
                 found |= chunk.why is not None
         return found

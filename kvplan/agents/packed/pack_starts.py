@@ -9,14 +9,14 @@ from typing import NamedTuple
 from kvplan.agents.packed.pack_inbound import Inbound
 from kvplan.agents.packed.pack_jobs import Job, held
 from kvplan.agents.packed.pack_messages import ASK, PULL, PUSH, PUSHED, data_nbytes, overhead
-from kvplan.agents.packed.pack_orders import Ordered, order_bytes, parts_of
+from kvplan.agents.packed.pack_orders import Ordered, order_pieces, parts_of
 from kvplan.agents.packed.pack_outbox import Outbox
 from kvplan.agents.packed.pack_receiver import Receiver
 from kvplan.agents.packed.pack_rows import rows_of
 from kvplan.agents.packed.pack_sender import Sender
 from kvplan.agents.packed.pack_transfer import PackedTransfer
 from kvplan.plan.packing.chunk_half import Half
-from kvplan.plan.packing.pack_recipe import recipe_of
+from kvplan.plan.packing.pack_recipe import Buffer, recipe_pieces
 
 LOOK_SECONDS = 1e-3  # between two looks at deadlines
 UNBEGUN = "it had not begun, and nothing was moved"
@@ -41,13 +41,14 @@ class Telling(NamedTuple):
     until: float | None
     legs: Sequence[Sequence[Half]]
 
-    def leg(self, number: int, now: float) -> bytes:
-        """Return the bytes of a leg; raise KVPlanError if one of its recipes cannot be written."""
+    def leg(self, number: int, now: float) -> list[Buffer]:
+        """Return a leg, in pieces; raise KVPlanError if one of its recipes cannot be written."""
         wish = self.transfer.wish
         left = 0.0 if self.until is None else max(self.until - now, 1e-3)
-        note = b"" if wish.reading or number else wish.note
-        recipes = tuple([recipe_of(half) for half in self.legs[number]])
-        return order_bytes(Ordered(wish.urgent, wish.attempts, self.chunk_nbytes, left, recipes, note))
+        order = Ordered(
+            wish.urgent, wish.attempts, self.chunk_nbytes, left, (), b"" if wish.reading or number else wish.note
+        )
+        return order_pieces(order, [recipe_pieces(half) for half in self.legs[number]])
 
 
 def legs_of(halves: Sequence[Half], chunk_nbytes: int, leg_units: int = LEG_UNITS) -> list[list[Half]]:
@@ -193,7 +194,7 @@ class Starts:
         )
         order = telling.leg(0, now)
         rides = bool(rows) and not reading and len(telling.legs) == 1
-        rides = rides and overhead(0) + data_nbytes() + len(order) <= self._most_note
+        rides = rides and overhead(0) + data_nbytes() + sum([len(piece) for piece in order]) <= self._most_note
         if not rows and not transfer.claim():
             return
         self._counts[key] += 1
@@ -204,7 +205,7 @@ class Starts:
         else:
             job = Job(
                 PUSHED, number, rows, urgent=wish.urgent, attempts=wish.attempts,
-                ready=[piece.ready for piece in transfer.pieces], order=order if rides else b"", own=transfer,
+                ready=[piece.ready for piece in transfer.pieces], order=b"".join(order) if rides else b"", own=transfer,
             )  # fmt: skip
             self._begun[transfer] = job
             self._sender.take(job)
@@ -213,7 +214,7 @@ class Starts:
             if len(telling.legs) > 1:
                 self._tellings.append((telling, 1))
 
-    def _say(self, telling: Telling, number: int, leg: bytes) -> None:
+    def _say(self, telling: Telling, number: int, leg: list[Buffer]) -> None:
         """Tell a leg of an order."""
         for body in parts_of(telling.number, number, len(telling.legs), leg, self._most_note):
             self._outbox.say(ASK if telling.transfer.wish.reading else PUSH, body)

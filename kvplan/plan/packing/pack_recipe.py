@@ -38,6 +38,7 @@ MAGIC, VERSION = b"kvpr", 1
 HEADER = struct.Struct("<4sHHIIIIQ")
 COLUMN = 5  # words of a row
 WIDTHS: dict[int, np.dtype[Any]] = {1: np.dtype("<u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4"), 8: np.dtype("<u8")}
+Buffer = bytes | memoryview
 SAMPLE = 64  # addresses whose common step is tried for all
 ADDRESSES = 1 << 62  # more than any address, and so small that a sum of two does not overflow
 _turned: WeakKeyDictionary[RunGroup, Int64Array] = WeakKeyDictionary()  # run tables of the side "dst"
@@ -48,6 +49,15 @@ _turned: WeakKeyDictionary[RunGroup, Int64Array] = WeakKeyDictionary()  # run ta
 
 def recipe_of(half: Half) -> bytes:
     """Return the recipe of a half; see :meth:`kvplan.plan.packing.packing.Packing.recipe`.
+
+    Raises:
+        KVPlanError: it has more units or runs than a recipe may have.
+    """
+    return b"".join(recipe_pieces(half))
+
+
+def recipe_pieces(half: Half) -> list[Buffer]:
+    """Return the recipe of a half in pieces, one behind the other. New memory for a copy takes longer than all else.
 
     Raises:
         KVPlanError: it has more units or runs than a recipe may have.
@@ -79,7 +89,7 @@ def recipe_of(half: Half) -> bytes:
                 "give layouts whose orders differ less"
             )
     heads, payloads = _columns(columns)
-    body = [
+    body: list[Buffer] = [
         np.array(sections, dtype="<i8").tobytes(),
         rows.astype("<i8", copy=False).tobytes(),
         np.array(heads, dtype="<i8").tobytes(),
@@ -87,7 +97,7 @@ def recipe_of(half: Half) -> bytes:
     ]
     nbytes = HEADER.size + sum([len(part) for part in body])
     head = HEADER.pack(MAGIC, VERSION, SIDES.index(half.side), len(sections), len(rows), len(columns), 0, nbytes)
-    return b"".join([head, *body])  # one copy: new memory takes longer than all else
+    return [head, *body]
 
 
 def _table_of(group: RunGroup, side: str) -> Int64Array:
@@ -100,9 +110,9 @@ def _table_of(group: RunGroup, side: str) -> Int64Array:
     return known
 
 
-def _columns(columns: Sequence[tuple[Int64Array, Place]]) -> tuple[list[tuple[int, ...]], list[bytes | memoryview]]:
+def _columns(columns: Sequence[tuple[Int64Array, Place]]) -> tuple[list[tuple[int, ...]], list[Buffer]]:
     heads: list[tuple[int, ...]] = []
-    payloads: list[bytes | memoryview] = []
+    payloads: list[Buffer] = []
     for number, (addresses, place) in enumerate(columns):
         twin = _twin(columns[:number], addresses, place)
         if twin is not None:

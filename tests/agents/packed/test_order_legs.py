@@ -94,7 +94,7 @@ def test_a_leg_that_is_refused_ends_the_transfer(executor, monkeypatch, reading)
     """The third leg is no recipe; the error says so, and no slot is lost on either side."""
 
     def change(number, leg):
-        return leg if number != 2 else leg.replace(b"kvpr", b"kvpx")
+        return leg if number != 2 else [b"".join(leg).replace(b"kvpr", b"kvpx")]
 
     seen, pair = told(monkeypatch, change), legged(executor)
     transfer = pair.submit(reading=reading)

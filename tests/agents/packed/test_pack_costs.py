@@ -159,7 +159,7 @@ def test_calls_of_an_empty_poll(monkeypatch, slots):
         network.step()
         for place in (near, far):
             counts: Counter = Counter()
-            for _ in range(20):  # until all writes that have ended are found
+            for _ in range(60):  # until all writes that have ended are found
                 place.end.poll()
             counting(counts, place.name, place.end.poll)
             assert counts[place.name] <= 40, counts

@@ -25,7 +25,8 @@ class InProtocol(Interrupt):
 
 def prepared(executor, number):
     faults = Faults(late=0.2, twice=0.3, fail=0.1, linger=0.2)
-    return Pair(executor, seed=number, faults=faults, near={"slot_nbytes": 256}, far={"slot_nbytes": 256})
+    ring = {"slot_nbytes": 256} | ({"together": True, "leg_units": 1} if number % 2 else {})
+    return Pair(executor, seed=number, faults=faults, near=ring, far=ring)
 
 
 def move(pair):
