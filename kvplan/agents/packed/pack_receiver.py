@@ -263,10 +263,8 @@ class Receiver:
     def look(self) -> bool:
         """Return whether a scatter has ended."""
         running = set[tuple[bool, str]]()
-        return True in [
-            ended(one.moved, one.inbound.urgent, running) for one in self._scattering
-        ]  # no generator, which
-        # an interrupt may end where nobody hears of it
+        # No generator: an interrupt would end it where nobody hears of that.
+        return True in [ended(one.moved, one.inbound.urgent, running) for one in self._scattering]
 
     def step(self) -> bool:
         """End what is scattered; return whether anything changed."""
