@@ -40,7 +40,7 @@ class Wire(NamedTuple):
 GPU_DESCRIPTORS = {576: 50.0, 8 * KIB: 20.0, 64 * KIB: 5.0}
 GPU_FAST = {256: 0.5, 576: 0.6, 8 * KIB: 0.7, 64 * KIB: 0.7}
 GPU_SLOW = {256: 0.85, 576: 0.9, 8 * KIB: 0.95, 64 * KIB: 0.95}
-LARGE = {"mib": 1024, "most_rows": 1 << 20, "most_posted": 4096}  # 256 MiB in rows of 256 B, and 8 KiB and up 1 GiB
+LARGE = {"mib": 4096, "most_rows": 1 << 24, "most_posted": 4096}  # as large as a prefill's cache: vLLM #55434 has 4.9 GB
 PACED_GBPS = 50.0  # a network card of 400 Gb/s
 WIRES = {
     "shm": Wire("shm", "host", "", of_descriptors={576: 10.0, 8 * KIB: 2.0}),
@@ -85,7 +85,7 @@ class Scale:
         """Return the scale of one wire, with transfers of its own size, or of so many MiB.
 
         >>> FULL.on(WIRES["cuda_ipc"]).nbytes >> 20, FULL.on(WIRES["cuda_ipc"], 64).nbytes >> 20
-        (1024, 64)
+        (4096, 64)
         """
         nbytes = (mib or wire.mib) * MIB
         return replace(self, nbytes=nbytes, most_rows=wire.most_rows, most_posted=wire.most_posted)

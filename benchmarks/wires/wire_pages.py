@@ -15,6 +15,7 @@ RESULTS = ROOT / "benchmarks" / "results" / "wires"
 WIRE, ALONE = RESULTS / "nvidia-h200-one-gpu.json", RESULTS / "staging-nvidia-h200.json"
 # Shown once they are recorded.
 TWO_GPUS, BESIDE = RESULTS / "nvidia-h200.json", RESULTS / "nvidia-h200-beside-decode.json"
+SMALLER = RESULTS / "nvidia-h200-1-gib.json"  # the same with --mib 1024 --packed-only
 PAGE = ROOT / "docs" / "processes" / "packed.md"
 MARKS = "<!-- packed on a GPU -->", "<!-- end of packed on a GPU -->"
 COPY, SGLANG, EACH, ONE = "one contiguous copy", "SGLang's kernel", "a descriptor each", "one message"
@@ -63,19 +64,21 @@ def between() -> Iterator[str]:
 
 
 def two_gpus() -> Iterator[str]:
-    """Yield the table of packed transfers between two GPUs, if it was recorded."""
-    if not TWO_GPUS.exists():
+    """Yield the table of packed transfers between two GPUs, of 4 GiB and of 1 GiB, if both were recorded."""
+    if not (TWO_GPUS.exists() and SMALLER.exists()):
         return
     yield ""
-    yield "| two processes, two GPUs, NIXL; GB/s | packed | one message | of it | a descriptor each | times as fast |"
-    yield "| --- | --- | --- | --- | --- | --- |"
+    yield ("| two processes, two GPUs, NIXL; GB/s | 4 GiB packed | of one message | 1 GiB packed | of it "
+           "| a descriptor each | times as fast |")  # fmt: skip
+    yield "| --- | --- | --- | --- | --- | --- | --- |"
+    smaller = _rows(SMALLER)
     for (group, what), row in _rows(TWO_GPUS).items():
         if ONE not in row["beside"] or row["unit"] != "GB/s":
             continue
-        wire, found = WIRE_NAMES[group.split(",")[0]], row["beside"]
-        each = f"{found[EACH]:.2g} | {row['ratios'][EACH]:.3g}" if EACH in found else "- | -"
-        yield (f"| {wire}, {what} | {row['ours']:.3g} | {found[ONE]:.3g} | {row['ratios'][ONE]:.2f} | "
-               f"{each} |")  # fmt: skip
+        wire, found, other = WIRE_NAMES[group.split(",")[0]], row["beside"], smaller[group, what]
+        each = f"{found[EACH]:.2g} | {row['ratios'][EACH]:.0f}" if EACH in found else "- | -"
+        yield (f"| {wire}, {what} | {row['ours']:.3g} | {row['ratios'][ONE]:.2f} | {other['ours']:.3g} | "
+               f"{other['ratios'][ONE]:.2f} | {each} |")  # fmt: skip
 
 
 def beside() -> Iterator[str]:

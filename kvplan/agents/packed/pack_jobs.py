@@ -217,7 +217,7 @@ class Gathers:
             some = self._next(job)
             after = None if ready is None else ready.left
             chunks = [(rows[one.number], one.slot.place) for one in some]
-            spare = len(self._writing) >= AHEAD_WRITES
+            spare = len(self._writing) >= AHEAD_WRITES or rows[some[0].number].half is not rows[0].half
             moved = self._copier.submit(chunks, after, urgent=job.urgent, spare=spare)
             for chunk in some:
                 chunk.moved = moved
