@@ -101,6 +101,13 @@ class Lane:
         return bool(self.receiver.recalled) and self._own.now() - self.recalled_at <= PATIENCE
 
     @property
+    def ahead(self) -> float:
+        """Bytes that may move before the next look, which delays none; infinite if nothing moves, and nothing is to."""
+        if self.starts.waiting:  # for its ``after=``, which a look asks
+            return 0
+        return min(self.sender.ahead, self.receiver.ahead)
+
+    @property
     def served(self) -> list[Job | Inbound]:
         """The peer's transfers that touch this process's memory."""
         return [*self.sender.served, *self.receiver.served]

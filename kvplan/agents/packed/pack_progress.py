@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from math import isfinite
 
 from kvplan.agents.packed.pack_lane import Lane
 from kvplan.agents.packed.pack_peers import Peers
@@ -58,8 +59,8 @@ class Progress:
     @property
     def ahead(self) -> float:
         """Bytes that may move before the next poll, which delays none of them; 0 if no transfer is in flight."""
-        lanes = [lane for lane in self._peers.every if lane.busy]
-        return min([min(lane.sender.ahead, lane.receiver.ahead) for lane in lanes], default=0)
+        least = min([lane.ahead for lane in self._peers.every if lane.busy], default=0)
+        return least if isfinite(least) else 0  # nothing moves, and a lane waits for something else
 
     @property
     def moved(self) -> int:
