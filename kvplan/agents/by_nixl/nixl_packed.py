@@ -149,9 +149,9 @@ class NixlPacked:
         ring = self.lanes.ring
         return 0 if ring is None else ring.end.ahead
 
-    def _moved(self) -> int:
+    def _moved(self) -> tuple[int, int]:
         ring = self.lanes.ring
-        return 0 if ring is None else ring.end.moved
+        return (0, 0) if ring is None else ring.end.moved
 
     @property
     def slots(self) -> tuple[int, int]:
@@ -299,9 +299,7 @@ class NixlPacked:
         except BaseException:
             registered.close()
             raise
-        if self._progress is not None:
-            naps = self._progress.naps
-            naps.slot_nbytes = slots.nbytes
-            naps.patient |= moves_alone(memory.device, wire_name(self._nixl.backends[0]))
+        if self._progress is not None and moves_alone(memory.device, wire_name(self._nixl.backends[0])):
+            self._progress.naps.patient = True
         self.lanes.ring = Ring(end, registered, memory)
         return self.lanes.ring

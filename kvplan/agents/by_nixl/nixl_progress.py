@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
+from typing import NamedTuple
 
 from kvplan.base.latch import Wake, woken
 from kvplan.base.short_naps import exact_naps
@@ -17,12 +18,12 @@ BUSY_NAP = 20e-6  # seconds between two looks while transfers are in flight
 MOST_BUSY_NAP = 1e-4  # the same while their steps are far apart
 GAP_SHARE = 1 / 8  # of a nap while transfers are in flight: its share of the longest of the latest gaps between steps
 QUIET_SHARE = 1 / 16  # its share of the time since the last step; it is never longer than this time
-AHEAD_NAP = 2e-3  # longest nap while several chunks are on the way; requests of peers wait for it, too
+AHEAD_NAP = 2e-3  # longest nap while several chunks are on the way; requests and pushes of other peers wait, too
 AHEAD_SHARE = 3 / 4  # its share of the time of the bytes that may move meanwhile
 STEPS = 5e-4  # seconds of a thread's steps for a chunk: if a chunk may move in less, the thread takes no long naps
 LEAST_AHEAD_NAP = 10e-6
 LEAST_GAPS, GAPS = 4, 8  # the latest gaps; a transfer of one chunk has fewer, so QUIET_SHARE alone holds for it
-RATED = 12  # slots whose bytes have to come until it is known how fast; some come together, as their sender looks
+RATED = 12  # chunks that have to come until it is known how fast; some come together, as their sender looks
 RECENT_NAP = 30e-6  # seconds between two looks when nothing is in flight: the next transfer is likely to come soon
 RECENT_SECONDS = 0.02  # since a transfer was in flight
 IDLE_NAP = 2e-4  # the same later: a peer's direct transfer over TCP moves on by these looks
@@ -52,8 +53,8 @@ def nap_after(
     [0.0, 2e-05, 6.25e-05, 0.0001]
     >>> [nap_after(1e-4, busy=True, gap=gap) for gap in (1e-4, 4e-4, 1e-3)]
     [2e-05, 5e-05, 0.0001]
-    >>> [nap_after(1e-6, busy=True, gap=1e-3, ahead=ahead) for ahead in (1e-5, 1e-4, 4e-4, 2e-2)]
-    [0.0, 7.5e-05, 0.00030000000000000003, 0.002]
+    >>> [round(nap_after(1e-6, busy=True, gap=1e-3, ahead=ahead), 6) for ahead in (1e-5, 1e-4, 4e-4, 2e-2)]
+    [0.0, 7.5e-05, 0.0003, 0.002]
     >>> [nap_after(seconds, busy=False) for seconds in (1e-3, 1.0, 60.0)]
     [3e-05, 0.0002, 0.002]
     >>> [nap_after(seconds, busy=False, driven=True) for seconds in (1e-3, 0.05, 1.0)]
@@ -81,6 +82,22 @@ def _none() -> int:
     return 0
 
 
+def _nothing() -> tuple[int, int]:
+    return 0, 0
+
+
+class _Pace(NamedTuple):
+    """How fast chunks have moved, at most.
+
+    Attributes:
+        rate: bytes a second; 0 if that is not known.
+        seconds: of a chunk.
+    """
+
+    rate: float = 0.0
+    seconds: float = 0.0
+
+
 class Naps:
     """How long to nap after each look.
 
@@ -92,22 +109,20 @@ class Naps:
         patient: whether bytes move without looks, so that naps of transfers in flight may be long.
         fast: returns whether that was seen of all transfers in flight.
         ahead: returns the bytes that may move before the next look, which delays none of them.
-        moved: returns the bytes that have moved so far.
-        slot_nbytes: bytes of a slot; 0 without a ring.
+        moved: returns how many chunks have moved so far, and how many bytes.
     """
 
     def __init__(self, now: float, *, driven: bool = False) -> None:
         self.patient = driven
         self.fast: Callable[[], bool] = _no
         self.ahead: Callable[[], float] = _none
-        self.moved: Callable[[], int] = _none
-        self.slot_nbytes = 0
+        self.moved: Callable[[], tuple[int, int]] = _nothing
         self._driven = driven
         self._moved_at = self._active_at = now
         self._gaps: deque[float] = deque(maxlen=GAPS)
         self._looks: deque[float] = deque(maxlen=GAPS)  # seconds of the looks behind these gaps
-        self._marks: deque[tuple[float, int]] = deque(maxlen=RATED + 1)  # when bytes had moved, and how many
-        self._rate = self._known = 0.0  # bytes a second, at most, of the transfers in flight, and of those before
+        self._marks: deque[tuple[float, int, int]] = deque(maxlen=RATED + 1)  # a time, and what had moved then
+        self._pace = self._before = _Pace()  # of the transfers in flight, and of those before
         self._busy = False
 
     def after(self, now: float, *, moved: bool, busy: bool, begun: float | None = None) -> float:
@@ -130,7 +145,8 @@ class Naps:
             self._moved_at = now  # something has begun
         self._busy = busy
         if not busy:
-            self._known, self._rate = self._rate or self._known, 0.0
+            if self._pace.rate:
+                self._before, self._pace = self._pace, _Pace()
             self._looks.clear()
             self._marks.clear()
             self._gaps.clear()  # the next transfer may be a short one
@@ -144,20 +160,25 @@ class Naps:
         return nap_after(seconds, busy=True, gap=longest if len(self._gaps) >= LEAST_GAPS else 0.0, ahead=ahead)
 
     def _mark(self, at: float) -> None:
-        """Note how many bytes had moved at a time, if it is another number than before."""
-        marks, moved = self._marks, self.moved()
-        if marks and moved == marks[-1][1]:
+        """Note how many chunks had moved at a time, if it is another number than before."""
+        marks, (chunks, nbytes) = self._marks, self.moved()
+        if marks and chunks == marks[-1][1]:
             return
-        marks.append((at, moved))
-        for begun, before in reversed(marks):  # a longer time may hold a pause, or the begin of a transfer
-            if moved - before >= RATED * self.slot_nbytes and at > begun:
-                self._rate = max(self._rate, (moved - before) / (at - begun))
+        marks.append((at, chunks, nbytes))
+        for begun, some, before in reversed(marks):  # a longer time may hold a pause, or the begin of a transfer
+            if chunks - some >= RATED and at > begun:
+                made = _Pace((nbytes - before) / (at - begun), (at - begun) / (chunks - some))
+                if made.rate > self._pace.rate:
+                    self._pace = made
                 break
 
     def _ahead(self) -> float:
         """Return the seconds that enough bytes take, at least; 0 if it is not known how fast they move, or too fast."""
-        rate = self._rate or self._known
-        return self.ahead() / rate if 0 < rate * STEPS < self.slot_nbytes else 0.0
+        pace = self._pace if self._pace.rate else self._before
+        if not pace.rate or pace.seconds < STEPS:
+            return 0.0
+        seconds = self.ahead() / pace.rate
+        return seconds if self._pace.rate else seconds / 2  # another peer's transfer may have been slower
 
     def wake(self, now: float) -> None:
         """Note that there is something to do."""

@@ -138,8 +138,8 @@ class End:
         return self._progress.ahead
 
     @property
-    def moved(self) -> int:
-        """Bytes of the chunks that have moved so far, to and from the peers of now."""
+    def moved(self) -> tuple[int, int]:
+        """Number of the chunks that have moved so far, to and from the peers of now, and their bytes."""
         return self._progress.moved
 
     # ---- peers -------------------------------------------------------------------------------------------------------

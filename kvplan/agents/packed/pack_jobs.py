@@ -155,10 +155,9 @@ class Gathers:
             self._lines[job.urgent][job] = None
 
     def extend(self, job: Job, rows: Sequence[Row], *, whole: bool) -> None:
-        """Add chunks to a transfer; ``whole`` if no more will come."""
+        """Add chunks to a transfer, which is in its line still; ``whole`` if no more will come."""
         job.rows += rows
         job.whole = whole
-        self._lines[job.urgent][job] = None
 
     def begin(self, now: float, *, urgent: bool) -> bool:
         """Gather chunks of one priority while there are slots; return whether any has begun."""
@@ -225,7 +224,8 @@ class Gathers:
             if self.together and job.posted < AHEAD_WRITES and job.next < len(rows):
                 self.held |= job.urgent
                 return True  # the wire idles, and a submit takes as long as a gather: look whether one has ended
-        self._lines[job.urgent].pop(job, None)
+        if job.whole:  # otherwise it keeps its place in the line, where its deadline is seen
+            self._lines[job.urgent].pop(job, None)
         return began
 
     def _first_is_gathered(self, job: Job) -> bool:

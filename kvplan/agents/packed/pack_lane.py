@@ -103,7 +103,7 @@ class Lane:
     @property
     def ahead(self) -> float:
         """Bytes that may move before the next look, which delays none; infinite if nothing moves, and nothing is to."""
-        if self.starts.waiting:  # for its ``after=``, which a look asks
+        if self.starts.waiting or self.starts.tells:  # a look asks its ``after=``, or tells the next leg
             return 0
         return min(self.sender.ahead, self.receiver.ahead)
 

@@ -15,7 +15,8 @@ from kvplan.agents.packed.pack_messages import PART, OrderPart, overhead, part_b
 from kvplan.errors import LayoutError
 from kvplan.plan.packing.pack_recipe import Buffer
 
-MOST_ORDER = 256 << 20  # bytes of an order: 8 bytes for each of 32 million units
+MOST_ORDER = 256 << 20  # bytes of an order, and of all parts that wait: 8 bytes for each of 32 million units
+PART_COST = 256  # bytes that a part takes besides its content
 MOST_GAPS = 1 << 16  # between the transfers of one peer that have ended
 MOST_LEGS = 1 << 16  # of an order
 MOST_OPEN = 4096  # orders of which parts are missing, of one peer
@@ -113,11 +114,18 @@ class Leg(NamedTuple):
 
 
 class _Open:
-    """An order of which parts are missing."""
+    """An order of which parts are missing.
+
+    Attributes:
+        legs: number of its legs.
+        next: number of the next leg.
+        nbytes: bytes of the legs before it.
+        held: by leg, the parts that have come, by their numbers.
+    """
 
     def __init__(self, legs: int) -> None:
-        self.legs, self.next = legs, 0
-        self.held: dict[int, dict[int, OrderPart]] = {}  # by leg and part
+        self.legs, self.next, self.nbytes = legs, 0, 0
+        self.held: dict[int, dict[int, OrderPart]] = {}
 
 
 class Parts:
@@ -126,15 +134,18 @@ class Parts:
     >>> parts = Parts()
     >>> parts.add(OrderPart(1, 0, 2, 1, 2, b"der")), parts.add(OrderPart(1, 1, 2, 0, 1, b"the second"))
     ([], [])
-    >>> parts.add(OrderPart(1, 0, 2, 1, 2, b"der"))
-    []
-    >>> [leg.content for leg in parts.add(OrderPart(1, 0, 2, 0, 2, b"or"))]
-    [b'order', b'the second']
+    >>> parts.add(OrderPart(1, 0, 2, 1, 2, b"der")), 1 in parts
+    ([], True)
+    >>> [leg.content for leg in parts.add(OrderPart(1, 0, 2, 0, 2, b"or"))], 1 in parts
+    ([b'order', b'the second'], False)
     """
 
     def __init__(self) -> None:
         self._open: dict[int, _Open] = {}
         self._nbytes = 0
+
+    def __contains__(self, transfer: int) -> bool:
+        return transfer in self._open
 
     def add(self, part: OrderPart) -> list[Leg]:
         """Take a part; return the legs that are whole now, in order.
@@ -146,6 +157,8 @@ class Parts:
             return [Leg(0, last=True, content=part.content)]
         if part.parts > MOST_ORDER // 64 or part.legs > MOST_LEGS:
             raise LayoutError(f"an order of packed transfers has {part.legs:,} legs, and a leg of {part.parts:,} parts")
+        if not part.content:
+            raise LayoutError(f"a part of order {part.transfer} is empty")
         order = self._open.get(part.transfer)
         if order is None:
             if len(self._open) >= MOST_OPEN:
@@ -154,11 +167,12 @@ class Parts:
         if part.leg < order.next:
             return []  # it came twice
         held = order.held.setdefault(part.leg, {})
-        if part.legs != order.legs or any(one.parts != part.parts for one in held.values()):
+        if part.legs != order.legs or (held and next(iter(held.values())).parts != part.parts):
             raise LayoutError(f"parts of leg {part.leg:,} of order {part.transfer} contradict each other")
-        if part.part not in held:
-            held[part.part] = part
-            self._nbytes += len(part.content)
+        if part.part in held:
+            return []
+        held[part.part] = part
+        self._nbytes += len(part.content) + PART_COST
         if self._nbytes > MOST_ORDER:
             raise LayoutError(f"orders of packed transfers have over {MOST_ORDER:,} bytes")
         return self._whole(part.transfer, order)
@@ -166,15 +180,15 @@ class Parts:
     def _whole(self, transfer: int, order: _Open) -> list[Leg]:
         """Take the next legs out that are whole."""
         found: list[Leg] = []
-        while held := order.held.get(order.next):
-            parts = [one for _, one in sorted(held.items())]
-            if len(parts) < parts[0].parts:
-                break
-            content = b"".join([one.content for one in parts])
+        while (held := order.held.get(order.next)) and len(held) == next(iter(held.values())).parts:
+            content = b"".join([one.content for _, one in sorted(held.items())])
             found.append(Leg(order.next, order.next + 1 == order.legs, content))
+            del order.held[order.next]
             order.next += 1
-            del order.held[order.next - 1]
-            self._nbytes -= len(content)
+            order.nbytes += len(content)
+            self._nbytes -= len(content) + PART_COST * len(held)
+            if order.nbytes > MOST_ORDER:
+                raise LayoutError(f"order {transfer} of packed transfers has over {MOST_ORDER:,} bytes")
         if order.next == order.legs:
             self.drop(transfer)
         return found
@@ -182,8 +196,8 @@ class Parts:
     def drop(self, transfer: int) -> None:
         """Forget the parts of an order."""
         order = self._open.pop(transfer, None)
-        if order is not None:
-            self._nbytes -= sum([len(part.content) for held in order.held.values() for part in held.values()])
+        for held in order.held.values() if order is not None else ():
+            self._nbytes -= sum([len(part.content) + PART_COST for part in held.values()])
 
 
 class Ends:
@@ -245,14 +259,32 @@ class Orders:
         self._known = Ends(), Ends()  # by priority: the last bit of a number
 
     def known(self, number: int) -> bool:
-        """Return whether the order has come whole, or is not wanted any more."""
+        """Return whether the first leg has come, or the order is not wanted any more."""
         return number >> 1 in self._known[number & 1]
 
     def add(self, part: OrderPart) -> list[Leg]:
-        """Take a part; return the legs that are whole now, in order."""
-        return [] if self.known(part.transfer) else self._parts.add(part)
+        """Take a part; return the legs that are whole now, in order.
+
+        Raises:
+            LayoutError: see :meth:`Parts.add`.
+        """
+        if self.known(part.transfer) and part.transfer not in self._parts:
+            return []  # it came twice, or is not wanted
+        return self._parts.add(part)
 
     def first(self, number: int) -> bool:
-        """Note that an order has come whole, or is not wanted any more; return False if that was known."""
-        self._parts.drop(number)
+        """Note that the first leg of an order has come; return False if that was known, or it is not wanted.
+
+        Raises:
+            LayoutError: the numbers of the peer's orders have too many gaps.
+        """
         return self._known[number & 1].add(number >> 1)
+
+    def refuse(self, number: int) -> None:
+        """Take no leg of an order from now on, also if none has come; raise LayoutError as :meth:`first` does."""
+        self.end(number)
+        self.first(number)
+
+    def end(self, number: int) -> None:
+        """Take no further leg of an order whose first leg has come."""
+        self._parts.drop(number)

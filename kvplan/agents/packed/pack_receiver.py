@@ -37,7 +37,7 @@ class Receiver:
         recalled: numbers of granted slots that the peer is to return.
         inbounds: transfers that have not ended, by whose they are and their numbers.
         orders: orders of the peer's pushes.
-        moved: bytes of all chunks that have come.
+        chunks, moved: number of all chunks that have come, and their bytes.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Receiver:
         self.recalled: set[int] = set()
         self.inbounds: dict[tuple[int, int], Inbound] = {}
         self.orders = Orders()
-        self.moved = 0
+        self.chunks = self.moved = 0
         self._outbox, self._copier, self._arrived, self._pace = outbox, Copier(mover), arrived, pace
         self._since: dict[int, float] = {}  # by slot that was given back: no later write has begun before
         self._turns = dict.fromkeys(self.granted, 0)  # the latest use of each slot that has come
@@ -85,7 +85,7 @@ class Receiver:
         free = self._free
         if free < min(left, AHEAD_SLOTS):
             return 0
-        count: float = min(left // 2, free - AHEAD_SLOTS + 1, max(self._most // HELD - len(self._come), 1))
+        count: float = min(left / 2, free - AHEAD_SLOTS + 1, max(self._most // HELD - len(self._come), 1))
         if left < AHEAD_SLOTS or any(len(one.left) > 1 for one in inbounds):
             count = SOON if left > 1 else 0
         return count * inbounds[0].rows[0].nbytes
@@ -98,7 +98,8 @@ class Receiver:
     @property
     def _free(self) -> int:
         """Number of slots that the peer may write now, if no chunk is on its way."""
-        return len(self.granted) - len(self._read) - self._outbox.owed
+        early = sum([len(some) for some in self._early.values()])  # chunks whose leg of the order has not come
+        return len(self.granted) - len(self._read) - early - self._outbox.owed
 
     @property
     def served(self) -> list[Inbound]:
@@ -210,6 +211,7 @@ class Receiver:
         inbound.running += 1
         row = inbound.rows[data.chunk]
         inbound.left[row.piece if inbound.own is not None else 0] -= 1
+        self.chunks += 1
         self.moved += row.nbytes
         if data.slot in self._since:
             self._pace.end(self._since.pop(data.slot), row.nbytes)
@@ -244,10 +246,10 @@ class Receiver:
             del self._come[: len(some)]  # last: an interrupt may come between
 
     def _wait_for_more(self, some: Sequence[Scatter], most: int) -> bool:
-        """Return whether chunks wait for the next ones of their piece, so that more of them are scattered together.
+        """Return whether chunks wait for the next ones, so that more of them are scattered together.
 
-        The peer has slots meanwhile: half of them, since chunks on the way have some. The last chunks of a piece, and
-        those of high priority, wait for nothing.
+        The peer has slots meanwhile: half of them, since chunks on the way have some. The last chunks of a piece
+        that is waited for, and those of high priority, wait for nothing. A peer's push is waited for as a whole.
         """
         inbound, piece = some[0].inbound, some[0].row.piece
         if inbound.over or inbound.urgent or len(some) >= most // HELD or len(some) < len(self._come):
@@ -324,6 +326,7 @@ class Receiver:
         if inbound is not None:
             self._end(inbound)
         self._forget(number)
+        self.orders.first(number)
         if why:
             self._outbox.say(FAILED, which_body(PUSHED, number, why))
 
@@ -334,8 +337,8 @@ class Receiver:
             self._forget(inbound.number)
 
     def _forget(self, number: int) -> None:
-        """Take no more of the order of a push, and give the slots of its chunks back that wait for it."""
-        self.orders.first(number)
+        """Take no further leg of the order of a push, and give the slots of its chunks back that wait for one."""
+        self.orders.end(number)
         for data in self._early.pop(number, ()):
             self._outbox.owe([Credit(data.slot, data.turn)])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from kvplan.agents.packed import pack_messages as messages
@@ -84,17 +85,17 @@ class Requests:
 
     def _ask(self, number: int, leg: Leg) -> None:
         """Take a leg of the order of a pull."""
-        order = read_order(leg.content)
-        if leg.last and not self._asks.first(number):
-            return  # it came twice
-        job = self._sender.jobs.get((messages.PULL, number))
-        if leg.number and job is None:
-            self._asks.first(number)  # it has ended
+        asks, job = self._asks, self._sender.jobs.get((messages.PULL, number))
+        if not leg.number:
+            asks.first(number)
+        elif job is None:
+            asks.end(number)  # the transfer has ended
             return
+        order = read_order(leg.content)
         try:
-            rows = self._rows(order, "src", job.rows if job else ())
+            rows = self._rows(order, "src", leg, job.rows if job else ())
         except KVPlanError as error:
-            self._asks.first(number)
+            asks.end(number)
             if job is not None:
                 self._sender.fail(job, str(error))
             else:
@@ -104,25 +105,27 @@ class Requests:
             self._sender.extend(job, rows, whole=leg.last)
         elif rows:
             until = self._now() + order.seconds if order.seconds else None
-            asks, urgent = self._asks, bool(number & 1)
+            urgent, attempts, left = bool(number & 1), order.attempts, partial(asks.end, number)
             self._sender.take(
-                Job(messages.PULL, number, rows, urgent=urgent, attempts=order.attempts, until=until, whole=leg.last,
-                    left=lambda: asks.first(number))
+                Job(messages.PULL, number, rows, urgent=urgent, attempts=attempts, until=until, whole=leg.last,
+                    left=left)
             )  # fmt: skip
 
     def _push(self, number: int, leg: Leg) -> None:
         """Take a leg of the order of a push."""
-        if self._receiver.orders.known(number):
-            return  # it came twice
+        orders, inbound = self._receiver.orders, self._receiver.inbounds.get((messages.PUSHED, number))
+        if not leg.number:
+            if not orders.first(number):
+                return  # it came twice, with a chunk
+        elif inbound is None:
+            orders.end(number)  # the transfer has ended
+            return
         order = read_order(leg.content)
-        inbound = self._receiver.inbounds.get((messages.PUSHED, number))
         try:
-            rows = self._rows(order, "dst", inbound.rows if inbound else ())
+            rows = self._rows(order, "dst", leg, inbound.rows if inbound else ())
         except KVPlanError as error:
             self._receiver.refuse(number, str(error))
             return
-        if leg.last:
-            self._receiver.orders.first(number)
         if inbound is None:
             urgent = bool(number & 1)
             inbound = Inbound(messages.PUSHED, number, rows, urgent=urgent, note=order.note, whole=leg.last)
@@ -130,12 +133,13 @@ class Requests:
         else:
             self._receiver.extend(inbound, rows, whole=leg.last)
 
-    def _rows(self, order: Ordered, side: str, before: Sequence[Row]) -> list[Row]:
+    def _rows(self, order: Ordered, side: str, leg: Leg, before: Sequence[Row]) -> list[Row]:
         """Return the chunks of a leg of a peer's order, checked; raise KVPlanError if they cannot be.
 
         Args:
-            order: the leg.
+            order: the content of the leg.
             side: side of its recipes.
+            leg: the leg.
             before: chunks of the legs before it.
         """
         chunk_nbytes = order.chunk_nbytes
@@ -146,7 +150,10 @@ class Requests:
         chunks = len(before) + sum(half.nbytes for half in halves) // chunk_nbytes
         if chunks > MOST_CHUNKS:
             raise TransferError(f"a transfer has {chunks:,} chunks; at most {MOST_CHUNKS:,} are taken")
-        return rows_of(halves, chunk_nbytes)
+        rows = rows_of(halves, chunk_nbytes)
+        if not rows and not (leg.last and not leg.number):
+            raise TransferError(f"leg {leg.number:,} of an order has no chunks, and the order has others")
+        return rows
 
     def _told(self, kind: int, whose: int, number: int, why: str) -> None:
         """Take the end of a transfer from the other end."""
@@ -175,7 +182,7 @@ class Requests:
         if whose == messages.PUSHED:
             self._receiver.refuse(number, "")
             return
-        self._asks.first(number)
+        self._asks.refuse(number)
         job = self._sender.jobs.get((whose, number))
         if job is not None:
             self._sender.stop(job)

@@ -33,7 +33,7 @@ class Sender(Gathers):
         together: whether several chunks may be gathered by one submit, as GPUs do.
 
     Attributes:
-        moved: bytes of all chunks whose writes have ended well.
+        chunks, moved: number of all chunks whose writes have ended well, and their bytes.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Sender(Gathers):
     ) -> None:  # fmt: skip
         super().__init__(outbox, mover, slots, most, together=together)
         self._wire, self._turn, self._pace = wire, 0, pace
-        self.moved = 0
+        self.chunks = self.moved = 0
         self._stuck: list[Chunk] = []  # an interrupt came while they were posted: whether they move is not known
 
     @property
@@ -235,6 +235,7 @@ class Sender(Gathers):
         job = chunk.job
         nbytes = job.rows[chunk.number].nbytes
         self._pace.end(chunk.since, nbytes)
+        self.chunks += 1
         self.moved += nbytes
         job.sent += 1
         if job.whose == PULL and job.whole and job.sent == len(job.rows):

@@ -41,7 +41,7 @@ class Telling(NamedTuple):
     until: float | None
     legs: Sequence[Sequence[Half]]
 
-    def leg(self, number: int, now: float) -> list[Buffer]:
+    def pieces(self, number: int, now: float) -> list[Buffer]:
         """Return a leg, in pieces; raise KVPlanError if one of its recipes cannot be written."""
         wish = self.transfer.wish
         left = 0.0 if self.until is None else max(self.until - now, 1e-3)
@@ -92,15 +92,14 @@ class Starts:
         ended: transfers that have ended since the last step.
     """
 
-    def __init__(
-        self, outbox: Outbox, sender: Sender, receiver: Receiver, most_note: int, leg_units: int = LEG_UNITS
-    ) -> None:
+    def __init__(self, outbox: Outbox, sender: Sender, receiver: Receiver, most_note: int, leg_units: int) -> None:
         self.waiting: dict[PackedTransfer, None] = {}
         self.ended: deque[PackedTransfer] = deque()
         self._outbox, self._sender, self._receiver, self._most_note = outbox, sender, receiver, most_note
         self._leg_units = leg_units
         self._begun: dict[PackedTransfer, Job | Inbound] = {}
-        self._tellings: deque[tuple[Telling, int]] = deque()  # orders that are told, and the number of the next leg
+        # By priority, orders that are told, and the number of the next leg.
+        self._tellings: tuple[deque[tuple[Telling, int]], deque[tuple[Telling, int]]] = deque(), deque()
         self._look_at = 0.0  # when deadlines are looked at again
         self._timed: dict[PackedTransfer, None] = {}  # transfers with a deadline
         self._counts = {(pushing, urgent): 0 for pushing in (False, True) for urgent in (False, True)}
@@ -115,9 +114,14 @@ class Starts:
         """Whether a transfer has not ended."""
         return bool(self.waiting or self._begun or self.ended)
 
+    @property
+    def tells(self) -> bool:
+        """Whether legs of an order are to be told."""
+        return any(self._tellings)
+
     def due(self, now: float) -> bool:
         """Return whether a step may begin or end a transfer now."""
-        return bool(self.ended or self.waiting or self._tellings or (self._timed and now >= self._look_at))
+        return bool(self.ended or self.waiting or self.tells or (self._timed and now >= self._look_at))
 
     def holds(self, transfer: PackedTransfer) -> bool:
         """Return whether a step may still begin or end something of a transfer."""
@@ -143,8 +147,8 @@ class Starts:
             changed = True
             self._stop(self.ended[0])
             self.ended.popleft()  # last: an interrupt may come between
-        if self._tellings:
-            self._tell(now)
+        if self.tells:
+            self._tell(self._tellings[True] or self._tellings[False], now)
             changed = True
         if self.waiting:
             changed |= self._begin_waiting(now, chunk_nbytes)
@@ -192,7 +196,7 @@ class Starts:
         telling = Telling(
             transfer, number, chunk_nbytes, transfer.until, legs_of(others, chunk_nbytes, self._leg_units)
         )
-        order = telling.leg(0, now)
+        order = telling.pieces(0, now)
         rides = bool(rows) and not reading and len(telling.legs) == 1
         rides = rides and overhead(0) + data_nbytes() + sum([len(piece) for piece in order]) <= self._most_note
         if not rows and not transfer.claim():
@@ -212,7 +216,7 @@ class Starts:
         if not rides:
             self._say(telling, 0, order)
             if len(telling.legs) > 1:
-                self._tellings.append((telling, 1))
+                self._tellings[wish.urgent].append((telling, 1))
 
     def _say(self, telling: Telling, number: int, leg: list[Buffer]) -> None:
         """Tell a leg of an order."""
@@ -220,12 +224,12 @@ class Starts:
             self._outbox.say(ASK if telling.transfer.wish.reading else PUSH, body)
             telling.transfer.posted += 1
 
-    def _tell(self, now: float) -> None:
-        """Tell the next leg of an order. The other end has begun with the legs before it."""
-        telling, number = self._tellings[0]
+    def _tell(self, line: deque[tuple[Telling, int]], now: float) -> None:
+        """Tell the next leg of the first order of a line. The other end has begun with the legs before it."""
+        telling, number = line[0]
         if telling.transfer in self._begun and not telling.transfer.over:
             try:
-                self._say(telling, number, telling.leg(number, now))
+                self._say(telling, number, telling.pieces(number, now))
             except Exception as error:  # noqa: BLE001  # it is the transfer's
                 moving = self._begun[telling.transfer]
                 telling.transfer.fail(str(error), held(moving) if isinstance(moving, Job) else moving.held())
@@ -233,9 +237,9 @@ class Starts:
         else:
             number = len(telling.legs)
         if number == len(telling.legs):
-            self._tellings.popleft()
+            line.popleft()
         else:
-            self._tellings[0] = telling, number
+            line[0] = telling, number
 
     def _expire(self, now: float) -> None:
         """End the transfers whose deadline has passed."""
@@ -260,7 +264,8 @@ class Starts:
     def reset(self) -> None:
         """Number transfers from 1 again: those that had begun have failed."""
         self._begun.clear()
-        self._tellings.clear()
+        for line in self._tellings:
+            line.clear()
         self._counts = dict.fromkeys(self._counts, 0)
 
     def fail_all(self, why: str) -> None:

@@ -122,7 +122,7 @@ class Offered:
         """Return the ranges that may be read, or written: first bytes, ends, and the layouts that each belongs to."""
         return self._ranges[writing]
 
-    def one_of(self, owners: frozenset[int], start: int, end: int, *, writing: bool) -> set[int]:
+    def narrowed(self, owners: frozenset[int], start: int, end: int, *, writing: bool) -> set[int]:
         """Return one of several layouts in whose memory a byte range lies as a whole; all of them if there is none.
 
         Pools of an engine may share one buffer. Executors know plans of one layout again, and choose a path quickly.
@@ -174,7 +174,7 @@ def check_within(column: Column, extents: Extents, offered: Offered, *, writing:
     first, last = low + int(extents.start[0]), high + int(extents.start[-1] + extents.size[-1])
     whole = bisect_right(starts, first) - 1
     if whole >= 0 and last <= ends[whole]:
-        return offered.one_of(owners[whole], first, last, writing=writing)
+        return offered.narrowed(owners[whole], first, last, writing=writing)
     # An extent of every unit lies in a range if that of the first unit and that of the last unit do.
     at = np.searchsorted(starts, extents.start + low, side="right") - 1
     fine = np.flatnonzero((at >= 0) & (extents.start + extents.size + high <= _at(ends, at)))

@@ -86,14 +86,17 @@ class Wire:
 class Process:
     """A process: its end, and a thread that looks and naps."""
 
-    def __init__(self, name: str, clock: Clock, slots: int, *, patient: bool, together: bool) -> None:
+    def __init__(
+        self, name: str, clock: Clock, slots: int, *, patient: bool, together: bool, slot_nbytes: int, leg_units: int
+    ) -> None:  # fmt: skip
         self.name, self.clock = name, clock
-        self.pool = np.zeros(slots * SLOT + ALIGNMENT - 1, np.uint8)
+        self.pool = np.zeros(slots * slot_nbytes + ALIGNMENT - 1, np.uint8)
         memory = Memory(self.pool.ctypes.data, self.pool.nbytes, "cpu", self.pool)
-        self.end = End(name, memory, SLOT, self, self.read, now=clock, threaded=lambda: True, together=together)
+        given = {"now": clock, "threaded": lambda: True, "together": together, "leg_units": leg_units}
+        self.end = End(name, memory, slot_nbytes, self, self.read, **given)
         self.mail: list[tuple[float, str, bytes]] = []
         self.naps = Naps(clock.time)
-        self.naps.patient, self.naps.slot_nbytes = patient, SLOT
+        self.naps.patient = patient
         self.naps.ahead, self.naps.moved = lambda: self.end.ahead, lambda: self.end.moved
         self.looks, self.submits, self.seconds = 0, 0, 0.0
 
@@ -125,12 +128,18 @@ class Two:
         slots: slots of each ring.
         patient: whether naps of transfers in flight may be long.
         together: whether one submit copies several chunks.
+        larger: slots of the near process are so many times larger than chunks.
+        leg_units: units of a leg of an order; a chunk has 16.
     """
 
-    def __init__(self, seconds: float, slots: int = 16, *, patient: bool, together: bool = False) -> None:
+    def __init__(
+        self, seconds: float, slots: int = 16, *, patient: bool, together: bool = False, larger: int = 1,
+        leg_units: int = 1 << 16,
+    ) -> None:  # fmt: skip
         self.clock = Clock()
-        given = {"patient": patient, "together": together}
-        self.near, self.far = (Process(name, self.clock, slots, **given) for name in ("near", "far"))
+        given = {"patient": patient, "together": together, "leg_units": leg_units}
+        self.near = Process("near", self.clock, slots, slot_nbytes=larger * SLOT, **given)
+        self.far = Process("far", self.clock, slots, slot_nbytes=SLOT, **given)
         self.chunks = 200
         mine, theirs = (np.zeros((self.chunks * 16, 256), np.uint8) for _ in range(2))
         self.held = mine, theirs
