@@ -111,8 +111,9 @@ class Starts:
 
     @property
     def busy(self) -> bool:
-        """Whether a transfer has not ended."""
-        return bool(self.waiting or self._begun or self.ended)
+        """Whether a transfer has not ended, or its order is told still."""
+        normal, urgent = self._tellings
+        return bool(self.waiting or self._begun or self.ended or normal or urgent)
 
     @property
     def tells(self) -> bool:
@@ -121,7 +122,8 @@ class Starts:
 
     def due(self, now: float) -> bool:
         """Return whether a step may begin or end a transfer now."""
-        return bool(self.ended or self.waiting or self.tells or (self._timed and now >= self._look_at))
+        normal, urgent = self._tellings
+        return bool(self.ended or self.waiting or normal or urgent or (self._timed and now >= self._look_at))
 
     def holds(self, transfer: PackedTransfer) -> bool:
         """Return whether a step may still begin or end something of a transfer."""
