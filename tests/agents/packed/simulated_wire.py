@@ -327,9 +327,12 @@ def slots_back(network: Network) -> None:
         lanes = end._peers.every
         assert end.ring.free + end.sending + sum(len(lane.granted) for lane in lanes) == place.total
         for lane in lanes:
-            assert not (lane.starts.busy or lane.receiver._early or lane.receiver._come)
+            assert not lane.starts.busy
+            assert not lane.receiver._early
+            assert not lane.receiver._come
             for orders in (lane.receiver.orders, lane._requests._asks):
-                assert not (orders._parts._open or orders._parts._nbytes)
+                assert not orders._parts._open
+                assert orders._parts._nbytes == 0
             far = network.places[lane.name].end._peers.lanes.get(place.name)
             if far is not None and far.outbox.ready and far.outbox.theirs == lane.outbox.mine:
                 known = far.sender.credits
