@@ -10,7 +10,6 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from kvplan.agents.packed.pack_inbound import Inbound
 from kvplan.agents.packed.pack_jobs import Job
 from kvplan.agents.packed.pack_lane import Lane
 from kvplan.agents.packed.pack_messages import LEAST_NOTE, MAGIC, MOST_GRANT
@@ -19,7 +18,7 @@ from kvplan.agents.packed.pack_progress import Progress
 from kvplan.agents.packed.pack_rows import Mover, pieces_of, readies_of
 from kvplan.agents.packed.pack_sharing import LEAST_SENDS, slots_to_gather
 from kvplan.agents.packed.pack_starts import LEG_UNITS
-from kvplan.agents.packed.pack_transfer import PackedTransfer, Wish
+from kvplan.agents.packed.pack_transfer import Inbound, PackedTransfer, Wish
 from kvplan.agents.packed.slot_ring import Own, SlotRing
 from kvplan.agents.packed.wire import Wire
 from kvplan.base.integers import integer

@@ -10,9 +10,9 @@ from kvplan.agents.packed.pack_messages import CANCEL, FAILED, PULL, Credit, whi
 from kvplan.agents.packed.pack_outbox import Outbox
 from kvplan.agents.packed.pack_rows import TOGETHER, Copier, Mover, Row
 from kvplan.agents.packed.pack_transfer import PackedTransfer
+from kvplan.agents.packed.readiness import Ready
 from kvplan.agents.packed.slot_ring import RingSlot
 from kvplan.errors import TransferError
-from kvplan.execute.readiness import Ready
 from kvplan.execute.transfer import Transfer
 
 AHEAD = 3  # chunks that are gathered while the peer has no slot for them

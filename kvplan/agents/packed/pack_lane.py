@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from functools import partial
 
 from kvplan.agents.packed import pack_messages as messages
-from kvplan.agents.packed.pack_inbound import Inbound
 from kvplan.agents.packed.pack_jobs import Job
 from kvplan.agents.packed.pack_messages import Credit, Hello, Message
 from kvplan.agents.packed.pack_outbox import Outbox
@@ -15,7 +14,7 @@ from kvplan.agents.packed.pack_receiver import Receiver
 from kvplan.agents.packed.pack_requests import Parties, Requests
 from kvplan.agents.packed.pack_sender import Sender
 from kvplan.agents.packed.pack_starts import Starts
-from kvplan.agents.packed.pack_transfer import PackedTransfer
+from kvplan.agents.packed.pack_transfer import Inbound, PackedTransfer
 from kvplan.agents.packed.slot_ring import ALIGNMENT, MOST_SLOTS, Own, RingSlot, tell_user
 from kvplan.agents.packed.wire import Pace, Wire
 from kvplan.errors import LayoutError, TransferError

@@ -9,11 +9,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from kvplan.agents.packed import pack_messages as messages
-from kvplan.agents.packed.pack_inbound import Inbound
 from kvplan.agents.packed.pack_jobs import Job
 from kvplan.agents.packed.pack_lane import Lane
 from kvplan.agents.packed.pack_messages import Message
 from kvplan.agents.packed.pack_sharing import LEAST_GRANT, Share, most_of_a_peer, share
+from kvplan.agents.packed.pack_transfer import Inbound
 from kvplan.agents.packed.slot_ring import Own
 from kvplan.agents.packed.wire import Wire
 from kvplan.errors import KVPlanError

@@ -6,12 +6,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from math import inf
 
-from kvplan.agents.packed.pack_inbound import Inbound, Scatter
 from kvplan.agents.packed.pack_messages import CANCEL, DONE, FAILED, PULL, PUSHED, Credit, Data, which_body
 from kvplan.agents.packed.pack_orders import Orders
 from kvplan.agents.packed.pack_outbox import Outbox
 from kvplan.agents.packed.pack_rows import TOGETHER, Copier, Mover, Row, ended, failure
-from kvplan.agents.packed.pack_transfer import PackedTransfer
+from kvplan.agents.packed.pack_transfer import Inbound, PackedTransfer, Scatter
 from kvplan.agents.packed.slot_ring import RingSlot
 from kvplan.agents.packed.wire import Pace
 from kvplan.errors import LayoutError

@@ -7,13 +7,13 @@ from functools import partial
 from typing import NamedTuple
 
 from kvplan.agents.packed import pack_messages as messages
-from kvplan.agents.packed.pack_inbound import Inbound
 from kvplan.agents.packed.pack_jobs import Job
 from kvplan.agents.packed.pack_orders import Leg, Ordered, Orders, read_order
 from kvplan.agents.packed.pack_outbox import Outbox
 from kvplan.agents.packed.pack_receiver import Receiver
 from kvplan.agents.packed.pack_rows import Row, rows_of
 from kvplan.agents.packed.pack_sender import Sender
+from kvplan.agents.packed.pack_transfer import Inbound
 from kvplan.agents.packed.slot_ring import ALIGNMENT
 from kvplan.errors import KVPlanError, LayoutError, TransferError
 from kvplan.plan.packing.pack_checks import Offered

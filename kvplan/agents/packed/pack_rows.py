@@ -8,9 +8,9 @@ from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
+from kvplan.agents.packed.readiness import Ready
 from kvplan.errors import KVPlanError
 from kvplan.execute.executor import Executor
-from kvplan.execute.readiness import Ready
 from kvplan.execute.transfer import Transfer, check_after
 from kvplan.plan.packing.chunk_half import Half, Resident, Slot
 from kvplan.plan.packing.packing import Packing, packing_of, packings_by_layer

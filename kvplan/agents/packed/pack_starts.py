@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kvplan.agents.packed.pack_inbound import Inbound
 from kvplan.agents.packed.pack_jobs import Job, held
 from kvplan.agents.packed.pack_messages import ASK, PULL, PUSH, PUSHED, data_nbytes, overhead
 from kvplan.agents.packed.pack_orders import Ordered, order_pieces, parts_of
@@ -14,7 +13,7 @@ from kvplan.agents.packed.pack_outbox import Outbox
 from kvplan.agents.packed.pack_receiver import Receiver
 from kvplan.agents.packed.pack_rows import rows_of
 from kvplan.agents.packed.pack_sender import Sender
-from kvplan.agents.packed.pack_transfer import PackedTransfer
+from kvplan.agents.packed.pack_transfer import Inbound, PackedTransfer
 from kvplan.plan.packing.chunk_half import Half
 from kvplan.plan.packing.pack_recipe import Buffer, recipe_pieces
 

@@ -1,18 +1,20 @@
-"""A packed transfer, as the process that began it sees it."""
+"""A packed transfer, as the process that began it sees it, and as the one that receives its chunks does."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Any, NamedTuple, Protocol
 
 from kvplan.agents.latched_transfer import BEGUN, LatchedTransfer
+from kvplan.agents.packed.pack_messages import Credit
 from kvplan.agents.packed.pack_rows import Piece, Row, chunks_of_pieces
 from kvplan.base.latch import sleep
 from kvplan.base.process import check_process
 from kvplan.errors import TransferError
 from kvplan.execute.stats import Tally
-from kvplan.execute.transfer import TransferResult, cancellation, check_layer
+from kvplan.execute.transfer import Transfer, TransferResult, cancellation, check_layer
 from kvplan.plan.plan import Plan
 
 LOOK_SECONDS = 50e-6  # between two polls of a caller that waits, if no thread polls
@@ -246,3 +248,56 @@ class PackedTransfer(LatchedTransfer):
 def _ended(chunk_nbytes: int) -> list[Piece]:
     del chunk_nbytes
     raise TransferError("the transfer has ended")
+
+
+class Inbound:
+    """The chunks of one transfer that this process receives.
+
+    Args:
+        whose: whether this process has asked for them, or the peer pushes them.
+        number: number of the transfer.
+        rows: its chunks.
+        urgent: whether it has high priority.
+        own: the transfer, if this process has asked.
+        note: the peer's note for the user.
+        whole: whether these are all of its chunks; more come by :meth:`Receiver.extend` otherwise.
+
+    Attributes:
+        come: number of chunks that have come.
+        scattered: number of chunks that are scattered.
+        running: number of chunks that are being scattered.
+        over: whether it has ended, so that no further chunk is scattered.
+        left: by piece, number of chunks that have not come. A peer's push counts as one piece.
+    """
+
+    def __init__(
+        self, whose: int, number: int, rows: list[Row], *, urgent: bool,
+        own: PackedTransfer | None = None, note: bytes = b"", whole: bool = True,
+    ) -> None:  # fmt: skip
+        self.whose, self.number, self.rows, self.urgent, self.own, self.note = whose, number, rows, urgent, own, note
+        self.come = self.scattered = self.running = 0
+        self.over = False
+        self.seen = bytearray(len(rows))
+        self.whole = whole
+        self.left = [len(rows)] if own is None else chunks_of_pieces(rows, rows[-1].piece + 1 if rows else 0)
+
+    def to_come(self, piece: int) -> float:
+        """Return how many chunks of a piece have not come."""
+        return self.left[piece] if self.own is not None else self.left[0] if self.whole else inf
+
+    def held(self) -> str:
+        """Return what the destination holds after an error."""
+        if not self.scattered and not self.running:
+            return "nothing was moved"
+        still = ", and may still change" if self.running else ""
+        return f"the destination's blocks hold {self.scattered} of {len(self.rows)} chunks{still}: do not use them"
+
+
+class Scatter(NamedTuple):
+    """A chunk that is being scattered; ``moved`` is None if it could not be submitted."""
+
+    inbound: Inbound
+    row: Row
+    credit: Credit
+    moved: Transfer | None
+    epoch: int

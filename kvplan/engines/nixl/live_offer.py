@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from kvplan.agents.packed.pack_inbound import Inbound
 from kvplan.agents.packed.pack_jobs import Job
+from kvplan.agents.packed.pack_transfer import Inbound
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.plan.packing.chunk_half import Slot
 from kvplan.plan.packing.pack_checks import Offered

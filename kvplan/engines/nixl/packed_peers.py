@@ -15,9 +15,8 @@ import numpy as np
 from kvplan.agents.by_nixl.nixl_end import NixlEnd
 from kvplan.agents.by_nixl.nixl_packed import PACKED_VERSION, NixlPacked
 from kvplan.agents.by_nixl.packed_way import PackedWay
-from kvplan.agents.packed.pack_inbound import Inbound
 from kvplan.agents.packed.pack_jobs import Job
-from kvplan.agents.packed.pack_transfer import PackedTransfer
+from kvplan.agents.packed.pack_transfer import Inbound, PackedTransfer
 from kvplan.base.process import compiling, generation
 from kvplan.base.quoting import quoted
 from kvplan.engines.nixl.live_offer import LiveOffer

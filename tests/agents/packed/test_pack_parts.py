@@ -10,9 +10,9 @@ import pytest
 import kvplan
 from kvplan.agents.by_nixl.ring_pages import ring_pages
 from kvplan.agents.packed.pack_credits import Credits
+from kvplan.agents.packed.readiness import Ready
 from kvplan.agents.packed.slot_ring import SlotRing
 from kvplan.errors import KVPlanError, LayoutError, PathError, TransferError
-from kvplan.execute.readiness import Ready
 from kvplan.plan.row_plans import Memory
 from tests.agents.packed.pairs import Pair
 from tests.patience import until
