@@ -40,11 +40,8 @@ class Wire(NamedTuple):
 GPU_DESCRIPTORS = {576: 50.0, 8 * KIB: 20.0, 64 * KIB: 5.0}
 GPU_FAST = {256: 0.5, 576: 0.6, 8 * KIB: 0.7, 64 * KIB: 0.7}
 GPU_SLOW = {256: 0.85, 576: 0.9, 8 * KIB: 0.95, 64 * KIB: 0.95}
-LARGE = {
-    "mib": 4096,
-    "most_rows": 1 << 24,
-    "most_posted": 4096,
-}  # as large as a prefill's cache: vLLM #55434 has 4.9 GB
+# As large as a prefill's cache: vLLM #55434 has 4.9 GB.
+LARGE = {"mib": 4096, "most_rows": 1 << 24, "most_posted": 4096}
 PACED_GBPS = 50.0  # a network card of 400 Gb/s
 WIRES = {
     "shm": Wire("shm", "host", "", of_descriptors={576: 10.0, 8 * KIB: 2.0}),

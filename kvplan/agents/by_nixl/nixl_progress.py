@@ -86,7 +86,7 @@ def _nothing() -> tuple[int, int]:
     return 0, 0
 
 
-class _Pace(NamedTuple):
+class _Speed(NamedTuple):
     """How fast chunks have moved, at most.
 
     Attributes:
@@ -122,7 +122,7 @@ class Naps:
         self._gaps: deque[float] = deque(maxlen=GAPS)
         self._looks: deque[float] = deque(maxlen=GAPS)  # seconds of the looks behind these gaps
         self._marks: deque[tuple[float, int, int]] = deque(maxlen=RATED + 1)  # a time, and what had moved then
-        self._pace = self._before = _Pace()  # of the transfers in flight, and of those before
+        self._speed = self._before = _Speed()  # of the transfers in flight, and of those before
         self._busy = False
 
     def after(self, now: float, *, moved: bool, busy: bool, begun: float | None = None) -> float:
@@ -145,8 +145,8 @@ class Naps:
             self._moved_at = now  # something has begun
         self._busy = busy
         if not busy:
-            if self._pace.rate:
-                self._before, self._pace = self._pace, _Pace()
+            if self._speed.rate:
+                self._before, self._speed = self._speed, _Speed()
             self._looks.clear()
             self._marks.clear()
             self._gaps.clear()  # the next transfer may be a short one
@@ -167,18 +167,18 @@ class Naps:
         marks.append((at, chunks, nbytes))
         for begun, some, before in reversed(marks):  # a longer time may hold a pause, or the begin of a transfer
             if chunks - some >= RATED and at > begun:
-                made = _Pace((nbytes - before) / (at - begun), (at - begun) / (chunks - some))
-                if made.rate > self._pace.rate:
-                    self._pace = made
+                made = _Speed((nbytes - before) / (at - begun), (at - begun) / (chunks - some))
+                if made.rate > self._speed.rate:
+                    self._speed = made
                 break
 
     def _ahead(self) -> float:
         """Return the seconds that enough bytes take, at least; 0 if it is not known how fast they move, or too fast."""
-        pace = self._pace if self._pace.rate else self._before
-        if not pace.rate or pace.seconds < STEPS:
+        speed = self._speed if self._speed.rate else self._before
+        if not speed.rate or speed.seconds < STEPS:
             return 0.0
-        seconds = self.ahead() / pace.rate
-        return seconds if self._pace.rate else seconds / 2  # another peer's transfer may have been slower
+        seconds = self.ahead() / speed.rate
+        return seconds if self._speed.rate else seconds / 2  # another peer's transfer may have been slower
 
     def wake(self, now: float) -> None:
         """Note that there is something to do."""

@@ -13,6 +13,7 @@ from zlib import crc32
 
 from kvplan.base.quoting import quoted
 from kvplan.errors import LayoutError
+from kvplan.plan.packing.pack_recipe import Buffer
 
 MAGIC = b"kvplan.pack/3"
 
@@ -110,7 +111,7 @@ class OrderPart(NamedTuple):
     legs: int
     part: int
     parts: int
-    content: bytes | memoryview
+    content: Buffer
 
 
 class Data(NamedTuple):

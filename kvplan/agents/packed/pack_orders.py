@@ -44,22 +44,17 @@ class Ordered(NamedTuple):
     note: bytes = b""
 
 
-def order_bytes(order: Ordered) -> bytes:
-    """Return the bytes of a leg of an order.
-
-    >>> told = Ordered(True, 2, 1 << 20, 0.5, (b"recipe", b"of two"), b"note")
-    >>> read_order(order_bytes(told)) == told
-    True
-    """
-    return b"".join(order_pieces(order._replace(recipes=()), [[recipe] for recipe in order.recipes]))
-
-
 def order_pieces(order: Ordered, recipes: Sequence[Sequence[Buffer]]) -> list[Buffer]:
-    """Return a leg of an order, with other recipes than its own, in pieces which follow one another.
+    """Return the bytes of a leg of an order in pieces, one behind the other.
 
     Args:
-        order: the leg.
+        order: the leg, without its recipes.
         recipes: the pieces of each recipe.
+
+    >>> told = Ordered(True, 2, 1 << 20, 0.5, (), b"note")
+    >>> found = read_order(b"".join(order_pieces(told, [[b"rec", b"ipe"], [b"of two"]])))
+    >>> found == told._replace(recipes=(b"recipe", b"of two"))
+    True
     """
     lengths = struct.pack(f"<{len(recipes)}I", *[sum([len(piece) for piece in recipe]) for recipe in recipes])
     head = _ORDER.pack(order.urgent, order.attempts, order.chunk_nbytes, order.seconds, len(order.note), len(recipes))

@@ -80,7 +80,7 @@ class Receiver:
         inbounds = list(self.inbounds.values())
         if not inbounds:
             return inf if self.quiet else 0
-        left = sum([len(one.rows) - one.come if one.whole else inf for one in inbounds])
+        left = sum([one.rest for one in inbounds])
         free = self._free
         if free < min(left, AHEAD_SLOTS):
             return 0
@@ -157,7 +157,6 @@ class Receiver:
         """Add chunks to a push of the peer, and take those that have come already; ``whole`` if no more will come."""
         inbound.rows += rows
         inbound.seen.extend(bytes(len(rows)))
-        inbound.left[0] += len(rows)
         inbound.whole = whole
         for data in self._early.pop(inbound.number, ()):
             self._take_data(inbound, data)
@@ -209,7 +208,8 @@ class Receiver:
         inbound.come += 1
         inbound.running += 1
         row = inbound.rows[data.chunk]
-        inbound.left[row.piece if inbound.own is not None else 0] -= 1
+        if inbound.left:
+            inbound.left[row.piece] -= 1
         self.chunks += 1
         self.moved += row.nbytes
         if data.slot in self._since:

@@ -30,20 +30,18 @@ class Telling(NamedTuple):
         transfer: the transfer.
         number: its number.
         chunk_nbytes: most bytes of a chunk.
-        until: when it is given up, by the clock; None for never.
         legs: for each leg, the halves of the other end.
     """
 
     transfer: PackedTransfer
     number: int
     chunk_nbytes: int
-    until: float | None
     legs: Sequence[Sequence[Half]]
 
     def pieces(self, number: int, now: float) -> list[Buffer]:
         """Return a leg, in pieces; raise KVPlanError if one of its recipes cannot be written."""
-        wish = self.transfer.wish
-        left = 0.0 if self.until is None else max(self.until - now, 1e-3)
+        wish, until = self.transfer.wish, self.transfer.until
+        left = 0.0 if until is None else max(until - now, 1e-3)
         order = Ordered(
             wish.urgent, wish.attempts, self.chunk_nbytes, left, (), b"" if wish.reading or number else wish.note
         )
@@ -194,9 +192,7 @@ class Starts:
                 return
         key = not reading, wish.urgent
         number = (self._counts[key] + 1) << 1 | wish.urgent
-        telling = Telling(
-            transfer, number, chunk_nbytes, transfer.until, legs_of(others, chunk_nbytes, self._leg_units)
-        )
+        telling = Telling(transfer, number, chunk_nbytes, legs_of(others, chunk_nbytes, self._leg_units))
         order = telling.pieces(0, now)
         rides = bool(rows) and not reading and len(telling.legs) == 1
         rides = rides and overhead(0) + data_nbytes() + sum([len(piece) for piece in order]) <= self._most_note
@@ -232,8 +228,7 @@ class Starts:
             try:
                 self._say(telling, number, telling.pieces(number, now))
             except Exception as error:  # noqa: BLE001  # it is the transfer's
-                moving = self._begun[telling.transfer]
-                telling.transfer.fail(str(error), held(moving) if isinstance(moving, Job) else moving.held())
+                telling.transfer.fail(str(error), self._held(telling.transfer))
             number += 1
         else:
             number = len(telling.legs)
@@ -247,10 +242,16 @@ class Starts:
         self._look_at = now + LOOK_SECONDS
         for transfer in list(self._timed):
             if transfer.until is not None and now > transfer.until:
-                moving = self._begun.get(transfer)
-                holds = UNBEGUN if moving is None else held(moving) if isinstance(moving, Job) else moving.held()
-                transfer.fail(f"it did not end within its deadline of {transfer.wish.deadline} seconds", holds)
+                late = f"it did not end within its deadline of {transfer.wish.deadline} seconds"
+                transfer.fail(late, self._held(transfer))
                 self._stop(transfer)
+
+    def _held(self, transfer: PackedTransfer) -> str:
+        """Return what the destination of a transfer holds after an error."""
+        moving = self._begun.get(transfer)
+        if moving is None:
+            return UNBEGUN
+        return held(moving) if isinstance(moving, Job) else moving.held()
 
     def _stop(self, transfer: PackedTransfer) -> None:
         self._timed.pop(transfer, None)

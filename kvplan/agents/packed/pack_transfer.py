@@ -267,7 +267,7 @@ class Inbound:
         scattered: number of chunks that are scattered.
         running: number of chunks that are being scattered.
         over: whether it has ended, so that no further chunk is scattered.
-        left: by piece, number of chunks that have not come. A peer's push counts as one piece.
+        left: by piece, number of chunks that have not come; empty for a peer's push, whose pieces nobody waits for.
     """
 
     def __init__(
@@ -279,11 +279,16 @@ class Inbound:
         self.over = False
         self.seen = bytearray(len(rows))
         self.whole = whole
-        self.left = [len(rows)] if own is None else chunks_of_pieces(rows, rows[-1].piece + 1 if rows else 0)
+        self.left = [] if own is None else chunks_of_pieces(rows, rows[-1].piece + 1 if rows else 0)
+
+    @property
+    def rest(self) -> float:
+        """Number of chunks that have not come; infinite while more may be added."""
+        return len(self.rows) - self.come if self.whole else inf
 
     def to_come(self, piece: int) -> float:
-        """Return how many chunks of a piece have not come."""
-        return self.left[piece] if self.own is not None else self.left[0] if self.whole else inf
+        """Return how many chunks of a piece that is waited for have not come."""
+        return self.left[piece] if self.left else self.rest
 
     def held(self) -> str:
         """Return what the destination holds after an error."""

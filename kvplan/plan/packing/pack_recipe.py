@@ -156,9 +156,7 @@ def _twin(columns: Sequence[tuple[Int64Array, Place]], addresses: Int64Array, pl
 # ---- reading -----------------------------------------------------------------------------------------------------
 
 
-def half_of(
-    recipe: bytes | memoryview, offered: Offered | Mapping[str, KVLayout] | Sequence[KVLayout], side: str
-) -> Half:
+def half_of(recipe: Buffer, offered: Offered | Mapping[str, KVLayout] | Sequence[KVLayout], side: str) -> Half:
     """Make a half from the recipe of another process, after every check: it can move nothing but offered memory.
 
     Args:

@@ -6,6 +6,7 @@ import numpy as np
 
 import kvplan
 from kvplan import KVLayout
+from kvplan.agents.packed.pack_orders import Ordered, order_pieces
 from tests.agents.packed.simulated_wire import Faults, Network, meet, slots_back
 
 LAYERS, BLOCKS, DIM = 3, 10, 64
@@ -46,3 +47,8 @@ class Pair:
     def check(self) -> None:
         """Nothing is left."""
         slots_back(self.network)
+
+
+def order_bytes(order: Ordered) -> bytes:
+    """The bytes of a leg of an order, with its recipes."""
+    return b"".join(order_pieces(order, [[recipe] for recipe in order.recipes]))

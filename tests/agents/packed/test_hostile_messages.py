@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from kvplan.agents.packed import pack_messages as messages
 from kvplan.agents.packed.pack_messages import MAGIC, Credit, Data, Hello, Message, OrderPart, message
-from kvplan.agents.packed.pack_orders import Ordered, order_bytes
+from kvplan.agents.packed.pack_orders import Ordered
 from kvplan.errors import TransferError
-from tests.agents.packed.pairs import Pair
+from tests.agents.packed.pairs import Pair, order_bytes
 from tests.profiles import examples
 
 KINDS = range(messages.HELLO, messages.BYE + 1)

@@ -13,12 +13,12 @@ from kvplan import TransferError
 from kvplan.agents.packed import pack_messages as messages
 from kvplan.agents.packed import pack_orders
 from kvplan.agents.packed.pack_messages import OrderPart
-from kvplan.agents.packed.pack_orders import Ordered, Parts, order_bytes
+from kvplan.agents.packed.pack_orders import Ordered, Parts
 from kvplan.agents.packed.pack_starts import Telling, legs_of
 from kvplan.errors import KVPlanError, LayoutError
 from kvplan.plan.packing.pack_recipe import recipe_of
 from kvplan.plan.packing.packing import packing_of
-from tests.agents.packed.pairs import BLOCKS, Pair
+from tests.agents.packed.pairs import BLOCKS, Pair, order_bytes
 from tests.agents.packed.simulated_wire import meet
 
 
