@@ -114,6 +114,8 @@ class PeerEnding(LatchedTransfer):
         if not self._over.happened:
             inner = self.inner
             problem = None if inner is None else error_of(inner.synchronize)
+            if problem is not None and inner is not None and inner.cancel():
+                self._cancelled = True  # cancel() of this transfer may be in another thread, and not have returned yet
             if inner is None or (problem is not None and self._cancelled):
                 error = self._cancellation()
             elif problem is None:

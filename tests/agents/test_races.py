@@ -58,6 +58,33 @@ def test_an_agent_that_begins_to_close_while_it_meets(agents, monkeypatch):
     visitor.close(timeout=PATIENCE)
 
 
+@pytest.mark.parametrize("attempts", [1, 3])
+def test_the_lane_ends_a_cancelled_transfer_before_its_cancel_returns(agents, monkeypatch, attempts):
+    """It was cancelled: it has not failed, and it is not tried again."""
+    owner, visitor = agents("owner"), agents("visitor", layouts={})
+    peer = visitor.meet(owner.card())
+    here = KVLayout.from_tensors("block layer dim", content(seed=1))
+    plan = kvplan.compile(here, peer.layouts["kv"]).plan([0], [1])
+    event = threading.Event()
+    pending = peer.submit(plan, after=event, attempts=attempts)
+    until(lambda: pending.inner is not None)
+    real = pending.inner.cancel
+
+    def cancel():
+        gone = real()
+        if threading.current_thread() is threading.main_thread():
+            event.set()  # a second attempt would run at once
+            until(lambda: pending.done())
+        return gone
+
+    monkeypatch.setattr(pending.inner, "cancel", cancel, raising=False)
+    assert pending.cancel()
+    with pytest.raises(TransferError, match="cancelled before it began; nothing was moved"):
+        pending.synchronize(PATIENCE)
+    assert (visitor.stats().cancelled, visitor.stats().failed) == (1, 0)
+    assert (owner.layouts["kv"].tensors == content()).all()
+
+
 def test_the_service_thread_sleeps_while_a_transfer_outlives_its_owner(agents, others):
     other = others("pool")
     me = agents("me", layouts={})
