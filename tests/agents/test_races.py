@@ -74,7 +74,7 @@ def test_the_lane_ends_a_cancelled_transfer_before_its_cancel_returns(agents, mo
         gone = real()
         if threading.current_thread() is threading.main_thread():
             event.set()  # a second attempt would run at once
-            until(lambda: pending.done())
+            until(pending.done)
         return gone
 
     monkeypatch.setattr(pending.inner, "cancel", cancel, raising=False)
