@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -18,6 +17,7 @@ from kvplan.agents.cuda_ipc.cuda_ipc_way import CudaIpcWay
 from kvplan.agents.relocation import regions_of, relocated
 from kvplan.agents.way import Origin
 from kvplan.cuda.ipc import openings
+from tests.open_files import leaves_no_file, open_files
 from tests.patience import until
 from tests.simulated import Device, Tensor
 from tests.simulated.pieces import Pieces
@@ -60,11 +60,11 @@ def cache(devices: list[Device], ordinal: int, seed: int = 0) -> tuple[np.ndarra
 def devices_that_are_left_alone() -> Iterator[list[Device]]:
     """Two simulated GPUs, which the transport takes; afterwards nothing of it is left. For a fixture."""
     found = gpus()
-    files = len(list(Path("/proc/self/fd").iterdir()))
+    files = open_files()
     with driven(found):
         yield found
         assert_nothing_is_left(found)
-    assert len(list(Path("/proc/self/fd").iterdir())) == files
+    leaves_no_file(files)
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from kvplan.agents.identity import this_process
 from kvplan.agents.shm_way import ShmOffer
 from tests.agents.hostile_cards import at, lie
 from tests.agents.workers import pool
+from tests.open_files import leaves_no_file, open_files
 from tests.patience import PATIENCE, until
 
 
@@ -37,10 +38,6 @@ def card(owner):
 
 def maps():
     return sum("/memfd:kvplan" in row for row in Path("/proc/self/maps").read_text().splitlines())
-
-
-def descriptors():
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def changed(card, place, value):
@@ -166,10 +163,10 @@ def test_descriptors_that_are_too_many_or_too_few(owner, agents, monkeypatch):
     fd = os.memfd_create("some")
     for number in (0, 2, 100):
         monkeypatch.setattr(ShmOffer, "serve", lambda *_, number=number: Descriptors([fd] * number))
-        before = descriptors()
+        before = open_files()
         with pytest.raises(LayoutError, match="its card says 1"):
             visitor.meet(owner.card())
-        until(lambda before=before: descriptors() <= before)
+        leaves_no_file(before)
 
 
 # ---- visitors -----------------------------------------------------------------------------------------------------
@@ -310,12 +307,12 @@ def test_strangers_who_say_nothing_do_not_stand_in_the_way(owner, agents, monkey
 def test_descriptors_of_a_visitor_are_not_taken(owner, stranger, agents):
     stranger.enters()
     until(lambda: owner._core.door.visitors)
-    before = descriptors()
+    before = open_files()
     for _ in range(20):
         socket.send_fds(stranger.sock, [NOTE + b"take these"], [0, 1, 2])
     notes = []
     until(lambda: notes.extend(owner.notes()) or len(notes) == 20)
-    assert descriptors() == before
+    leaves_no_file(before)
 
 
 def test_a_flood_of_notes_waits_and_is_bounded(owner, stranger, agents, monkeypatch):

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import fcntl
 import os
-from pathlib import Path
 
 import pytest
 
 from kvplan import LayoutError, TransferError
 from kvplan.cuda.device import Device
 from kvplan.cuda.ipc.shared_words import PAGE, SharedWords
-
-
-def opened_descriptors():
-    return len(list(Path("/proc/self/fd").iterdir()))
+from tests.open_files import leaves_no_file, open_files
 
 
 def test_a_stream_writes_a_word_after_its_work(entries):
     entries.gives["cuPointerGetAttribute"] = lambda _, attribute, address: [address]
-    before = opened_descriptors()
+    before = open_files()
     with SharedWords() as mine, SharedWords.opened(os.dup(mine.descriptor)) as theirs:
         device = Device(0)
         mine.pin(device)
@@ -40,7 +36,7 @@ def test_a_stream_writes_a_word_after_its_work(entries):
         assert theirs.descriptor == -1
     assert entries.named("cuMemHostUnregister") == [(address,)]
     mine.close()
-    assert opened_descriptors() == before
+    leaves_no_file(before)
 
 
 def test_memory_that_has_another_address_on_the_gpu_is_refused_and_unpinned(entries):
@@ -55,20 +51,20 @@ def test_memory_that_has_another_address_on_the_gpu_is_refused_and_unpinned(entr
 ])  # fmt: skip
 def test_a_page_that_could_shrink_or_has_another_size_is_refused(nbytes, seals):
     """A process that reads beyond a file's end gets a signal that ends it."""
-    before = opened_descriptors()
+    before = open_files()
     descriptor = os.memfd_create("other", os.MFD_ALLOW_SEALING)
     os.ftruncate(descriptor, nbytes)
     if seals:
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
     with pytest.raises(LayoutError, match=f"a descriptor of {nbytes} bytes came; expected a page of {PAGE} bytes"):
         SharedWords.opened(descriptor)
-    assert opened_descriptors() == before
+    leaves_no_file(before)
 
 
 def test_a_descriptor_that_is_no_memory_is_refused():
-    before = opened_descriptors()
+    before = open_files()
     reading, writing = os.pipe()
     with pytest.raises(LayoutError, match="a descriptor of 0 bytes came"):
         SharedWords.opened(reading)
     os.close(writing)
-    assert opened_descriptors() == before
+    leaves_no_file(before)
