@@ -10,7 +10,7 @@ import pytest
 from kvplan import LayoutError, TransferError
 from kvplan.cuda.device import Device
 from kvplan.cuda.ipc.shared_words import PAGE, SharedWords
-from tests.open_files import leaves_no_file, open_files
+from tests.open_files import open_files
 
 
 def test_a_stream_writes_a_word_after_its_work(entries):
@@ -36,7 +36,7 @@ def test_a_stream_writes_a_word_after_its_work(entries):
         assert theirs.descriptor == -1
     assert entries.named("cuMemHostUnregister") == [(address,)]
     mine.close()
-    leaves_no_file(before)
+    assert open_files() <= before
 
 
 def test_memory_that_has_another_address_on_the_gpu_is_refused_and_unpinned(entries):
@@ -58,7 +58,7 @@ def test_a_page_that_could_shrink_or_has_another_size_is_refused(nbytes, seals):
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
     with pytest.raises(LayoutError, match=f"a descriptor of {nbytes} bytes came; expected a page of {PAGE} bytes"):
         SharedWords.opened(descriptor)
-    leaves_no_file(before)
+    assert open_files() <= before
 
 
 def test_a_descriptor_that_is_no_memory_is_refused():
@@ -67,4 +67,4 @@ def test_a_descriptor_that_is_no_memory_is_refused():
     with pytest.raises(LayoutError, match="a descriptor of 0 bytes came"):
         SharedWords.opened(reading)
     os.close(writing)
-    leaves_no_file(before)
+    assert open_files() <= before

@@ -15,6 +15,7 @@ import kvplan
 from kvplan.engines.nixl import Agent
 from kvplan.engines.nixl.standalone import StandaloneAgent
 from tests.engines.nixl.prefill_process import BLOCK, BLOCKS, pool
+from tests.open_files import leaves_no_file, open_files
 from tests.patience import PATIENCE, until
 
 ROOT = Path(__file__).parents[3]
@@ -163,7 +164,7 @@ def test_a_process_that_is_killed_never_hangs_or_lies(moment):
 
 @pytest.mark.slow
 def test_nothing_is_left_of_an_agent(prefill):
-    before = set(Path("/proc/self/fd").iterdir())
+    before = open_files()
     decode = Decode(prefill)
     decode.move("READ", [0], [1])
     decode.agent.remove_remote_agent(decode.name)
@@ -172,4 +173,4 @@ def test_nothing_is_left_of_an_agent(prefill):
         decode.agent.release_dlist_handle(held)
     del decode, held
     gc.collect()
-    until(lambda: set(Path("/proc/self/fd").iterdir()) <= before)
+    leaves_no_file(before)
