@@ -36,7 +36,7 @@ class Receiver:
         recalled: numbers of granted slots that the peer is to return.
         inbounds: transfers that have not ended, by whose they are and their numbers.
         orders: orders of the peer's pushes.
-        chunks, moved: number of all chunks that have come, and their bytes.
+        chunks, moved, writes: number of all chunks that have come, their bytes, and their writes.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Receiver:
         self.recalled: set[int] = set()
         self.inbounds: dict[tuple[int, int], Inbound] = {}
         self.orders = Orders()
-        self.chunks = self.moved = 0
+        self.chunks = self.moved = self.writes = 0
         self._outbox, self._copier, self._arrived, self._pace = outbox, Copier(mover), arrived, pace
         self._since: dict[int, float] = {}  # by slot that was given back: no later write has begun before
         self._turns = dict.fromkeys(self.granted, 0)  # the latest use of each slot that has come
@@ -58,6 +58,7 @@ class Receiver:
         self._scattering: list[Scatter] = []
         self._submitting = 0  # the first of them: those that are being submitted
         self._together, self._epoch = together, 0
+        self._together_there = 1  # chunks of the latest write: the next one is as large, mostly
 
     @property
     def quiet(self) -> bool:
@@ -84,7 +85,8 @@ class Receiver:
         free = self._free
         if free < min(left, AHEAD_SLOTS):
             return 0
-        count: float = min(left / 2, free - AHEAD_SLOTS + 1, max(self._most // HELD - len(self._come), 1))
+        wanted = max(self._most // HELD - len(self._come), self._together_there, 1)
+        count: float = min(left / 2, free - AHEAD_SLOTS + 1, wanted)
         if left < AHEAD_SLOTS or any(len(one.left) > 1 for one in inbounds):
             count = SOON if left > 1 else 0
         return count * inbounds[0].rows[0].nbytes
@@ -168,8 +170,14 @@ class Receiver:
         else:
             self._early.setdefault(inbound.number, []).append(data)
 
-    def data(self, data: Data) -> None:
-        """Take a chunk; raise LayoutError if it lies in a slot that the peer cannot have written."""
+    def arrive(self, chunks: Sequence[Data]) -> None:
+        """Take the chunks of a write; raise LayoutError if one lies in a slot that the peer cannot have written."""
+        self._together_there = len(chunks)
+        self.writes += 1
+        for data in chunks:
+            self._arrive(data)
+
+    def _arrive(self, data: Data) -> None:
         if not self._next(data.slot, data.turn):
             return
         inbound = self.inbounds.get((data.whose, data.transfer))

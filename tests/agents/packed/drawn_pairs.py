@@ -48,14 +48,14 @@ def faults(draw, *, change: bool = False) -> Faults:
 @st.composite
 def manners(draw, *, change: bool = False) -> Manner:
     reading = draw(st.booleans())
-    slots = st.integers(2, 15)
+    slots = st.one_of(st.integers(2, 15), st.integers(28, 40))  # of the larger ones, writes have several chunks
     nbytes = st.sampled_from((256, 256, 512, 4096))
     return Manner(
         reading=reading, by_layer=draw(st.booleans()), urgent=draw(st.booleans()),
         note=b"" if reading else draw(st.binary(max_size=5)), attempts=draw(st.sampled_from((1, 1, 4))),
         slots=(draw(slots), draw(slots)), together=draw(st.booleans()),
         leg_units=draw(st.sampled_from((1, 3, 1 << 15))), slot_nbytes=(draw(nbytes), draw(nbytes)),
-        granted=draw(st.integers(1, 4)),
+        granted=draw(st.sampled_from((1, 2, 3, 4, 16))),
         most_note=draw(st.sampled_from((512, 2048, 1 << 16))), faults=draw(faults(change=change)),
         seed=draw(st.integers(0, 2**32)),
     )  # fmt: skip

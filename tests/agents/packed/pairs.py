@@ -15,13 +15,15 @@ LAYERS, BLOCKS, DIM = 3, 10, 64
 class Pair:
     """`near` has layers outside, `far` has blocks outside."""
 
-    def __init__(self, executor, *, seed=0, faults=None, near=None, far=None, most_note=1 << 16, kv=None) -> None:
+    def __init__(
+        self, executor, *, seed=0, faults=None, near=None, far=None, most_note=1 << 16, kv=None, blocks=BLOCKS
+    ) -> None:  # fmt: skip
         self.network = Network(seed, most_note=most_note)
         self.near = self.network.place("near", executor, **(near or {}))
         self.far = self.network.place("far", executor, **(far or {}))
         rng = np.random.default_rng(seed)
-        self.mine = rng.integers(0, 256, (LAYERS, BLOCKS, DIM), dtype=np.uint8)
-        self.theirs = rng.integers(0, 256, (BLOCKS, LAYERS, DIM), dtype=np.uint8)
+        self.mine = rng.integers(0, 256, (LAYERS, blocks, DIM), dtype=np.uint8)
+        self.theirs = rng.integers(0, 256, (blocks, LAYERS, DIM), dtype=np.uint8)
         self.here = KVLayout.from_tensors("layer block dim", self.mine)
         self.there = KVLayout.from_tensors("block layer dim", self.theirs)
         self.push = kvplan.compile(self.here, self.there)
@@ -30,9 +32,9 @@ class Pair:
             meet(self.network, "near", "far", ([self.here], [self.there]))
         self.network.faults = faults or Faults()
 
-    def submit(self, ids=range(BLOCKS), others=range(BLOCKS), *, reading, **kw):
-        """Move blocks `ids` of near to or from blocks `others` of far."""
-        ids, others = list(ids), list(others)
+    def submit(self, ids=None, others=None, *, reading, **kw):
+        """Move blocks `ids` of near to or from blocks `others` of far; by default all."""
+        ids, others = (list(range(len(self.theirs)) if some is None else some) for some in (ids, others))
         plan = self.pull.plan(others, ids) if reading else self.push.plan(ids, others)
         return self.near.end.submit("far", plan, reading=reading, **kw)
 
@@ -40,8 +42,9 @@ class Pair:
         """Go on until transfers have ended."""
         self.network.run(lambda: all(transfer.over for transfer in transfers))
 
-    def same(self, ids=range(BLOCKS), others=range(BLOCKS)) -> bool:
-        """Whether the blocks hold the same bytes."""
+    def same(self, ids=None, others=None) -> bool:
+        """Whether the blocks hold the same bytes; by default all."""
+        ids, others = (range(len(self.theirs)) if some is None else some for some in (ids, others))
         return bool((self.mine[:, list(ids)].swapaxes(0, 1) == self.theirs[list(others)]).all())
 
     def check(self) -> None:

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from tests.agents.packed.drawn_pairs import finished
-from tests.agents.packed.pairs import Pair
+from tests.agents.packed.pairs import BLOCKS, Pair
 from tests.agents.packed.simulated_wire import Faults
 from tests.interrupts import Interrupt
 from tests.profiles import PROFILE
@@ -25,8 +25,13 @@ class InProtocol(Interrupt):
 
 def prepared(executor, number):
     faults = Faults(late=0.2, twice=0.3, fail=0.1, linger=0.2)
-    ring = {"slot_nbytes": 256} | ({"together": True, "leg_units": 1} if number % 2 else {})
-    return Pair(executor, seed=number, faults=faults, near=ring, far=ring)
+    rings = (
+        {},
+        {"together": True, "leg_units": 1},
+        {"together": True, "slots": 32, "sending": 12, "granted": 16},  # writes have several chunks
+    )
+    ring = {"slot_nbytes": 256} | rings[number % 3]
+    return Pair(executor, seed=number, faults=faults, near=ring, far=ring, blocks=30 if number == 2 else BLOCKS)
 
 
 def move(pair):

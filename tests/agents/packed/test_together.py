@@ -38,7 +38,7 @@ def watched(executor, *, sending=8, granted=8, fails=(0, 0)):
     return pair, sender._copier.submits, receiver._copier.submits
 
 
-@pytest.mark.parametrize(("sending", "most"), [(3, 1), (4, 1), (8, 3), (12, 4)])
+@pytest.mark.parametrize(("sending", "most"), [(3, 1), (4, 1), (6, 2), (8, 3)])
 def test_the_first_chunks_are_gathered_alone_and_later_ones_by_halves_of_the_slots(executor, sending, most):
     pair, gathers, scatters = watched(executor, sending=sending)
     transfer = pair.submit(reading=False)
@@ -47,6 +47,14 @@ def test_the_first_chunks_are_gathered_alone_and_later_ones_by_halves_of_the_slo
     assert sum(gathers) == sum(scatters) == CHUNKS
     assert gathers[:2] == [1, 1]
     assert max(gathers) == most
+    pair.check()
+
+
+def test_the_last_chunks_are_gathered_in_equal_parts(executor):
+    """Half of the slots are four. Six chunks are left behind the first ones."""
+    pair, gathers, _ = watched(executor, sending=12)
+    pair.ended(pair.submit(reading=False))
+    assert gathers == [1, 1, 2, 3, 3]
     pair.check()
 
 
