@@ -260,7 +260,7 @@ class Gathers:
         """
         if not self.together or job.posted or not job.next or self._writing:
             return False
-        return any(one.job is job and one.lent is not None for one in self._gathering)
+        return bool([one for one in self._gathering if one.job is job and one.lent is not None])
 
     def _waits_for_more(self, job: Job) -> bool:
         """Return whether the next chunks of a transfer wait for slots, so that more of them are gathered together.
