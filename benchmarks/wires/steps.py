@@ -9,8 +9,9 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import sys
+import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -34,6 +35,16 @@ SPANS = (  # name, the step that begins it, the step that ends it
 PATIENCE = 60.0
 
 
+def by_thread() -> Counter[str]:
+    """Return the seconds of CPU of this process so far, by the names of Python's threads; others are ``"others"``."""
+    found = Counter[str]()
+    for thread in threading.enumerate():
+        if thread.ident is not None:
+            found[thread.name] += time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
+    found["others"] = time.process_time() - sum(found.values())
+    return found
+
+
 class Watch:
     """Notes when chunks take their steps in this process, and how long calls take."""
 
@@ -49,7 +60,7 @@ class Watch:
         from kvplan.nixl.nixl_wire import NixlWire
 
         self.marks: Marks = defaultdict(dict)
-        self.calls: dict[str, list[float]] = defaultdict(list)
+        self.calls: dict[str, list[tuple[float, float]]] = defaultdict(list)
         self._lent: dict[tuple[int, int], Any] = {}
         for owner, name in (
             (Row, "planned"), (GpuBackend, "submit"), (HostPath, "submit"), (NixlWire, "write"), (NixlWire, "state"),
@@ -68,11 +79,11 @@ class Watch:
         setattr(owner, name, lambda *given, **named: note(call, *given, **named))
 
     def _timed(self, name: str, call: Any, *given: Any, **named: Any) -> Any:
-        begun = time.perf_counter()
+        begun, spent = time.perf_counter(), time.thread_time()
         found = call(*given, **named)
-        self.calls[name if found is not False or name != "End.poll" else "End.poll that finds nothing"].append(
-            time.perf_counter() - begun
-        )
+        spent, seconds = time.thread_time() - spent, time.perf_counter() - begun
+        name = name if found is not False or name != "End.poll" else "End.poll that finds nothing"
+        self.calls[name].append((seconds, spent))
         return found
 
     def _begun(self, call: Any, sender: Any, job: Any) -> Any:
@@ -83,15 +94,19 @@ class Watch:
             self.marks["gather"][job.number, k] = begun + (ended - begun) * (k - first + 1) / (job.next - first)
         return found
 
-    def _posted(self, call: Any, sender: Any, chunk: Any) -> Any:
-        key = chunk.job.number, chunk.number
-        self._lent[chunk.lent.number, chunk.lent.turn] = key
-        self.marks["post"].setdefault(key, time.perf_counter())
-        return call(sender, chunk)
+    def _posted(self, call: Any, sender: Any, write: Any) -> Any:
+        now = time.perf_counter()
+        for chunk in write.chunks:
+            key = chunk.job.number, chunk.number
+            self._lent[chunk.lent.number, chunk.lent.turn] = key
+            self.marks["post"].setdefault(key, now)
+        return call(sender, write)
 
-    def _sent(self, call: Any, sender: Any, chunk: Any) -> Any:
-        self.marks["written"][chunk.job.number, chunk.number] = time.perf_counter()
-        return call(sender, chunk)
+    def _sent(self, call: Any, sender: Any, write: Any) -> Any:
+        now = time.perf_counter()
+        for chunk in write.chunks:
+            self.marks["written"][chunk.job.number, chunk.number] = now
+        return call(sender, write)
 
     def _credited(self, call: Any, slots: Any, number: int, turn: int) -> Any:
         key = self._lent.pop((number, turn), None)
@@ -115,9 +130,9 @@ class Watch:
                     self.marks["scattered"][one.inbound.number, number] = now
         return found
 
-    def take(self) -> tuple[Marks, dict[str, list[float]], float]:
-        """Return the marks, the calls, and the seconds of CPU so far; forget the first two."""
-        found = dict(self.marks), dict(self.calls), time.process_time()
+    def take(self) -> tuple[Marks, dict[str, list[tuple[float, float]]], Counter[str]]:
+        """Return the marks, the calls with their seconds and those of CPU, and all CPU so far; forget the first two."""
+        found = dict(self.marks), dict(self.calls), by_thread()
         self.marks.clear()
         self.calls.clear()
         return found
@@ -163,17 +178,22 @@ def _once(peer: Any, plan: Any, watch: Watch, pipe: Connection) -> dict[str, Any
     chunks = peer.submit(plan, way="packed").result().descriptors
     seconds = time.perf_counter() - begun
     time.sleep(2e-3)  # the last slots are given back
-    cpu = time.process_time() - before[0]
     pipe.send("take")
     sides = watch.take(), pipe.recv()
-    return {"seconds": seconds, "chunks": chunks, "sides": sides, "cpu": (cpu, sides[1][2] - before[1])}
+    cpu = [
+        Counter({name: side[2][name] - some[name] for name in side[2]})
+        for side, some in zip(sides, before, strict=True)
+    ]
+    return {"seconds": seconds, "chunks": chunks, "sides": sides, "cpu": cpu}
 
 
 def _show(what: str, nbytes: int, told: list[dict[str, Any]]) -> None:
     seconds, chunks = median(one["seconds"] for one in told), told[0]["chunks"]
-    cpu = [median(one["cpu"][k] for one in told) * 1e6 / chunks for k in (0, 1)]
-    print(f"{what}: {seconds * 1e6:,.0f} us, {nbytes / seconds / 1e9:.2f} GB/s, {chunks} chunks; CPU of a chunk "
-          f"{cpu[0]:.0f} us here, {cpu[1]:.0f} us there")  # fmt: skip
+    print(f"{what}: {seconds * 1e6:,.0f} us, {nbytes / seconds / 1e9:.2f} GB/s, {chunks} chunks")
+    for k, where in enumerate(("here", "there")):
+        spent = {name: median(one["cpu"][k][name] for one in told) * 1e6 / chunks for name in told[0]["cpu"][k]}
+        each = ", ".join(f"{name} {us:.0f}" for name, us in sorted(spent.items(), key=lambda one: -one[1]) if us >= 0.5)
+        print(f"  CPU of a chunk {where}: {sum(spent.values()):.0f} us ({each})")
     for name, first, last in SPANS:
         taken = []
         for one in told:
@@ -190,8 +210,8 @@ def _show(what: str, nbytes: int, told: list[dict[str, Any]]) -> None:
             spent = [one["sides"][k][1].get(name, []) for one in told]
             count = sum(map(len, spent))
             if count:
-                each = sum(map(sum, spent)) / count * 1e6
-                words.append(f"{where} {count / len(told) / chunks:6.1f} a chunk of {each:6.1f} us")
+                each, cpu = (sum([call[of] for some in spent for call in some]) / count * 1e6 for of in (0, 1))
+                words.append(f"{where} {count / len(told) / chunks:6.1f} a chunk of {each:6.1f} us, CPU {cpu:6.1f}")
         print(f"  {name:32} {'; '.join(words)}")
 
 
