@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections import deque
 from collections.abc import Callable
@@ -252,7 +253,7 @@ class NixlProgress:
                 at, busy, nap = now(), False, RECENT_NAP
             before = at if busy else None
             if not nap:
-                time.sleep(0)  # lets the threads run that gather, scatter, or wait for the interpreter
+                os.sched_yield()  # lets the threads run that gather, scatter, or wait for the interpreter
                 continue
             if woken(wake, nap):
                 naps.wake(now())

@@ -68,14 +68,16 @@ class Sender(Gathers):
     @property
     def ahead(self) -> float:
         """Bytes that may move before the next look, which delays none of them."""
-        writing = len(self._writing)
+        writing = self._writing
         if not writing:
             return 0 if self.jobs or self._gathering else inf
         normal, urgent = self._lines
-        count = writing - 1  # the peer waits for the last one
+        count = len(writing) - 1  # the peer waits for the last one
         if normal or urgent or self._gathering:
-            count = 0 if writing < AHEAD_WRITES else max(writing - AHEAD_WRITES, 1)
-        return sum([write.nbytes for write in self._writing[:count]])
+            if not count:  # the next one is posted in time if it is gathered within half of this one
+                return writing[0].nbytes / 2 if writing[0].count > 1 else 0
+            count = max(count + 1 - AHEAD_WRITES, 1)
+        return sum([write.nbytes for write in writing[:count]])
 
     @property
     def need(self) -> int:
