@@ -13,7 +13,7 @@ from kvplan.errors import TransferError
 from kvplan.nixl.nixl_connection import End, in_words
 from kvplan.plan.nixl_lists import memory_of
 
-MOST_NOTE = 320 << 10  # NIXL 1.5.1 itself took notes of 16 MiB; this holds a leg of an order
+MOST_NOTE = 640 << 10  # NIXL 1.5.1 itself took notes of 16 MiB; this holds a leg of an order
 KEPT_WRITES = 1024  # most prepared writes that wait to be posted again
 
 MOVING, DONE = "moving", "done"

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 from zlib import crc32
 
+import numpy as np
+
 from kvplan.base.quoting import quoted
 from kvplan.errors import LayoutError
 from kvplan.plan.packing.pack_recipe import Buffer
@@ -38,6 +40,8 @@ MOST_TOGETHER = 16  # chunks of a message, so that the shortest note has room fo
 MOST_GRANT = 48  # slots of one peer, so that a greeting fits into the shortest note
 MOST_BASE = 1 << 31  # turn of a grant: further turns are written in 32 bits
 MOST_WHY = 1000  # bytes of a reason
+LONG = 1 << 14  # bytes of a body whose checksum is that of its sums
+ROW_NBYTES = 1 << 12  # bytes of a body that are added to one sum
 
 _START = struct.Struct("<13sI")  # the magic, and the checksum of all that follows
 _HEADER = struct.Struct("<BQQB")
@@ -145,7 +149,23 @@ def message(kind: int, sender: int, receiver: int, given: Sequence[Credit], body
     head = _HEADER.pack(kind, sender, receiver, len(given))
     if given:
         head += b"".join([_CREDIT.pack(*credit) for credit in given])
-    return b"".join([_START.pack(MAGIC, crc32(body, crc32(head))), head, body])
+    return b"".join([_START.pack(MAGIC, _checksum(head, body)), head, body])
+
+
+def _checksum(head: Buffer, body: Buffer) -> int:
+    """Return the checksum of a message: CRC-32. Of a long body, mostly of sums, which take a tenth of the time.
+
+    The words of its whole rows of 4 KiB are added by rows and by columns: one word that changes, or two that change
+    places, change a sum.
+    """
+    if len(body) < LONG:
+        return crc32(body, crc32(head))
+    size = len(body) - len(body) % ROW_NBYTES
+    words = np.frombuffer(body, "<u8", size // 8).reshape(-1, ROW_NBYTES // 8)
+    found = crc32(memoryview(body)[size:], crc32(head))
+    for axis in (0, 1):
+        found = crc32(words.sum(axis=axis), found)
+    return found
 
 
 def read(note: bytes) -> Message:
@@ -159,9 +179,10 @@ def read(note: bytes) -> Message:
         raise wrong(note) from None
     if len(given) != count or not HELLO <= kind <= RETURN or not sender:
         raise wrong(note)
-    if crc32(memoryview(note)[_START.size :]) != checksum:
+    body = note[start:]
+    if _checksum(memoryview(note)[_START.size : start], body) != checksum:
         raise wrong(note)
-    return Message(kind, sender, receiver, given, note[start:])
+    return Message(kind, sender, receiver, given, body)
 
 
 def overhead(given: int) -> int:
@@ -226,8 +247,8 @@ def data_body(first: Data, more: Sequence[Credit] = ()) -> bytes:
         first: a chunk, with the order that the message carries.
         more: slots of the chunks behind it, each with the turn of its use.
     """
-    head = _DATA.pack(first.whose, first.transfer, first.chunk, 1 + len(more))
-    return b"".join([head, _CREDIT.pack(first.slot, first.turn), *[_CREDIT.pack(*one) for one in more], first.order])
+    head = _DATA.pack(first.whose, first.transfer, first.chunk, 1 + len(more)) + _CREDIT.pack(first.slot, first.turn)
+    return head + b"".join([_CREDIT.pack(*one) for one in more]) + first.order if more else head + first.order
 
 
 def read_data(body: bytes) -> list[Data]:

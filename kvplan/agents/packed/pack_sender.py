@@ -25,6 +25,7 @@ from kvplan.agents.packed.wire import DONE, MOVING, Pace, Wire
 
 OTHERS = 3  # looks that find nothing, until a write behind the oldest one is asked
 GRANTED = 4  # a write has at most this part of the peer's slots, so that it has others to scatter, and for the next one
+GATHERED = 8  # a look comes behind this part of a write of several chunks, since others are gathered meanwhile
 MOST_NEED = 16  # slots of the peer that one process has use for
 
 log = logging.getLogger("kvplan.agents")
@@ -74,8 +75,8 @@ class Sender(Gathers):
         normal, urgent = self._lines
         count = len(writing) - 1  # the peer waits for the last one
         if normal or urgent or self._gathering:
-            if not count:  # the next one is posted in time if it is gathered within half of this one
-                return writing[0].nbytes / 2 if writing[0].count > 1 else 0
+            if not count:  # a gather ends soon, and the write of another one is to follow this one
+                return writing[0].nbytes / GATHERED if writing[0].count > 1 else 0
             count = max(count + 1 - AHEAD_WRITES, 1)
         return sum([write.nbytes for write in writing[:count]])
 

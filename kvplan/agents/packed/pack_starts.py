@@ -19,8 +19,8 @@ from kvplan.plan.packing.pack_recipe import Buffer, recipe_pieces
 
 LOOK_SECONDS = 1e-3  # between two looks at deadlines
 UNBEGUN = "it had not begun, and nothing was moved"
-LEG_UNITS = 1 << 16  # units of a leg of an order, unless a chunk has more: mostly 256 KiB of addresses
-FIRST = 4  # the first leg has this part of them: the other end waits for it
+LEG_UNITS = 1 << 17  # units of a leg of an order, unless a chunk has more: mostly 512 KiB of addresses
+FIRST = 8  # the first leg has this part of them: the other end waits for it
 
 
 class Telling(NamedTuple):

@@ -22,6 +22,8 @@ from kvplan.program.program import Program, RunGroup
 
 NONE = np.empty(0, dtype=np.int64)
 _SKIP = ((0, 0),)
+MOST_OFFSETS = 16  # sizes of units whose offsets in a chunk are kept
+_offsets: dict[int, Int64Array] = {}  # by the bytes of a unit: where units begin in a chunk
 
 
 class Slot(NamedTuple):
@@ -215,7 +217,6 @@ class Half(Chunks):
         self.seams = seams
         self._cache = 0 if side == "src" else 1
         self._rings: dict[int, tuple[KVLayout, _Shared]] = {}
-        self._offsets: dict[int, Int64Array] = {}  # by the bytes of a unit: where units begin in a chunk
 
     def part(self, first: int, last: int) -> Half:
         """Return a half of the units ``first`` up to, but not including, ``last``, in their order.
@@ -311,13 +312,17 @@ class Half(Chunks):
         return Part(group, units)
 
     def offsets_of(self, nbytes: int, count: int) -> Int64Array:
-        """Return where units of a size begin, one behind the other: all chunks share one array.
+        """Return where units of a size begin, one behind the other: all chunks of all halves share one array.
 
         ``np.arange`` for each chunk would let another thread take the interpreter, whatever the size of the array.
         """
-        known = self._offsets.get(nbytes)
+        known = _offsets.get(nbytes)
         if known is None or known.size < count:
-            known = self._offsets[nbytes] = np.arange(0, count * nbytes, nbytes, dtype=np.int64)
+            if len(_offsets) >= MOST_OFFSETS:
+                _offsets.clear()
+            known = np.arange(0, count * nbytes, nbytes, dtype=np.int64)
+            known.flags.writeable = False
+            _offsets[nbytes] = known
         return known[:count]
 
     def _ring(self, ring: KVLayout) -> _Shared:

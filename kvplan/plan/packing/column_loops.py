@@ -113,13 +113,14 @@ def is_repeated(indices, low, seen):
     Args:
         indices: (n,) int64.
         low: the lowest.
-        seen: uint8 zeros, one for each number from the lowest to the highest.
+        seen: uint8 zeros: a bit for each number from the lowest to the highest. Bytes would need a larger cache.
     """
     for k in range(indices.size):
         at = indices[k] - low
-        if seen[at]:
+        bit = np.uint8(1 << (at & 7))
+        if seen[at >> 3] & bit:
             return True
-        seen[at] = 1
+        seen[at >> 3] |= bit
     return False
 
 

@@ -19,7 +19,7 @@ from kvplan.layout.strides import Int64Array
 from kvplan.plan.packing import column_loops
 
 TILE = 1 << 20  # ranges that are checked at once
-SPARSE, EACH = 1 << 18, 32  # indices in a range of so many, and of so many for each unit, are marked; others are sorted
+SPARSE, EACH = 1 << 18, 32  # bytes for marks of indices, and bytes for each unit; if they take more, they are sorted
 
 
 class Extents(NamedTuple):
@@ -295,10 +295,10 @@ def _sweeps(column: Column, extents: Extents) -> _Ranges:
 def _repeats(column: Column) -> bool:
     """Return whether a unit stands twice."""
     index, span = column.indices, (column.high - column.low) // column.step
-    if span > SPARSE + EACH * index.size:
+    if span > 8 * (SPARSE + EACH * index.size):
         return np.unique(index).size != index.size
     low = int(index[0]) - (int(column.addresses[0]) - column.low) // column.step
-    seen = np.zeros(span + 1, np.uint8)
+    seen = np.zeros((span >> 3) + 1, np.uint8)
     return any(column_loops.is_repeated(index[some], low, seen) for some in column_loops.pieces(index.size))
 
 

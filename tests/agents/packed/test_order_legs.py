@@ -32,10 +32,11 @@ def halves(*units):
     ("units", "chunk_nbytes", "most", "legs"),
     [
         ([10], 256, 100, [[10]]),  # one leg: the half as it is
-        ([10], 256, 8, [[4], [6]]),  # chunks of four units; the first leg has a quarter, but a chunk at least
+        ([10], 256, 8, [[4], [6]]),  # chunks of four units; the first leg has an eighth, but a chunk at least
         ([20], 256, 8, [[4], [8], [8]]),
         ([20], 256, 16, [[4], [16]]),
-        ([20], 256, 32, [[8], [12]]),
+        ([20], 256, 32, [[4], [16]]),
+        ([20], 256, 64, [[8], [12]]),
         ([10], 256, 7, [[4], [6]]),
         ([10], 256, 1, [[4], [4], [2]]),  # a chunk has more
         ([10], 640, 1, [[10]]),
