@@ -149,9 +149,9 @@ class NixlPacked:
         ring = self.lanes.ring
         return 0 if ring is None else ring.end.ahead
 
-    def _moved(self) -> tuple[int, int, int]:
+    def _moved(self) -> tuple[int, int]:
         ring = self.lanes.ring
-        return (0, 0, 0) if ring is None else ring.end.moved
+        return (0, 0) if ring is None else ring.end.moved
 
     @property
     def slots(self) -> tuple[int, int]:

@@ -21,7 +21,7 @@ GAP_SHARE = 1 / 8  # of a nap while transfers are in flight: its share of the lo
 QUIET_SHARE = 1 / 16  # its share of the time since the last step; it is never longer than this time
 AHEAD_NAP = 2e-3  # longest nap while several chunks are on the way; requests and pushes of other peers wait, too
 AHEAD_SHARE = 3 / 4  # its share of the time of the bytes that may move meanwhile
-STEPS = 5e-4  # seconds of a thread's steps for a write: if one may move in less, the thread takes no long naps
+STEPS = 5e-4  # seconds of a thread's steps for a chunk: if a chunk may move in less, the thread takes no long naps
 LEAST_AHEAD_NAP = 10e-6
 LEAST_GAPS, GAPS = 4, 8  # the latest gaps; a transfer of one chunk has fewer, so QUIET_SHARE alone holds for it
 RATED = 12  # chunks that have to come until it is known how fast; some come together, as their sender looks
@@ -83,8 +83,8 @@ def _none() -> int:
     return 0
 
 
-def _nothing() -> tuple[int, int, int]:
-    return 0, 0, 0
+def _nothing() -> tuple[int, int]:
+    return 0, 0
 
 
 class _Speed(NamedTuple):
@@ -92,7 +92,7 @@ class _Speed(NamedTuple):
 
     Attributes:
         rate: bytes a second; 0 if that is not known.
-        seconds: of a write.
+        seconds: of a chunk.
     """
 
     rate: float = 0.0
@@ -110,19 +110,19 @@ class Naps:
         patient: whether bytes move without looks, so that naps of transfers in flight may be long.
         fast: returns whether that was seen of all transfers in flight.
         ahead: returns the bytes that may move before the next look, which delays none of them.
-        moved: returns how many chunks have moved so far, how many bytes, and by how many writes.
+        moved: returns how many chunks have moved so far, and how many bytes.
     """
 
     def __init__(self, now: float, *, driven: bool = False) -> None:
         self.patient = driven
         self.fast: Callable[[], bool] = _no
         self.ahead: Callable[[], float] = _none
-        self.moved: Callable[[], tuple[int, int, int]] = _nothing
+        self.moved: Callable[[], tuple[int, int]] = _nothing
         self._driven = driven
         self._moved_at = self._active_at = now
         self._gaps: deque[float] = deque(maxlen=GAPS)
         self._looks: deque[float] = deque(maxlen=GAPS)  # seconds of the looks behind these gaps
-        self._marks: deque[tuple[float, int, int, int]] = deque(maxlen=RATED + 1)  # a time, and what had moved then
+        self._marks: deque[tuple[float, int, int]] = deque(maxlen=RATED + 1)  # a time, and what had moved then
         self._speed = self._before = _Speed()  # of the transfers in flight, and of those before
         self._busy = False
 
@@ -162,13 +162,13 @@ class Naps:
 
     def _mark(self, at: float) -> None:
         """Note how many chunks had moved at a time, if it is another number than before."""
-        marks, (chunks, nbytes, writes) = self._marks, self.moved()
+        marks, (chunks, nbytes) = self._marks, self.moved()
         if marks and chunks == marks[-1][1]:
             return
-        marks.append((at, chunks, nbytes, writes))
-        for begun, some, before, few in reversed(marks):  # a longer time may hold a pause, or the begin of a transfer
+        marks.append((at, chunks, nbytes))
+        for begun, some, before in reversed(marks):  # a longer time may hold a pause, or the begin of a transfer
             if chunks - some >= RATED and at > begun:
-                made = _Speed((nbytes - before) / (at - begun), (at - begun) / max(writes - few, 1))
+                made = _Speed((nbytes - before) / (at - begun), (at - begun) / (chunks - some))
                 if made.rate > self._speed.rate:
                     self._speed = made
                 break

@@ -137,8 +137,8 @@ class End:
         return self._progress.ahead
 
     @property
-    def moved(self) -> tuple[int, int, int]:
-        """Number of the chunks that have moved so far, to and from the peers of now, their bytes, and their writes."""
+    def moved(self) -> tuple[int, int]:
+        """Number of the chunks that have moved so far, to and from the peers of now, and their bytes."""
         return self._progress.moved
 
     # ---- peers -------------------------------------------------------------------------------------------------------

@@ -63,10 +63,10 @@ class Progress:
         return least if isfinite(least) else 0  # nothing moves, and a lane waits for something else
 
     @property
-    def moved(self) -> tuple[int, int, int]:
-        """Number of the chunks that have moved so far, to and from the peers of now, their bytes, and their writes."""
+    def moved(self) -> tuple[int, int]:
+        """Number of the chunks that have moved so far, to and from the peers of now, and their bytes."""
         ways = [way for lane in self._peers.every for way in (lane.sender, lane.receiver)]
-        return sum([way.chunks for way in ways]), sum([way.moved for way in ways]), sum([way.writes for way in ways])
+        return sum([way.chunks for way in ways]), sum([way.moved for way in ways])
 
     def poll(self) -> bool:
         """Move everything on that can move now; return whether anything changed.

@@ -36,7 +36,7 @@ class Receiver:
         recalled: numbers of granted slots that the peer is to return.
         inbounds: transfers that have not ended, by whose they are and their numbers.
         orders: orders of the peer's pushes.
-        chunks, moved, writes: number of all chunks that have come, their bytes, and their writes.
+        chunks, moved: number of all chunks that have come, and their bytes.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Receiver:
         self.recalled: set[int] = set()
         self.inbounds: dict[tuple[int, int], Inbound] = {}
         self.orders = Orders()
-        self.chunks = self.moved = self.writes = 0
+        self.chunks = self.moved = 0
         self._outbox, self._copier, self._arrived, self._pace = outbox, Copier(mover), arrived, pace
         self._since: dict[int, float] = {}  # by slot that was given back: no later write has begun before
         self._turns = dict.fromkeys(self.granted, 0)  # the latest use of each slot that has come
@@ -173,7 +173,6 @@ class Receiver:
     def arrive(self, chunks: Sequence[Data]) -> None:
         """Take the chunks of a write; raise LayoutError if one lies in a slot that the peer cannot have written."""
         self._together_there = len(chunks)
-        self.writes += 1
         for data in chunks:
             self._arrive(data)
 

@@ -44,7 +44,7 @@ class Sender(Gathers):
         together: whether several chunks may be gathered by one submit, as GPUs do.
 
     Attributes:
-        chunks, moved, writes: number of all chunks whose writes have ended well, their bytes, and these writes.
+        chunks, moved: number of all chunks whose writes have ended well, and their bytes.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Sender(Gathers):
     ) -> None:  # fmt: skip
         super().__init__(outbox, mover, slots, most, together=together)
         self._wire, self._turn, self._pace = wire, 0, pace
-        self.chunks = self.moved = self.writes = 0
+        self.chunks = self.moved = 0
         self._stuck: list[Write] = []  # an interrupt came while they were posted: whether they move is not known
 
     @property
@@ -291,7 +291,6 @@ class Sender(Gathers):
         self._pace.end(write.since, write.nbytes)
         self.chunks += count
         self.moved += write.nbytes
-        self.writes += 1
         job.sent += count
         if job.whose == PULL and job.whole and job.sent == len(job.rows):
             self._end(job)

@@ -96,8 +96,8 @@ class Far:
 
     def __init__(self, *, driven: bool = True, chunks: int = 2) -> None:
         self.naps = Naps(0.0, driven=driven)
-        self.chunks, self.writes, self.at = 0, 0, 0.0
-        self.naps.moved = lambda: (self.chunks, 1_000_000 * self.chunks, self.writes)
+        self.chunks, self.at = 0, 0.0
+        self.naps.moved = lambda: (self.chunks, 1_000_000 * self.chunks)
         self.let(chunks)
 
     def let(self, chunks):
@@ -110,7 +110,6 @@ class Far:
         for gap in gaps:
             self.at += gap + look
             self.chunks += chunks
-            self.writes += chunks
             nap = self.naps.after(self.at, moved=True, busy=True, begun=self.at - look)
         return nap
 
