@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -66,9 +66,9 @@ def pace(owner: Any, gbps: float, clock: Clock = time.perf_counter) -> None:
     post, ask, free = owner.write, owner.state, owner.release
     card = Card(gbps, clock)
 
-    def write(wire: Any, parts: Sequence[tuple[int, int, int]], note: bytes) -> Held:
-        posted = post(wire, parts, note)
-        return Held(posted, card.sent(sum([nbytes for *_, nbytes in parts])))
+    def write(wire: Any, local: int, remote: int, nbytes: int, *more: Any) -> Held:
+        posted = post(wire, local, remote, nbytes, *more)
+        return Held(posted, card.sent(nbytes))
 
     def state(wire: Any, held: Held) -> str:
         if clock() < held.due:

@@ -94,19 +94,15 @@ class Watch:
             self.marks["gather"][job.number, k] = begun + (ended - begun) * (k - first + 1) / (job.next - first)
         return found
 
-    def _posted(self, call: Any, sender: Any, write: Any) -> Any:
-        now = time.perf_counter()
-        for chunk in write.chunks:
-            key = chunk.job.number, chunk.number
-            self._lent[chunk.lent.number, chunk.lent.turn] = key
-            self.marks["post"].setdefault(key, now)
-        return call(sender, write)
+    def _posted(self, call: Any, sender: Any, chunk: Any) -> Any:
+        key = chunk.job.number, chunk.number
+        self._lent[chunk.lent.number, chunk.lent.turn] = key
+        self.marks["post"].setdefault(key, time.perf_counter())
+        return call(sender, chunk)
 
-    def _sent(self, call: Any, sender: Any, write: Any) -> Any:
-        now = time.perf_counter()
-        for chunk in write.chunks:
-            self.marks["written"][chunk.job.number, chunk.number] = now
-        return call(sender, write)
+    def _sent(self, call: Any, sender: Any, chunk: Any) -> Any:
+        self.marks["written"][chunk.job.number, chunk.number] = time.perf_counter()
+        return call(sender, chunk)
 
     def _credited(self, call: Any, slots: Any, number: int, turn: int) -> Any:
         key = self._lent.pop((number, turn), None)

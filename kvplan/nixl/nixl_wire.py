@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +19,7 @@ KEPT_WRITES = 1024  # most prepared writes that wait to be posted again
 MOVING, DONE = "moving", "done"
 
 log = logging.getLogger("kvplan.nixl")
-_Key = tuple[tuple[int, int, int], ...]  # of each part of a write: address here, address there, and bytes
+_FIRST = np.zeros(1, dtype=np.int32)
 
 
 class NixlRing:
@@ -79,11 +79,11 @@ class _Prepared(NamedTuple):
     """One write that NIXL has prepared; it can be posted again after each end.
 
     Attributes:
-        key: its parts.
+        key: address here, address there, and bytes.
         held: NIXL's handles: the write's, and those of its two lists.
     """
 
-    key: _Key
+    key: tuple[int, int, int]
     held: tuple[Any, Any, Any]
 
 
@@ -128,7 +128,7 @@ class NixlWire:
         self._lost = lost
         self._mine = memory_of(device, "the ring")
         self._theirs = self._mine
-        self._idle: OrderedDict[_Key, list[_Prepared]] = OrderedDict()
+        self._idle: OrderedDict[tuple[int, int, int], list[_Prepared]] = OrderedDict()
         self._idle_count = 0
         self._held: list[bytes] = []  # notes for a peer that has not answered yet
 
@@ -137,17 +137,17 @@ class NixlWire:
         self._theirs = memory_of(device, f"the ring of {self.peer!r}")
         with self._end.lock:
             try:
-                whole = self._list(self.peer, [(address, nbytes)], *self._theirs)
+                whole = self._list(self.peer, address, nbytes, *self._theirs)
             except Exception as error:
                 raise TransferError(f"NIXL cannot reach the ring of {self.peer!r}: {in_words(error)}") from error
             self._free((whole,))
 
-    def write(self, parts: Sequence[tuple[int, int, int]], note: bytes) -> Write:
+    def write(self, local: int, remote: int, nbytes: int, note: bytes) -> Write:
         """Post one write; see :meth:`kvplan.agents.packed.wire.Wire.write`."""
         end = self._end
         with end.lock:
             end.check_open()
-            prepared = self._prepared(tuple(parts))
+            prepared = self._prepared((local, remote, nbytes))
             try:
                 state = end.nixl.transfer(prepared.held[0], note)
             except Exception as error:  # noqa: BLE001  # whether its bytes move is not known
@@ -221,28 +221,27 @@ class NixlWire:
                 for prepared in kept:
                     self._free(prepared.held)
 
-    def _prepared(self, key: _Key) -> _Prepared:
+    def _prepared(self, key: tuple[int, int, int]) -> _Prepared:
         """Return a write that is ready to be posted; raise TransferError if NIXL cannot prepare it."""
         kept = self._idle.get(key)
         if kept:
             self._idle_count -= 1
             self._idle.move_to_end(key)
             return kept.pop()
+        local, remote, nbytes = key
         held: list[Any] = []
-        every = np.arange(len(key), dtype=np.int32)
         try:
-            held.append(self._list("NIXL_INIT_AGENT", [(local, nbytes) for local, _, nbytes in key], *self._mine))
-            held.append(self._list(self.peer, [(remote, nbytes) for _, remote, nbytes in key], *self._theirs))
-            made = self._end.nixl.make_prepped_xfer("WRITE", held[0], every, held[1], every, b"")
+            held.append(self._list("NIXL_INIT_AGENT", local, nbytes, *self._mine))
+            held.append(self._list(self.peer, remote, nbytes, *self._theirs))
+            made = self._end.nixl.make_prepped_xfer("WRITE", held[0], _FIRST, held[1], _FIRST, b"")
         except Exception as error:
             self._free(tuple(held))
             self._failed(error)
             raise TransferError(f"NIXL cannot write to {self.peer!r}: {in_words(error)}") from error
         return _Prepared(key, (made, *held))
 
-    def _list(self, whose: str, parts: Sequence[tuple[int, int]], memory: str, number: int) -> Any:
-        rows = np.array([(address, nbytes, number) for address, nbytes in parts], dtype=np.int64)
-        return self._end.nixl.prep_xfer_dlist(whose, rows, memory)
+    def _list(self, whose: str, address: int, nbytes: int, memory: str, number: int) -> Any:
+        return self._end.nixl.prep_xfer_dlist(whose, np.array([(address, nbytes, number)], dtype=np.int64), memory)
 
     def _take(self, write: Write, state: str) -> None:
         if state == "DONE":

@@ -19,7 +19,7 @@ from kvplan.plan.descriptors import Part, Seams, StridedRows, flat, strided, tog
 from kvplan.plan.loops_numpy import Descriptors
 from kvplan.plan.nixl_lists import NixlList, check_side, nixl_lists
 from kvplan.plan.plan_pickling import Starts, moved, starts_of
-from kvplan.program.program import Program
+from kvplan.program.program import Program, RunGroup
 
 NO_SEAMS = Seams(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
 
@@ -97,6 +97,11 @@ class Plan:
             return None
         (group, units), (src, dst) = self.parts[0], self.layouts[0]
         return id(group), id(src), id(dst), units.shape[1]
+
+    @cached_property
+    def group(self) -> RunGroup:
+        """Return the run group of a plan that has one part."""
+        return self.parts[0].group
 
     @cached_property
     def layers(self) -> tuple[int, ...]:

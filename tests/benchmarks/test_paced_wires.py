@@ -18,8 +18,8 @@ class Posts:
         self.done: set[bytes] = set()
         self.released: list[bytes] = []
 
-    def write(self, parts, note):
-        if not all(nbytes for *_, nbytes in parts):
+    def write(self, local, remote, nbytes, note):
+        if not nbytes:
             raise RuntimeError("no such peer")
         self.posted.append(note)
         return note
@@ -49,7 +49,7 @@ def owner(clock):
 
 def test_a_paced_write_is_posted_at_once_and_ends_when_its_last_byte_has_left(owner, clock):
     wire = owner()
-    first, second = (wire.write([(0, 0, 1_000_000)], note) for note in (b"1", b"2"))
+    first, second = (wire.write(0, 0, 1_000_000, note) for note in (b"1", b"2"))
     wire.done |= {b"1", b"2"}
     assert (wire.state(first), wire.posted, wire.asked) == ("moving", [b"1", b"2"], [])
     clock[0] = 0.0011
@@ -61,15 +61,15 @@ def test_a_paced_write_is_posted_at_once_and_ends_when_its_last_byte_has_left(ow
 
 def test_a_paced_write_ends_no_sooner_than_on_the_wire_itself(owner, clock):
     wire = owner()
-    write = wire.write([(0, 0, 1_000_000)], b"1")
+    write = wire.write(0, 0, 1_000_000, b"1")
     clock[0] = 1.0
     assert wire.state(write) == "moving"
 
 
 def test_all_wires_share_the_card(owner, clock):
     wire, other = owner(), owner()
-    wire.write([(0, 0, 1_000_000)], b"1")
-    second = other.write([(0, 0, 1_000_000)], b"2")
+    wire.write(0, 0, 1_000_000, b"1")
+    second = other.write(0, 0, 1_000_000, b"2")
     other.done.add(b"2")
     clock[0] = 0.0015
     assert other.state(second) == "moving"
@@ -80,7 +80,7 @@ def test_all_wires_share_the_card(owner, clock):
 def test_a_card_that_was_idle_does_not_catch_up(owner, clock):
     wire = owner()
     clock[0] = 5.0
-    write = wire.write([(0, 0, 1_000_000)], b"1")
+    write = wire.write(0, 0, 1_000_000, b"1")
     wire.done.add(b"1")
     assert wire.state(write) == "moving"
 
@@ -88,8 +88,8 @@ def test_a_card_that_was_idle_does_not_catch_up(owner, clock):
 def test_a_post_that_fails_takes_no_time_of_the_card(owner, clock):
     wire = owner()
     with pytest.raises(RuntimeError, match="no such peer"):
-        wire.write([(0, 0, 0)], b"1")
-    write = wire.write([(0, 0, 1_000_000)], b"2")
+        wire.write(0, 0, 0, b"1")
+    write = wire.write(0, 0, 1_000_000, b"2")
     wire.done.add(b"2")
     clock[0] = 0.0011
     assert wire.state(write) == "done"

@@ -35,8 +35,7 @@ class Ends:
         self.wire.greet()
 
     def write(self, here: int, there: int, nbytes: int, note: bytes = b"note"):
-        part = self.mine.address + here * SLOT, self.yours.address + there * SLOT, nbytes
-        return self.wire.write([part], note)
+        return self.wire.write(self.mine.address + here * SLOT, self.yours.address + there * SLOT, nbytes, note)
 
     def ended(self, write) -> str:
         while self.wire.state(write) == "moving":
@@ -65,21 +64,6 @@ def test_a_write_brings_its_bytes_and_its_note(ends):
     np.testing.assert_array_equal(ends.rings[1][3 * SLOT : 3 * SLOT + 100], ends.rings[0][SLOT : SLOT + 100])
     assert not ends.rings[1][: 3 * SLOT].any()
     assert ends.you.notes() == [("me", b"chunk 7")]
-
-
-def test_a_write_of_several_parts_has_one_note(ends):
-    ends.rings[0][:] = np.arange(4 * SLOT) % 251
-    parts = [(ends.mine.address + here * SLOT, ends.yours.address + there * SLOT, nbytes)
-             for here, there, nbytes in ((0, 3, SLOT), (2, 0, 100), (1, 1, 7))]  # fmt: skip
-    for _ in range(2):
-        ends.rings[1][:] = 0
-        assert ends.ended(ends.wire.write(parts, b"chunks 7 to 9")) == "done"
-        for here, there, nbytes in ((0, 3, SLOT), (2, 0, 100), (1, 1, 7)):
-            sent = ends.rings[0][here * SLOT :][:nbytes]
-            np.testing.assert_array_equal(ends.rings[1][there * SLOT :][:nbytes], sent)
-        assert not ends.rings[1][100:SLOT].any()
-        assert not ends.rings[1][2 * SLOT : 3 * SLOT].any()
-    assert ends.you.notes() == [("me", b"chunks 7 to 9")] * 2
 
 
 def test_an_equal_write_is_posted_again_without_being_prepared_again(ends):

@@ -12,7 +12,6 @@ from kvplan.agents.packed.pack_rows import TOGETHER, Copier, Mover, Row
 from kvplan.agents.packed.pack_transfer import PackedTransfer
 from kvplan.agents.packed.readiness import Ready
 from kvplan.agents.packed.slot_ring import RingSlot
-from kvplan.agents.packed.wire import Part
 from kvplan.errors import TransferError
 from kvplan.execute.transfer import Transfer
 
@@ -59,7 +58,7 @@ class Job:
 
 
 class Chunk:
-    """A chunk on its way: gathered into a slot, then written, perhaps together with others.
+    """A chunk on its way: gathered into a slot, then written.
 
     Args:
         job: its transfer.
@@ -71,58 +70,35 @@ class Chunk:
     Attributes:
         moved: the gather; None if it was not submitted.
         gathered: whether the gather is known to have ended.
+        handle: its latest write.
+        tries: number of writes that were tried.
+        posting: whether a write is being posted, so that it may move.
+        ended: whether the latest write has ended for sure.
+        why: why the latest write failed, ``""`` if it did not, None if that is not known.
+        credits: slots that travel with it.
+        since: when its latest write was posted; see :class:`kvplan.agents.packed.wire.Pace`.
     """
 
-    __slots__ = "ends", "gathered", "job", "lent", "moved", "number", "slot"
+    __slots__ = (
+        "credits", "ended", "ends", "gathered", "handle", "job", "lent", "moved", "number", "posting", "since", "slot",
+        "tries", "why",
+    )  # fmt: skip
 
     def __init__(self, job: Job, number: int, slot: RingSlot, lent: Lent | None, ends: tuple[int, int]) -> None:
         self.job, self.number, self.slot, self.lent, self.ends = job, number, slot, lent, ends
         self.moved: Transfer | None = None
-        self.gathered = False
-
-    def part(self) -> Part:
-        """Return what a write of it moves; raise TransferError if it has no slot of the peer."""
-        if self.lent is None:
-            raise TransferError(f"chunk {self.number:,} has no slot of the peer")
-        return Part(self.slot.place.address, self.lent.address, self.job.rows[self.number].nbytes)
-
-
-class Write:
-    """A write on the wire: chunks of one transfer that follow one another, with one note.
-
-    Args:
-        chunks: they are gathered, and each has a slot of the peer.
-
-    Attributes:
-        chunks: as given.
-        job: their transfer.
-        parts: the memory that it moves, a part for each chunk.
-        slots: the slots of the peer, each with the turn of this use.
-        count, nbytes: number of the chunks, and bytes of all of them.
-        handle: the wire's handle of the latest attempt.
-        tries: number of attempts.
-        posting: whether it is being posted, so that it may move.
-        ended: whether the latest attempt has ended for sure.
-        why: why the latest attempt failed, ``""`` if it did not, None if that is not known.
-        credits: slots that travel with it.
-        since: when it was posted; see :class:`kvplan.agents.packed.wire.Pace`.
-    """
-
-    __slots__ = (
-        "chunks", "count", "credits", "ended", "handle", "job", "nbytes", "parts", "posting", "since", "slots", "tries",
-        "why",
-    )  # fmt: skip
-
-    def __init__(self, chunks: Sequence[Chunk]) -> None:
-        self.chunks, self.count, self.job = chunks, len(chunks), chunks[0].job
-        self.parts = [chunk.part() for chunk in chunks]
-        self.slots = [Credit(chunk.lent.number, chunk.lent.turn) for chunk in chunks if chunk.lent is not None]
-        self.nbytes = sum([part.nbytes for part in self.parts])
         self.handle: Any = None
         self.tries, self.since = 0, 0.0
-        self.posting = self.ended = False
+        self.gathered = self.posting = self.ended = False
         self.why: str | None = None
         self.credits: Sequence[Credit] = ()
+
+    @property
+    def theirs(self) -> Lent:
+        """The slot of the peer; raise TransferError if it has none for this chunk."""
+        if self.lent is None:
+            raise TransferError(f"chunk {self.number:,} has no slot of the peer")
+        return self.lent
 
 
 def held(job: Job) -> str:
@@ -154,8 +130,7 @@ class Gathers:
         self._outbox, self._copier, self._slots, self._most = outbox, Copier(mover), slots, most
         self._lines: tuple[dict[Job, None], dict[Job, None]] = ({}, {})  # transfers with chunks that have not begun
         self._gathering: list[Chunk] = []
-        self._writing: list[Write] = []
-        self._on_wire = 0  # chunks of these writes
+        self._writing: list[Chunk] = []
 
     @property
     def waits(self) -> bool:
@@ -208,9 +183,9 @@ class Gathers:
     @property
     def _room(self) -> bool:
         """Whether a chunk may begin."""
+        moving = len(self._gathering) + len(self._writing)
         if not self._slots:
             return False
-        moving = len(self._gathering) + self._on_wire
         if self.credits.some:  # chunks that have no slot of the peer keep no other one back
             return moving < self._most or moving - len(self._unlent) < self._most
         spare = len(self._slots) > SPARE and self.credits.granted > 0
@@ -267,7 +242,7 @@ class Gathers:
 
         The wire has others meanwhile. Chunks of high priority wait for nothing.
         """
-        moving, unlent = len(self._gathering) + self._on_wire, len(self._unlent)
+        moving, unlent = len(self._gathering) + len(self._writing), len(self._unlent)
         if job.urgent or moving - unlent < max(FED, self._most * FED_PART):
             return False
         room = self.credits.free if self.credits.some else AHEAD - unlent

@@ -22,7 +22,7 @@ MAGIC = b"kvplan.pack/4"
 HELLO = 1  # where the sender's ring is, and its slots that the receiver may write
 ASK = 2  # a part of the order of a pull
 PUSH = 3  # a part of the order of a push
-DATA = 4  # chunks, each in a slot; it may carry the whole order of their push
+DATA = 4  # a chunk, in a slot; it may carry the whole order of its push
 CREDIT = 5  # slots, and nothing else
 DONE = 6  # all chunks of a push are scattered
 FAILED = 7  # a transfer that the receiver of this message has begun failed at the other end
@@ -36,7 +36,6 @@ RETURN = 14  # recalled slots that the sender writes no more
 SHARING = WANT, GRANT, RECALL, RETURN
 
 MOST_CREDITS = 255  # of a message
-MOST_TOGETHER = 16  # chunks of a message, so that the shortest note has room for them
 MOST_GRANT = 48  # slots of one peer, so that a greeting fits into the shortest note
 MOST_BASE = 1 << 31  # turn of a grant: further turns are written in 32 bits
 MOST_WHY = 1000  # bytes of a reason
@@ -48,7 +47,7 @@ _HEADER = struct.Struct("<BQQB")
 _CREDIT = struct.Struct("<II")
 _HELLO = struct.Struct("<QQIIH")
 PART = struct.Struct("<QIIII")
-_DATA = struct.Struct("<BQIB")
+_DATA = struct.Struct("<BQIII")
 _WHICH = struct.Struct("<BQ")
 _WANT = struct.Struct("<QI")
 
@@ -120,7 +119,7 @@ class OrderPart(NamedTuple):
 
 
 class Data(NamedTuple):
-    """A chunk that lies in a slot, or the first of several.
+    """A chunk that lies in a slot.
 
     Attributes:
         whose: :data:`PULL` or :data:`PUSHED`.
@@ -240,41 +239,29 @@ def read_part(body: bytes) -> OrderPart:
     return OrderPart(transfer, leg, legs, part, parts, memoryview(body)[PART.size :])
 
 
-def data_body(first: Data, more: Sequence[Credit] = ()) -> bytes:
-    """Return the body of a :data:`DATA`.
-
-    Args:
-        first: a chunk, with the order that the message carries.
-        more: slots of the chunks behind it, each with the turn of its use.
-    """
-    head = _DATA.pack(first.whose, first.transfer, first.chunk, 1 + len(more)) + _CREDIT.pack(first.slot, first.turn)
-    return head + b"".join([_CREDIT.pack(*one) for one in more]) + first.order if more else head + first.order
+def data_body(data: Data) -> bytes:
+    """Return the body of a :data:`DATA`."""
+    return _DATA.pack(*data[:5]) + data.order
 
 
-def read_data(body: bytes) -> list[Data]:
-    """Read the body of a :data:`DATA`: its chunks, of which the first has the order.
+def read_data(body: bytes) -> Data:
+    """Read the body of a :data:`DATA`.
 
-    >>> for data in read_data(data_body(Data(PULL, 1, 2, 3, 4, b"all"), [Credit(9, 1)])):
-    ...     print(data)
-    Data(whose=0, transfer=1, chunk=2, slot=3, turn=4, order=b'all')
-    Data(whose=0, transfer=1, chunk=3, slot=9, turn=1, order=b'')
+    >>> read_data(data_body(Data(PULL, 1, 2, 3, 4)))
+    Data(whose=0, transfer=1, chunk=2, slot=3, turn=4, order=b'')
     """
     try:
-        whose, transfer, chunk, count = _DATA.unpack_from(body)
-        end = _DATA.size + count * _CREDIT.size
-        slots = list(_CREDIT.iter_unpack(body[_DATA.size : end]))
+        whose, transfer, chunk, slot, turn = _DATA.unpack_from(body)
     except struct.error:
         raise wrong(body) from None
-    if whose not in (PULL, PUSHED) or not 0 < len(slots) == count <= MOST_TOGETHER:
+    if whose not in (PULL, PUSHED):
         raise wrong(body)
-    found = [Data(whose, transfer, chunk + k, slot, turn) for k, (slot, turn) in enumerate(slots)]
-    found[0] = found[0]._replace(order=body[end:])
-    return found
+    return Data(whose, transfer, chunk, slot, turn, body[_DATA.size :])
 
 
 def data_nbytes() -> int:
-    """Return the bytes of the body of a :data:`DATA` of one chunk, without an order."""
-    return _DATA.size + _CREDIT.size
+    """Return the bytes of the body of a :data:`DATA` without an order."""
+    return _DATA.size
 
 
 def which_body(whose: int, transfer: int, why: str = "") -> bytes:

@@ -58,7 +58,6 @@ class Receiver:
         self._scattering: list[Scatter] = []
         self._submitting = 0  # the first of them: those that are being submitted
         self._together, self._epoch = together, 0
-        self._together_there = 1  # chunks of the latest write: the next one is as large, mostly
 
     @property
     def quiet(self) -> bool:
@@ -85,8 +84,7 @@ class Receiver:
         free = self._free
         if free < min(left, AHEAD_SLOTS):
             return 0
-        wanted = max(self._most // HELD - len(self._come), self._together_there, 1)
-        count: float = min(left / 2, free - AHEAD_SLOTS + 1, wanted)
+        count: float = min(left / 2, free - AHEAD_SLOTS + 1, max(self._most // HELD - len(self._come), 1))
         if left < AHEAD_SLOTS or any(len(one.left) > 1 for one in inbounds):
             count = SOON if left > 1 else 0
         return count * inbounds[0].rows[0].nbytes
@@ -170,13 +168,8 @@ class Receiver:
         else:
             self._early.setdefault(inbound.number, []).append(data)
 
-    def arrive(self, chunks: Sequence[Data]) -> None:
-        """Take the chunks of a write; raise LayoutError if one lies in a slot that the peer cannot have written."""
-        self._together_there = len(chunks)
-        for data in chunks:
-            self._arrive(data)
-
-    def _arrive(self, data: Data) -> None:
+    def data(self, data: Data) -> None:
+        """Take a chunk; raise LayoutError if it lies in a slot that the peer cannot have written."""
         if not self._next(data.slot, data.turn):
             return
         inbound = self.inbounds.get((data.whose, data.transfer))

@@ -69,10 +69,10 @@ class Requests:
             LayoutError: the message cannot be right.
         """
         if kind == messages.DATA:
-            found = messages.read_data(body)
-            if found[0].order and not closed:
-                self._push(found[0].transfer, Leg(0, last=True, content=found[0].order))
-            self._receiver.arrive(found)
+            data = messages.read_data(body)
+            if data.order and not closed:
+                self._push(data.transfer, Leg(0, last=True, content=data.order))
+            self._receiver.data(data)
         elif kind in (messages.ASK, messages.PUSH):
             part = messages.read_part(body)
             pull = kind == messages.ASK

@@ -84,7 +84,8 @@ class Copier:
             _, nbytes, addresses, _ = half.sections[0]
             offsets = half.offsets_of(nbytes, min(slot.nbytes // nbytes, addresses.size))
             with suppress(KVPlanError):  # it copies as before
-                made = keep(row.planned(slot), addresses, offsets, gathers=half.side == "src")
+                sample = half.plan_all([(row.first, row.last, slot)], sample=True)
+                made = keep(sample, addresses, offsets, gathers=half.side == "src")
         self._kept[half] = made
         return made
 

@@ -6,26 +6,12 @@ Chunks that come faster than a CPU thread moves them are moved by hardware.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 MOVING, DONE, FAILED = "moving", "done", "failed"  # the states of a write
 FAST = 10e9  # bytes a second: sockets, and copies of GPU memory by the CPU, stay below 3e9
 LEAST_CHUNKS, CHUNKS = 4, 16  # chunks that have to come so fast: some of the latest
-
-
-class Part(NamedTuple):
-    """One piece of memory that a write moves.
-
-    Attributes:
-        local: address of its bytes, in this process's ring.
-        remote: address in the peer's ring.
-        nbytes: bytes to move, at least 1.
-    """
-
-    local: int
-    remote: int
-    nbytes: int
 
 
 class Wire(Protocol):
@@ -53,14 +39,16 @@ class Wire(Protocol):
             KVPlanError: this wire cannot write there.
         """
 
-    def write(self, parts: Sequence[Part], note: bytes) -> Any:
+    def write(self, local: int, remote: int, nbytes: int, note: bytes) -> Any:
         """Post one write, and return its handle.
 
-        The note reaches the peer after the bytes of all parts do. Its content is complete when the call returns; this
-        process's memory must keep its bytes until the write has ended.
+        The note reaches the peer after the bytes do. Its content is complete when the call returns; ``local`` must keep
+        its bytes until the write has ended.
 
         Args:
-            parts: the memory that it moves, at least one part. None overlaps another one in the peer's ring.
+            local: address of the bytes, in this process's ring.
+            remote: address in the peer's ring.
+            nbytes: bytes to move, at least 1.
             note: at most :attr:`most_note` bytes.
 
         Raises:

@@ -189,13 +189,13 @@ class KernelPath(Path):
 
     def keeps(self, plan: Plan) -> bool:
         """Return whether :meth:`keep` can; see :meth:`Path.keeps`. Each slot has a run table of its own then."""
-        return int(plan.parts[0].group.packed.shape[1]) <= KEPT_COPIES
+        return int(plan.group.packed.shape[1]) <= KEPT_COPIES
 
     def keep(
         self, ahead: Ahead, plan: Plan, addresses: Int64Array, offsets: Int64Array, *, gathers: bool
     ) -> Resident:  # fmt: skip
         """Upload unit addresses for many launches; see :meth:`Path.keep`. The device is current."""
-        size, group = self._size(plan), plan.parts[0].group
+        size, group = self._size(plan), plan.group
         tile = _tile(plan.nbytes, size)
         made = Resident(ahead, group, addresses, offsets, gathers=gathers, size=size, tile=tile)
         ahead.send()

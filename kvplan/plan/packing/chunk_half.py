@@ -129,7 +129,7 @@ class HalfFacts(NamedTuple):
 
 
 class ChunkPlan(Plan):
-    """A plan of chunks whose launch needs no unit addresses: they are written down when they are asked for."""
+    """A plan of chunks of one section whose unit addresses are written down when they are asked for."""
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:  # type: ignore[override]
@@ -247,12 +247,15 @@ class Half(Chunks):
         """
         return self.plan_all([(first, last, slot)])
 
-    def plan_all(self, chunks: Sequence[tuple[int, int, Slot]], resident: Resident | None = None) -> Plan:
+    def plan_all(
+        self, chunks: Sequence[tuple[int, int, Slot]], resident: Resident | None = None, *, sample: bool = False
+    ) -> Plan:
         """Plan the copies of several chunks, each with its slot, as one plan.
 
         Args:
             chunks: the arguments of :meth:`plan` for each, at least one. All slots are of one ring.
             resident: the units, if they are in the memory of the GPU that copies them.
+            sample: whether the plan only shows what others are like, so that its units are mostly not looked at.
 
         Raises:
             KVPlanError, LayoutError: as for :meth:`plan`.
@@ -267,12 +270,17 @@ class Half(Chunks):
                 raise KVPlanError("the chunks of one plan have slots of two rings; give slots of one ring")
             nbytes += self._spans(spans, first, last, slot)
             units += last - first
-        if resident is not None and len(spans) == 1:
+        if (resident is not None or sample) and len(spans) == 1:
             made = object.__new__(ChunkPlan)
             vars(made).update(
                 units=units, nbytes=nbytes, direction=direction, layouts=layouts, seams=seams, skips=_SKIP,
-                programs=programs, ahead=resident.place(*spans.values()), make_parts=partial(self._parts, spans),
+                programs=programs, make_parts=partial(self._parts, spans),
             )  # fmt: skip
+            if resident is not None:
+                vars(made)["ahead"] = resident.place(*spans.values())
+            elif len(layouts) == 1:
+                group, (src, dst) = self.sections[next(iter(spans))].group, layouts[0]
+                vars(made).update(group=group, kind=(id(group), id(src), id(dst), units))
             return made
         parts = self._parts(spans)
         return Plan(parts, units, nbytes, direction, layouts, seams, _SKIP * len(parts), programs)

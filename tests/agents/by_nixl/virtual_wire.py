@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from heapq import heappop, heappush
 
 import numpy as np
@@ -11,7 +10,6 @@ import kvplan
 from kvplan.agents.by_nixl.nixl_progress import Naps
 from kvplan.agents.packed.pack_end import End
 from kvplan.agents.packed.slot_ring import ALIGNMENT
-from kvplan.agents.packed.wire import Part
 from kvplan.plan.row_plans import Memory
 
 SLOT = 4096
@@ -63,8 +61,8 @@ class Wire:
     def ring(self, address: int, nbytes: int, device: str) -> None:
         pass
 
-    def write(self, parts: Sequence[Part], note: bytes) -> Write:
-        self._free_at = max(self._free_at, self._clock.time) + len(parts) * self._seconds
+    def write(self, local: int, remote: int, nbytes: int, note: bytes) -> Write:
+        self._free_at = max(self._free_at, self._clock.time) + self._seconds
         return Write(self._free_at, note)
 
     def state(self, handle: Write) -> str:

@@ -48,7 +48,7 @@ def faults(draw, *, change: bool = False) -> Faults:
 @st.composite
 def manners(draw, *, change: bool = False) -> Manner:
     reading = draw(st.booleans())
-    slots = st.one_of(st.integers(2, 15), st.integers(28, 40))  # of the larger ones, writes have several chunks
+    slots = st.one_of(st.integers(2, 15), st.integers(28, 40))  # of the larger ones, many chunks are on the way
     nbytes = st.sampled_from((256, 256, 512, 4096))
     return Manner(
         reading=reading, by_layer=draw(st.booleans()), urgent=draw(st.booleans()),

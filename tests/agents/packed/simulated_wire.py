@@ -8,14 +8,13 @@ from __future__ import annotations
 import ctypes
 import random
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 import kvplan
 from kvplan.agents.packed.pack_end import End
-from kvplan.agents.packed.wire import Part
 from kvplan.errors import TransferError
 from kvplan.plan.row_plans import Memory
 
@@ -51,27 +50,23 @@ NONE = Faults()
 
 
 class Write:
-    """A write on its way: its parts move in any order."""
+    """A write on its way."""
 
-    def __init__(self, wire: SimulatedWire, parts: Sequence[Part], note: bytes) -> None:
-        self.wire, self.parts, self.note = wire, parts, note
-        self.at = [0] * len(parts)
+    def __init__(self, wire: SimulatedWire, local: int, remote: int, nbytes: int, note: bytes) -> None:
+        self.wire, self.local, self.remote, self.nbytes, self.note = wire, local, remote, nbytes, note
+        self.at = 0
         self.state = MOVING
         self.released = False
 
     def move(self, rng: random.Random, faults: Faults) -> None:
         """Move some of the bytes."""
-        left = [k for k, part in enumerate(self.parts) if self.at[k] < part.nbytes]
-        k = rng.choice(left) if len(left) > 1 else left[0]
-        local, remote, nbytes = self.parts[k]
-        some = min(nbytes - self.at[k], rng.randint(1, nbytes))
-        self.wire.check(remote + self.at[k], some)
-        ctypes.memmove(remote + self.at[k], local + self.at[k], some)
-        self.at[k] += some
-        whole = self.at[k] == nbytes and len(left) == 1
-        if not whole and rng.random() < faults.fail:
+        some = min(self.nbytes - self.at, rng.randint(1, self.nbytes))
+        self.wire.check(self.remote + self.at, some)
+        ctypes.memmove(self.remote + self.at, self.local + self.at, some)
+        self.at += some
+        if self.at < self.nbytes and rng.random() < faults.fail:
             self.state = "failed: a cable broke"
-        elif whole:
+        elif self.at == self.nbytes:
             self.state = "failed: all came" if rng.random() < faults.told else DONE
             self.wire.carry(self.note)
 
@@ -126,7 +121,7 @@ class SimulatedWire:
         self.network, self.mine, self.theirs, self.most_note = network, mine, theirs, most_note
         self.writes: list[Write] = []
         self.reach = (0, 0)
-        self.posted = self.sent = self.parts = 0
+        self.posted = self.sent = 0
         self.down = self.frozen = self.closed = False
         self.limit = 1 << 40  # writes that are posted before it goes down
 
@@ -142,26 +137,22 @@ class SimulatedWire:
         if self.down or self.network.rng.random() < self.network.faults.refuse:
             raise TransferError("the wire takes nothing")
 
-    def write(self, parts: Sequence[Part], note: bytes) -> Write:
-        assert parts
+    def write(self, local: int, remote: int, nbytes: int, note: bytes) -> Write:
+        assert nbytes > 0
         assert len(note) <= self.most_note
         with self.network.lock:
-            return self._write(parts, note)
+            return self._write(local, remote, nbytes, note)
 
-    def _write(self, parts: Sequence[Part], note: bytes) -> Write:
-        moving = [part for wire in self.network.wires for one in wire.writes for part in one.parts]
-        for part in parts:
-            assert part.nbytes > 0
-            self.check(part.remote, part.nbytes)
-            assert not any(
-                one.remote < part.remote + part.nbytes and part.remote < one.remote + one.nbytes for one in moving
-            ), "two writes into one slot"
-            moving.append(part)
+    def _write(self, local: int, remote: int, nbytes: int, note: bytes) -> Write:
+        self.check(remote, nbytes)
+        moving = [one for wire in self.network.wires for one in wire.writes]
+        assert not any(one.remote < remote + nbytes and remote < one.remote + one.nbytes for one in moving), (
+            "two writes into one slot"
+        )
         self._refuses()
         self.posted += 1
-        self.parts += len(parts)
         self.down |= self.posted >= self.limit
-        made = Write(self, parts, note)
+        made = Write(self, local, remote, nbytes, note)
         self.writes.append(made)
         return made
 

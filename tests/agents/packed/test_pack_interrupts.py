@@ -28,7 +28,7 @@ def prepared(executor, number):
     rings = (
         {},
         {"together": True, "leg_units": 1},
-        {"together": True, "slots": 32, "sending": 12, "granted": 16},  # writes have several chunks
+        {"together": True, "slots": 32, "sending": 12, "granted": 16},  # many chunks are on the way
     )
     ring = {"slot_nbytes": 256} | rings[number % 3]
     return Pair(executor, seed=number, faults=faults, near=ring, far=ring, blocks=30 if number == 2 else BLOCKS)
