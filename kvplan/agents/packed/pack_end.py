@@ -16,7 +16,7 @@ from kvplan.agents.packed.pack_messages import LEAST_NOTE, MAGIC, MOST_GRANT
 from kvplan.agents.packed.pack_peers import Peers, ending
 from kvplan.agents.packed.pack_progress import Progress
 from kvplan.agents.packed.pack_rows import Mover, pieces_of, readies_of
-from kvplan.agents.packed.pack_sharing import LEAST_SENDS, slots_to_gather
+from kvplan.agents.packed.pack_sharing import slots_to_gather
 from kvplan.agents.packed.pack_starts import LEG_UNITS
 from kvplan.agents.packed.pack_transfer import Inbound, PackedTransfer, Wish
 from kvplan.agents.packed.slot_ring import Own, SlotRing
@@ -99,11 +99,10 @@ class End:
         free = self.ring.take(integer("sending", sends, least=1, most=slots - 1))
         self._notes: deque[tuple[str, bytes]] = deque()
         senders = frozenset(slot.number for slot in free)
-        most = min(sends, max(LEAST_SENDS, sends - sends // 3))
         if granted is not None:
             integer("granted", granted, least=1, most=MOST_GRANT)
         together = memory.device != "cpu" if together is None else together
-        own = Own(self.ring, free, senders, most, executor, now, self._number, self._notes, together, leg_units)
+        own = Own(self.ring, free, senders, executor, now, self._number, self._notes, together, leg_units)
         self._own, self._peers = own, Peers(own, granted)
         self._progress = Progress(self._peers, arrivals, now)
         self._threaded = threaded

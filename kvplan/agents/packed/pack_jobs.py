@@ -113,21 +113,22 @@ class Gathers:
         outbox: messages to the peer.
         mover: gathers.
         slots: free slots to gather into; all senders of an end share them.
-        most: most of them that this one may have, so that a slow peer leaves some to the others.
         together: whether several chunks may be gathered by one submit, as GPUs do.
 
     Attributes:
         together: as given.
         credits: the peer's slots.
         jobs: transfers that have not ended, by whose they are and their numbers.
+        most: most of the slots that this one may have, so that a slow peer leaves some to the others; others set it.
         held: whether a transfer of high priority waits for its first chunks, so that no other one begins before it.
     """
 
-    def __init__(self, outbox: Outbox, mover: Mover, slots: list[RingSlot], most: int, *, together: bool) -> None:
+    def __init__(self, outbox: Outbox, mover: Mover, slots: list[RingSlot], *, together: bool) -> None:
         self.credits = Credits()
         self.jobs: dict[tuple[int, int], Job] = {}
         self.held, self.together = False, together
-        self._outbox, self._copier, self._slots, self._most = outbox, Copier(mover), slots, most
+        self.most = len(slots)
+        self._outbox, self._copier, self._slots = outbox, Copier(mover), slots
         self._lines: tuple[dict[Job, None], dict[Job, None]] = ({}, {})  # transfers with chunks that have not begun
         self._gathering: list[Chunk] = []
         self._writing: list[Chunk] = []
@@ -187,9 +188,9 @@ class Gathers:
         if not self._slots:
             return False
         if self.credits.some:  # chunks that have no slot of the peer keep no other one back
-            return moving < self._most or moving - len(self._unlent) < self._most
+            return moving < self.most or moving - len(self._unlent) < self.most
         spare = len(self._slots) > SPARE and self.credits.granted > 0
-        return moving < self._most and spare and len(self._unlent) < AHEAD
+        return moving < self.most and spare and len(self._unlent) < AHEAD
 
     @property
     def _unlent(self) -> list[Chunk]:
@@ -243,10 +244,10 @@ class Gathers:
         The wire has others meanwhile. Chunks of high priority wait for nothing.
         """
         moving, unlent = len(self._gathering) + len(self._writing), len(self._unlent)
-        if job.urgent or moving - unlent < max(FED, self._most * FED_PART):
+        if job.urgent or moving - unlent < max(FED, self.most * FED_PART):
             return False
         room = self.credits.free if self.credits.some else AHEAD - unlent
-        return min(room, len(self._slots), self._most - moving) < min(self._at_once(job), len(job.rows) - job.next)
+        return min(room, len(self._slots), self.most - moving) < min(self._at_once(job), len(job.rows) - job.next)
 
     def _at_once(self, job: Job) -> int:
         """Return how many chunks of a transfer are gathered together, at most.
@@ -255,7 +256,7 @@ class Gathers:
         the last one is gathered. So they are at most half of the slots, and as many as have begun before. The last ones
         of a leg go in two equal parts, if they are more: one after another, chunks then come in an even time.
         """
-        most = min(job.next, self._most // TOGETHER) if self.together else 1
+        most = min(job.next, self.most // TOGETHER) if self.together else 1
         rows = job.rows[job.next : job.next + 2 * most]
         if most <= 1 or not rows:
             return 1

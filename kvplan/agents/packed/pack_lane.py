@@ -58,7 +58,7 @@ class Lane:
         self.chunk_nbytes = 0
         self.outbox = Outbox(wire, own.epoch(), max(1, len(granted) // 4), own.now)
         self.paces = Pace(own.now), Pace(own.now)
-        self.sender = Sender(self.outbox, wire, own.mover, own.sends, own.most, self.paces[0], together=own.together)
+        self.sender = Sender(self.outbox, wire, own.mover, own.sends, self.paces[0], together=own.together)
         told = partial(tell_user, own.notes, name)
         self.receiver = Receiver(self.outbox, own.mover, granted, told, self.paces[1], together=own.together)
         self.starts = Starts(self.outbox, self.sender, self.receiver, wire.most_note, own.leg_units)

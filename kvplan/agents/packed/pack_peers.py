@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from kvplan.agents.packed import pack_messages as messages
 from kvplan.agents.packed.pack_jobs import Job
 from kvplan.agents.packed.pack_lane import Lane
 from kvplan.agents.packed.pack_messages import Message
-from kvplan.agents.packed.pack_sharing import LEAST_GRANT, Share, most_of_a_peer, share
+from kvplan.agents.packed.pack_sharing import LEAST_GRANT, Share, most_of_a_peer, most_to_gather, share
 from kvplan.agents.packed.pack_transfer import Inbound
 from kvplan.agents.packed.slot_ring import Own
 from kvplan.agents.packed.wire import Wire
@@ -99,9 +99,15 @@ class Peers:
         with self._lock:
             granted = max(LEAST_GRANT, ring.free // 3) if self._granted is None else self._granted
             lane = Lane(peer, home.wire, home.offered, self._own, ring.take(min(granted, self._most)))
-            self.every = (*self.every, lane)
+            self._take((*self.every, lane))
             self.lanes[peer] = lane
         return lane
+
+    def _take(self, lanes: Sequence[Lane]) -> None:
+        """Take the lanes of now. The slots to gather into are divided among them."""
+        self.every = tuple(lanes)
+        for lane in self.every:
+            lane.sender.most = most_to_gather(len(self._own.senders), len(self.every))
 
     def hear(self, peer: str, note: bytes) -> None:
         """Take a message of a peer."""
@@ -186,7 +192,7 @@ class Peers:
 
     def _gone(self, lane: Lane) -> None:
         with self._lock:
-            self.every = tuple([one for one in self.every if one is not lane])
+            self._take([one for one in self.every if one is not lane])
             self._own.ring.give(lane.granted)
         home = self._homes.get(lane.name)
         if home is not None and home.wire is lane.wire:

@@ -28,7 +28,6 @@ class Sender(Gathers):
         wire: the wire to the peer.
         mover: gathers.
         slots: free slots to gather into; all senders of an end share them.
-        most: most of them that this one may have, so that a slow peer leaves some to the others.
         pace: how fast writes move.
         together: whether several chunks may be gathered by one submit, as GPUs do.
 
@@ -37,10 +36,9 @@ class Sender(Gathers):
     """
 
     def __init__(
-        self, outbox: Outbox, wire: Wire, mover: Mover, slots: list[RingSlot], most: int, pace: Pace, *,
-        together: bool = False,
+        self, outbox: Outbox, wire: Wire, mover: Mover, slots: list[RingSlot], pace: Pace, *, together: bool = False,
     ) -> None:  # fmt: skip
-        super().__init__(outbox, mover, slots, most, together=together)
+        super().__init__(outbox, mover, slots, together=together)
         self._wire, self._turn, self._pace = wire, 0, pace
         self.chunks = self.moved = 0
         self._stuck: list[Chunk] = []  # an interrupt came while they were posted: whether they move is not known

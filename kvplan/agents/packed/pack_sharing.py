@@ -22,6 +22,20 @@ def slots_to_gather(slots: int) -> int:
     return min(max(min(LEAST_SENDS, slots // 2), slots // 3), MOST_SENDS)
 
 
+def most_to_gather(sends: int, lanes: int) -> int:
+    """Return how many of the slots to gather into one lane has at most: a slow peer leaves some to the others.
+
+    Args:
+        sends: slots to gather into.
+        lanes: number of all lanes. One that is alone leaves one slot, for a peer that may come.
+
+    >>> [(most_to_gather(sends, 1), most_to_gather(sends, 2)) for sends in (1, 3, 8, 16)]
+    [(1, 1), (3, 3), (7, 6), (15, 11)]
+    """
+    left = 1 if lanes == 1 else sends // 3
+    return min(sends, max(LEAST_SENDS, sends - left))
+
+
 def most_of_a_peer(usable: int, granted: int | None = None) -> int:
     """Return how many slots one peer has at most: not all, since a peer that stops returns none.
 

@@ -97,7 +97,6 @@ class Own(NamedTuple):
         ring: this process's slots.
         sends: free slots to gather into.
         senders: numbers of all slots to gather into.
-        most: most of them that one lane has.
         mover: gathers and scatters.
         now: clock, in seconds.
         epoch: returns a number for a lane, larger than all before.
@@ -109,7 +108,6 @@ class Own(NamedTuple):
     ring: SlotRing
     sends: list[RingSlot]
     senders: frozenset[int]
-    most: int
     mover: Mover
     now: Callable[[], float]
     epoch: Callable[[], int]

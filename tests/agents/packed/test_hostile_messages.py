@@ -10,9 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvplan.agents.packed import pack_messages as messages
-from kvplan.agents.packed.pack_messages import MAGIC, Credit, Data, Hello, Message, OrderPart, message
+from kvplan.agents.packed.pack_messages import (
+    LONG,
+    MAGIC,
+    ROW_NBYTES,
+    Credit,
+    Data,
+    Hello,
+    Message,
+    OrderPart,
+    message,
+)
 from kvplan.agents.packed.pack_orders import Ordered
-from kvplan.errors import TransferError
+from kvplan.errors import LayoutError, TransferError
 from tests.agents.packed.pairs import Pair, order_bytes
 from tests.profiles import examples
 
@@ -242,6 +252,26 @@ def test_a_chunk_that_comes_again_in_another_slot(pair):
         transfer.synchronize()
     again(pair)
     whole(pair)
+
+
+@pytest.mark.parametrize("nbytes", [0, 100, LONG - 1, LONG, LONG + 7, 5 * ROW_NBYTES, 5 * ROW_NBYTES + 3])
+def test_a_changed_message_is_not_read(nbytes):
+    """One byte that changes, anywhere, or two words of a body that change places."""
+    rng = random.Random(nbytes)
+    note = message(messages.PUSH, 7, 9, [Credit(3, 1)], rng.randbytes(nbytes))
+    assert messages.read(note).body == note[len(note) - nbytes :]
+    for _ in range(50):
+        at = rng.randrange(13, len(note))
+        changed = note[:at] + bytes([note[at] ^ rng.randint(1, 255)]) + note[at + 1 :]
+        with pytest.raises(LayoutError, match="a message of packed transfers cannot be read"):
+            messages.read(changed)
+    for _ in range(50 if nbytes >= 16 else 0):
+        a, b = sorted(rng.sample(range(nbytes // 8), 2))
+        body = note[len(note) - nbytes :]
+        one, other = body[8 * a : 8 * a + 8], body[8 * b : 8 * b + 8]
+        swapped = body[: 8 * a] + other + body[8 * a + 8 : 8 * b] + one + body[8 * b + 8 :]
+        with pytest.raises(LayoutError, match="a message of packed transfers cannot be read"):
+            messages.read(note[: len(note) - nbytes] + swapped)
 
 
 @examples(60)

@@ -246,17 +246,27 @@ def test_rounds_of_a_chunk(monkeypatch, slots, least):
         assert rounds <= least * CHUNKS, rounds / CHUNKS
 
 
-def test_chunks_on_the_way(monkeypatch):
-    """One slow peer has seven of the ten slots to gather into, and leaves three to the others."""
+@pytest.mark.parametrize(("known", "first"), [(False, 1), (True, 3)])
+def test_chunks_on_the_way(monkeypatch, known, first):
+    """A slow peer has seven of the ten slots to gather into, and leaves three to the others. Alone, it leaves one."""
     monkeypatch.setattr(simulated_wire, "Mover", AtOnce)
     network = Network(0)
     near = network.place("near", None, slots=32, slot_nbytes=4096)
     mine = np.zeros((CHUNKS * 64, 64), np.uint8)
     here = kvplan.KVLayout.from_tensors("block dim", mine)
-    for k, left in enumerate((3, 0)):
+    theirs = []
+
+    def come(k):
         network.place(f"far{k}", None, slots=32, slot_nbytes=4096)
-        there = kvplan.KVLayout.from_tensors("block dim", np.zeros_like(mine))
-        meet(network, "near", f"far{k}", ([here], [there]))
+        theirs.append(kvplan.KVLayout.from_tensors("block dim", np.zeros_like(mine)))
+        meet(network, "near", f"far{k}", ([here], theirs[k:]))
+
+    for k in range(2 * known):
+        come(k)
+    for k, left in enumerate((first, 0)):
+        if not known:
+            come(k)
+        there = theirs[k]
         for wire in network.wires:
             wire.frozen = True
         ids = range(CHUNKS * 64)

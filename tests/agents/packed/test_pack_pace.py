@@ -70,9 +70,9 @@ CHUNK = 192  # bytes: of a block, in slots of 256
 
 
 def moving(executor, *, reading, **submit):
-    """A pair in the middle of a transfer of ten chunks, whose wires stand still: four writes are on the way."""
+    """A pair in the middle of a transfer of 14 chunks, whose wires stand still: four writes are on the way."""
     ring = {"slot_nbytes": 256, "slots": 24, "sending": 8, "granted": 16}
-    pair = Pair(executor, near=ring, far=ring)
+    pair = Pair(executor, near=ring, far=ring, blocks=14)
     pair.network.settle()
     transfer = pair.submit(reading=reading, **submit)
     sender = (pair.far if reading else pair.near).lane("near" if reading else "far").sender

@@ -60,6 +60,21 @@ def test_chunks_of_one_gpu(path, order, seed):
     np.testing.assert_array_equal(cache, expected)
 
 
+def test_a_sample_names_its_units_when_they_are_asked_for():
+    """It shows an executor what plans of the half are like."""
+    rng = np.random.default_rng(0)
+    _, _, program, slots = on(Device(0, eager=False), rng, BLOCKS, 2, 8192)
+    packing = packing_of(program.plan([3, 1, 4], [0, 5, 2]), most=8192)
+    for half in (packing.src, packing.dst):
+        first, last = half.cuts(8192)[:2]
+        sample, plan = half.plan_all([(first, last, slots[1])], sample=True), half.plan(first, last, slots[1])
+        assert isinstance(sample, ChunkPlan)
+        assert (sample.kind, sample.nbytes, sample.units) == (plan.kind, plan.nbytes, plan.units)
+        assert sample.group is plan.group
+        assert "parts" not in vars(sample)
+        np.testing.assert_array_equal(sample.parts[0].units, plan.parts[0].units)
+
+
 @pytest.mark.parametrize("order", ["src", "dst"])
 @pytest.mark.parametrize("path", ["kernel", "copy_engine", "auto"])
 @pytest.mark.parametrize("seed", range(4))
