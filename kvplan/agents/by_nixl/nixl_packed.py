@@ -29,7 +29,7 @@ from kvplan.plan.packing.pack_order import GRAIN
 from kvplan.plan.packing.packing import packing_of
 from kvplan.plan.plan import Plan
 
-PACKED_VERSION = 2  # in the card of an agent that takes packed transfers
+PACKED_VERSION = 3  # in the card of an agent that takes packed transfers
 
 
 def moves_alone(device: str, wire: str) -> bool:
