@@ -367,3 +367,21 @@ def test_a_return_of_slots_that_are_in_use_loses_none(executor):
     lane.lost("it is gone")
     star.network.settle(300)
     assert star.middle.end.ring.free + len(star.middle.lane("peer1").granted) + 2 == 8
+
+
+def test_lanes_share_the_slots_to_gather_into(executor):
+    """One that is alone has all but one; when others come, each has two thirds, and when they go, it has them again."""
+    star = Star(executor, 1, slots=24, sending=8)
+    end = star.middle.end
+
+    def most():
+        return [lane.sender.most for lane in end._peers.every]
+
+    assert most() == [7]
+    star.network.place("guest", executor, slots=8, slot_nbytes=CHUNK)
+    meet(star.network, "middle", "guest")
+    assert most() == [6, 6]
+    star.network.faults = Faults()
+    end.lost("guest", "it has gone")
+    star.network.run(lambda: len(end._peers.every) == 1)
+    assert most() == [7]
