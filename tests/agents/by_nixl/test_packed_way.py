@@ -12,7 +12,7 @@ import pytest
 
 import kvplan
 from kvplan import Agent, KVLayout, KVPlanError, LayoutError, PathError, TransferError
-from kvplan.agents.by_nixl.nixl_packed import NixlPacked
+from kvplan.agents.by_nixl.nixl_packed import PACKED_VERSION, NixlPacked
 from kvplan.agents.by_nixl.packed_way import GPU_SLOTS, Slots, allocated, slots_of_a_peer
 from kvplan.agents.packed.pack_end import End
 from kvplan.cost.wires.wire_profile import default_wire
@@ -176,10 +176,11 @@ def test_the_agent_of_a_caller_packs_only_if_progress_is_given():
 
 def test_cards_of_other_versions(far):
     card = json.loads(far.you.card())
-    card["offered"]["nixl"]["part"]["packed"] = 3
+    card["offered"]["nixl"]["part"]["packed"] = PACKED_VERSION + 1
     peer = far.me.meet(json.dumps(card).encode())
     plan = kvplan.compile(peer.layouts["kv"], far.me.layouts["kv"]).plan(*blocks())
-    with pytest.raises(PathError, match="'you' packs by version 3, and this kvplan by 2"):
+    told = f"'you' packs by version {PACKED_VERSION + 1}, and this kvplan by {PACKED_VERSION}"
+    with pytest.raises(PathError, match=told):
         peer.submit(plan, way="packed")
     assert peer.submit(plan).result().path == "nixl"
     del card["offered"]["nixl"]["part"]["packed"]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from kvplan import KVPlanError
+from kvplan.agents.by_nixl.nixl_packed import PACKED_VERSION
 from kvplan.engines.nixl import Agent, own_class
 from kvplan.engines.nixl.metadata import joined, split
 from kvplan.engines.nixl.packed_options import NEVER, PackedOptions
@@ -180,7 +181,7 @@ def test_a_peer_of_plain_nixl_gets_the_call_untouched(opened, kvplan):
     assert pair.notes == {"decode": [b"note"]}
 
 
-@pytest.mark.parametrize("told", [True, -1, 0, 1.5, "1", None, [1], {}, 1 << 16, 1, 3])
+@pytest.mark.parametrize("told", [True, -1, 0, 1.5, "1", None, [1], {}, 1 << 16, 1, PACKED_VERSION + 1])
 def test_a_card_with_another_version_is_nixl_s(opened, told):
     pair = opened()
     own, card = split(pair.agents[1].get_agent_metadata())
