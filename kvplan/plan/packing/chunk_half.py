@@ -22,7 +22,7 @@ from kvplan.program.program import Program, RunGroup
 
 NONE = np.empty(0, dtype=np.int64)
 _SKIP = ((0, 0),)
-MOST_OFFSETS = 16  # sizes of units whose offsets in a chunk are kept
+MOST_OFFSETS = 1 << 22  # offsets of units in a chunk that are kept, for all sizes of units: 32 MiB
 _offsets: dict[int, Int64Array] = {}  # by the bytes of a unit: where units begin in a chunk
 
 
@@ -326,7 +326,7 @@ class Half(Chunks):
         """
         known = _offsets.get(nbytes)
         if known is None or known.size < count:
-            if len(_offsets) >= MOST_OFFSETS:
+            if sum([some.size for some in list(_offsets.values())]) + count > MOST_OFFSETS:
                 _offsets.clear()
             known = np.arange(0, count * nbytes, nbytes, dtype=np.int64)
             known.flags.writeable = False

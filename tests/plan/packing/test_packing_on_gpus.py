@@ -11,6 +11,7 @@ import pytest
 import kvplan
 from kvplan.agents.packed import pack_rows
 from kvplan.execute.gpu.resources import DEFAULT_LIMITS
+from kvplan.plan.packing import chunk_half
 from kvplan.plan.packing.chunk_half import ChunkPlan, Slot
 from kvplan.plan.packing.packing import packing_of
 from kvplan.plan.row_plans import Memory, layout_of
@@ -58,6 +59,22 @@ def test_chunks_of_one_gpu(path, order, seed):
     expected = np.zeros_like(cache)
     expected[there] = source[:, here].transpose(1, 2, 0, 3)
     np.testing.assert_array_equal(cache, expected)
+
+
+def test_offsets_of_units_are_shared_and_few(monkeypatch):
+    """Halves share them, nobody can change them, and those of other sizes go before they take too much memory."""
+    monkeypatch.setattr(chunk_half, "_offsets", {})
+    monkeypatch.setattr(chunk_half, "MOST_OFFSETS", 100)
+    one, other = chunk_half.Half("src", [], [], chunk_half.NONE), chunk_half.Half("dst", [], [], chunk_half.NONE)
+    first = one.offsets_of(64, 60)
+    assert first.tolist() == list(range(0, 64 * 60, 64))
+    assert other.offsets_of(64, 10).base is first.base
+    assert other.offsets_of(32, 40).tolist() == list(range(0, 32 * 40, 32))
+    assert other.offsets_of(64, 60).base is first.base
+    assert one.offsets_of(128, 2).tolist() == [0, 128]
+    assert one.offsets_of(64, 1).base is not first.base
+    with pytest.raises(ValueError, match="read-only"):
+        first[0] = 1
 
 
 def test_a_sample_names_its_units_when_they_are_asked_for():
