@@ -119,7 +119,8 @@ class Gathers:
         together: as given.
         credits: the peer's slots.
         jobs: transfers that have not ended, by whose they are and their numbers.
-        most: most of the slots that this one may have, so that a slow peer leaves some to the others; others set it.
+        most: most of the slots that this one may have, so that a slow peer leaves some to the others. The lanes of an
+            end divide them; see :class:`kvplan.agents.packed.pack_peers.Peers`.
         held: whether a transfer of high priority waits for its first chunks, so that no other one begins before it.
     """
 
@@ -127,7 +128,7 @@ class Gathers:
         self.credits = Credits()
         self.jobs: dict[tuple[int, int], Job] = {}
         self.held, self.together = False, together
-        self.most = len(slots)
+        self.most = 1
         self._outbox, self._copier, self._slots = outbox, Copier(mover), slots
         self._lines: tuple[dict[Job, None], dict[Job, None]] = ({}, {})  # transfers with chunks that have not begun
         self._gathering: list[Chunk] = []
@@ -253,8 +254,8 @@ class Gathers:
         """Return how many chunks of a transfer are gathered together, at most.
 
         A GPU gathers several in one launch, whose submit takes as long as that of one chunk. But the wire waits until
-        the last one is gathered. So they are at most half of the slots, and as many as have begun before. The last ones
-        of a leg go in two equal parts, if they are more: one after another, chunks then come in an even time.
+        the last one is gathered. So they are at most half of the slots, and as many as have begun before. If the last
+        ones of a leg or a piece are more, they go in two equal parts, so that chunks come in an even time.
         """
         most = min(job.next, self.most // TOGETHER) if self.together else 1
         rows = job.rows[job.next : job.next + 2 * most]

@@ -152,7 +152,7 @@ def message(kind: int, sender: int, receiver: int, given: Sequence[Credit], body
 
 
 def _checksum(head: Buffer, body: Buffer) -> int:
-    """Return the checksum of a message: CRC-32. Of a long body, mostly of sums, which take a tenth of the time.
+    """Return the checksum of a message: CRC-32. Of a long body, mostly of sums, which take much less time.
 
     The words of its whole rows of 4 KiB are added by rows and by columns: one word that changes, or two that change
     places, change a sum.

@@ -99,15 +99,17 @@ class Peers:
         with self._lock:
             granted = max(LEAST_GRANT, ring.free // 3) if self._granted is None else self._granted
             lane = Lane(peer, home.wire, home.offered, self._own, ring.take(min(granted, self._most)))
-            self._take((*self.every, lane))
-            self.lanes[peer] = lane
+            every = (*self.every, lane)
+            self._divide(every)  # first: an interrupt may come in it
+            self.every = every
+            self.lanes[peer] = lane  # no call comes between: nobody could reach a lane that is in one of them alone
         return lane
 
-    def _take(self, lanes: Sequence[Lane]) -> None:
-        """Take the lanes of now. The slots to gather into are divided among them."""
-        self.every = tuple(lanes)
-        for lane in self.every:
-            lane.sender.most = most_to_gather(len(self._own.senders), len(self.every))
+    def _divide(self, lanes: Sequence[Lane]) -> None:
+        """Divide the slots to gather into among the lanes of now."""
+        most = most_to_gather(len(self._own.senders), len(lanes))
+        for lane in lanes:
+            lane.sender.most = most
 
     def hear(self, peer: str, note: bytes) -> None:
         """Take a message of a peer."""
@@ -192,8 +194,9 @@ class Peers:
 
     def _gone(self, lane: Lane) -> None:
         with self._lock:
-            self._take([one for one in self.every if one is not lane])
+            self.every = tuple([one for one in self.every if one is not lane])
             self._own.ring.give(lane.granted)
+            self._divide(self.every)
         home = self._homes.get(lane.name)
         if home is not None and home.wire is lane.wire:
             home.last = max(home.last, lane.outbox.theirs)
@@ -205,6 +208,7 @@ class Peers:
         for lane in self.every:
             lane.restart(why)
         own = self._own
+        self._divide(self.every)
         with self._lock:
             used = {slot.number for lane in self.every for slot in lane.granted}
             own.ring.give_all_but(used | own.senders)

@@ -84,7 +84,7 @@ class Receiver:
         free = self._free
         if free < min(left, AHEAD_SLOTS):
             return 0
-        wanted = max(self._most // HELD - len(self._come), 1) + 1  # one more: their speed is that of the fastest ones
+        wanted = max(self._most // HELD - len(self._come), 1) + 1  # one more: naps end early, by the fastest chunks
         count: float = min(left / 2, free - AHEAD_SLOTS + 1, wanted)
         if left < AHEAD_SLOTS or any(len(one.left) > 1 for one in inbounds):
             count = SOON if left > 1 else 0

@@ -27,7 +27,7 @@ def most_to_gather(sends: int, lanes: int) -> int:
 
     Args:
         sends: slots to gather into.
-        lanes: number of all lanes. One that is alone leaves one slot, for a peer that may come.
+        lanes: number of all lanes. One that is alone leaves one slot for a peer that may come, if there are over three.
 
     >>> [(most_to_gather(sends, 1), most_to_gather(sends, 2)) for sends in (1, 3, 8, 16)]
     [(1, 1), (3, 3), (7, 6), (15, 11)]

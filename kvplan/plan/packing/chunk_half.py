@@ -326,11 +326,12 @@ class Half(Chunks):
         """
         known = _offsets.get(nbytes)
         if known is None or known.size < count:
-            if sum([some.size for some in list(_offsets.values())]) + count > MOST_OFFSETS:
-                _offsets.clear()
             known = np.arange(0, count * nbytes, nbytes, dtype=np.int64)
             known.flags.writeable = False
-            _offsets[nbytes] = known
+            if sum([some.size for some in list(_offsets.values())]) + count > MOST_OFFSETS:
+                _offsets.clear()
+            if count <= MOST_OFFSETS:
+                _offsets[nbytes] = known
         return known[:count]
 
     def _ring(self, ring: KVLayout) -> _Shared:

@@ -113,7 +113,7 @@ def is_repeated(indices, low, seen):
     Args:
         indices: (n,) int64.
         low: the lowest.
-        seen: uint8 zeros: a bit for each number from the lowest to the highest. Bytes would need a larger cache.
+        seen: uint8 zeros: a bit for each number from the lowest to the highest. Bytes would not fit into a cache.
     """
     for k in range(indices.size):
         at = indices[k] - low

@@ -6,6 +6,7 @@ import pytest
 
 from kvplan.agents.by_nixl.nixl_progress import AHEAD_NAP, BUSY_NAP, MOST_BUSY_NAP, RATED, SPIN_SECONDS, STEPS, Naps
 from kvplan.agents.by_nixl.packed_way import GPU_SLOTS
+from kvplan.agents.packed.pack_starts import LEG_UNITS
 from tests.agents.by_nixl.virtual_wire import Two
 
 PACED = GPU_SLOTS.nbytes / 50e9  # seconds of a chunk on a network card of 400 Gb/s
@@ -50,7 +51,7 @@ def test_naps_are_long_with_slots_of_two_sizes_and_while_legs_come(more, reading
 
     Each leg takes a look or two.
     """
-    legs = 200 * 16 // more.get("leg_units", 1 << 16)
+    legs = 200 * 16 // more.get("leg_units", LEG_UNITS)
     two, equal = (
         Two(2 * PACED, 24, patient=True, together=True, **more),
         Two(2 * PACED, 24, patient=True, together=True),

@@ -9,6 +9,7 @@ import numpy as np
 import kvplan
 from kvplan.agents.by_nixl.nixl_progress import Naps
 from kvplan.agents.packed.pack_end import End
+from kvplan.agents.packed.pack_starts import LEG_UNITS
 from kvplan.agents.packed.slot_ring import ALIGNMENT
 from kvplan.plan.row_plans import Memory
 
@@ -134,7 +135,7 @@ class Two:
 
     def __init__(
         self, seconds: float, slots: int = 16, *, patient: bool, together: bool = False, larger: int = 1,
-        leg_units: int = 1 << 16,
+        leg_units: int = LEG_UNITS,
     ) -> None:  # fmt: skip
         self.clock = Clock()
         given = {"patient": patient, "together": together, "leg_units": leg_units}

@@ -259,19 +259,27 @@ def test_a_changed_message_is_not_read(nbytes):
     """One byte that changes, anywhere, or two words of a body that change places."""
     rng = random.Random(nbytes)
     note = message(messages.PUSH, 7, 9, [Credit(3, 1)], rng.randbytes(nbytes))
-    assert messages.read(note).body == note[len(note) - nbytes :]
-    for _ in range(50):
-        at = rng.randrange(13, len(note))
+    first, header = len(note) - nbytes, len(message(messages.PUSH, 7, 9, ()))
+    assert messages.read(note).body == note[first:]
+    # Of the head, a credit, the body's begin and its end; and anywhere.
+    for at in (
+        17,
+        header,
+        min(first, len(note) - 1),
+        len(note) - 1,
+        *(rng.randrange(13, len(note)) for _ in range(40)),
+    ):
         changed = note[:at] + bytes([note[at] ^ rng.randint(1, 255)]) + note[at + 1 :]
         with pytest.raises(LayoutError, match="a message of packed transfers cannot be read"):
             messages.read(changed)
-    for _ in range(50 if nbytes >= 16 else 0):
-        a, b = sorted(rng.sample(range(nbytes // 8), 2))
-        body = note[len(note) - nbytes :]
+    words, row = nbytes // 8, ROW_NBYTES // 8
+    pairs = [(0, 1), (0, words - 1), *(sorted(rng.sample(range(words), 2)) for _ in range(20))] if words > 1 else []
+    for a, b in [*pairs, (5, 5 + row)] if nbytes >= LONG else pairs:  # of a row, of its end, of a column; and any two
+        body = note[first:]
         one, other = body[8 * a : 8 * a + 8], body[8 * b : 8 * b + 8]
         swapped = body[: 8 * a] + other + body[8 * a + 8 : 8 * b] + one + body[8 * b + 8 :]
         with pytest.raises(LayoutError, match="a message of packed transfers cannot be read"):
-            messages.read(note[: len(note) - nbytes] + swapped)
+            messages.read(note[:first] + swapped)
 
 
 @examples(60)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 
 import pytest
 
 from tests.agents.packed.drawn_pairs import finished
 from tests.agents.packed.pairs import BLOCKS, Pair
-from tests.agents.packed.simulated_wire import Faults
+from tests.agents.packed.simulated_wire import Faults, Network, meet, slots_back
 from tests.interrupts import Interrupt
 from tests.profiles import PROFILE
 
@@ -74,3 +75,40 @@ def test_interrupts_anywhere(executor, number):
             error.add_note(f"point {at} of {total}, seed {number}")
             raise
         assert where
+
+
+def returned(at):
+    """Let a peer leave and come back, and interrupt the begin of its lane at a point; return the points, and where."""
+    network = Network(0)
+    near, far = (network.place(name, None, slots=24, slot_nbytes=256, sending=8) for name in ("near", "far"))
+    meet(network, "near", "far")
+    far.end.forget("near")
+    network.settle()
+    peers = near.end._peers
+    assert not peers.every
+    interrupt, begin = InProtocol(at), peers._open
+
+    def opened(peer, home):
+        peers._open = begin
+        made = []
+        if interrupt.within(lambda: made.append(begin(peer, home))):
+            raise KeyboardInterrupt
+        return made[0]
+
+    peers._open = opened
+    far.meet("near")
+    for _ in range(2):
+        with suppress(KeyboardInterrupt):
+            network.settle()
+    assert list(peers.lanes.values()) == list(peers.every)
+    assert [lane.sender.most for lane in peers.every] == [7]
+    network.run(lambda: near.end.has("far") and near.lane("far").outbox.ready)
+    slots_back(network)
+    return interrupt.points, interrupt.where
+
+
+def test_a_lane_whose_begin_is_interrupted_is_reached():
+    total, _ = returned(1 << 30)
+    assert total > 50
+    for at in range(1, total + 1):
+        assert returned(at)[1]

@@ -51,7 +51,7 @@ def test_the_first_chunks_are_gathered_alone_and_later_ones_by_halves_of_the_slo
 
 
 def test_the_last_chunks_are_gathered_in_equal_parts(executor):
-    """Half of the slots are four. Six chunks are left behind the first ones."""
+    """Four have begun, so at most four go together; six are left."""
     pair, gathers, _ = watched(executor, sending=12)
     pair.ended(pair.submit(reading=False))
     assert gathers == [1, 1, 2, 3, 3]

@@ -73,6 +73,8 @@ def test_offsets_of_units_are_shared_and_few(monkeypatch):
     assert other.offsets_of(64, 60).base is first.base
     assert one.offsets_of(128, 2).tolist() == [0, 128]
     assert one.offsets_of(64, 1).base is not first.base
+    assert one.offsets_of(16, 101).tolist() == list(range(0, 16 * 101, 16))
+    assert sum(some.size for some in chunk_half._offsets.values()) <= 100
     with pytest.raises(ValueError, match="read-only"):
         first[0] = 1
 
