@@ -282,7 +282,7 @@ class Executor:
     def stats(self) -> ExecutorStats:
         """Return the sums of transfers, bytes, seconds and descriptors so far, by path, and the error of predictions.
 
-        A transfer counts when the executor notices its end: at most about 20 ms later, or when a caller checks it.
+        A transfer counts when the executor notices its end: at most about 0.1 s later, or when a caller checks it.
 
         >>> with Executor() as executor:
         ...     executor.stats().transfers, executor.stats().prediction_error
