@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 LATEST = 0.25  # weight of the latest step among those before it
 MEASURED = 4  # most steps whose end has not been seen; further steps are not measured
-SAMPLED = 8  # of so many steps that wait for loads, one is measured: two events for each wait keep the launches waiting
+# The first steps are all measured, then one of seven: the events keep the launches waiting, two for each wait for a load.
+ALL_MEASURED, ONE_OF = 16, 7
 
 
 class Pace(NamedTuple):
@@ -91,8 +92,8 @@ class StepClock:
     """Measures forward passes on a device by events on torch's current stream; on the CPU, by its clock.
 
     The time for which the stream waits for loads does not count. So the compute of a step that loads is known, too.
-    But a pass takes at least as long as the CPU launches it: if the stream waits meanwhile, the load is hidden. The
-    first step that loads is measured, and then one of eight.
+    But a pass takes at least as long as the CPU launches it: if the stream waits meanwhile, the load is hidden. Of
+    many steps, some are measured.
 
     Args:
         device: ``"cuda:0"``, or ``"cpu"``.
@@ -105,21 +106,18 @@ class StepClock:
         self._spare: list[tuple[Any, Any]] = []
         self._now: _Pass | None = None
         self._ended: deque[_Pass] = deque()
-        self._loading = 0  # steps that have waited for loads, or were about to
+        self._steps = 0
 
     def begin(self, tokens: int) -> None:
-        """Begin to measure a step of some tokens."""
+        """Begin to measure a step of some tokens, if it is one of those that are measured."""
         self._now = None
-        if len(self._ended) < MEASURED:
+        self._steps += 1
+        if len(self._ended) < MEASURED and (self._steps <= ALL_MEASURED or not self._steps % ONE_OF):
             self._now = _Pass(tokens, time.perf_counter(), self._began(), [])
 
     def stall(self, wait: Callable[[], object]) -> None:
-        """Call a function that lets the stream wait for a load. Of the steps with such waits, some are measured."""
+        """Call a function that lets the stream wait for a load."""
         step = self._now
-        if step is not None and not step.stalls:
-            self._loading += 1
-            if self._loading % SAMPLED != 1:
-                self._now = step = None
         if step is None:
             wait()
             return
