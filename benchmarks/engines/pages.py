@@ -25,6 +25,8 @@ RESULTS = tuple(
         "8b-alone-async",
         "8b",
         "8b-simple",
+        "gqa1-rare-looks",
+        "gqa1-both-layouts",
         "gqa1-two-gpus",
         "gqa1-alone",
         "gqa1",
@@ -37,6 +39,10 @@ FIRST_CALL = (
 )
 TWO_GPUS = "The other shape ran at the same time on another GPU of this machine, which has 32 cores."
 EVEN = "Long loads had up to 32 groups of layers of the same size."
+TWO_PACES = (
+    "The CPU changed between two paces every few seconds, and only times of one request are sorted by its pace. All "
+    "other figures of this run tell more about the CPU than about the ways."
+)
 EARLIER = {  # what else a reader must know of a result
     "engines-nvidia-h200-8b-alone": f"{FIRST_CALL} {EVEN}",
     "engines-nvidia-h200-8b-short-ends": "The groups at both ends of a load are short from this run on.",
@@ -52,7 +58,13 @@ EARLIER = {  # what else a reader must know of a result
         "to 46 ms. With 80 layers, the launches bind the time, so the ways cannot be told apart. Loads had 8 groups of "
         "layers of the same size."
     ),
-    "engines-nvidia-h200-gqa1-two-gpus": f"{TWO_GPUS} This run is the newest of this shape.",
+    "engines-nvidia-h200-gqa1-two-gpus": TWO_GPUS,
+    "engines-nvidia-h200-gqa1-rare-looks": (
+        f"{TWO_PACES} From this run on, the executor's thread looks every 0.1 s, and one step of seven is measured."
+    ),
+    "engines-nvidia-h200-gqa1-both-layouts": (
+        f"{TWO_PACES} The executor's thread looked every 0.1 s already; one of eight steps that load was measured."
+    ),
 }
 TRACE = ROOT / "benchmarks" / "results" / "engines" / "engines-nvidia-h200-trace.json"
 
