@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 LATEST = 0.25  # weight of the latest step among those before it
 MEASURED = 4  # most steps whose end has not been seen; further steps are not measured
-# The first steps are all measured, then one of seven: the events keep the launches waiting, two for each wait for a load.
+# The first steps are all measured, then one of seven: events, two for each wait for a load, keep the launches waiting.
 ALL_MEASURED, ONE_OF = 16, 7
 
 

@@ -18,9 +18,9 @@ from kvplan.base.process import generation
 from kvplan.base.threads import Worker
 from kvplan.errors import TransferError
 
-# Between two looks at the transfers in flight. A look needs the interpreter, and an engine's thread that launches kernels
-# gives it away for a moment in most of its calls. Looks every 20 ms took 0.3 ms of a first token after 25 ms. Callers
-# that ask for the ends of their transfers take the loans back themselves.
+# Between two looks at the transfers in flight. A look needs the interpreter, and an engine's thread that launches
+# kernels gives it away for a moment in most of its calls. Looks every 20 ms took 0.3 ms of a first token after 25 ms.
+# Callers that ask for the ends of their transfers take the loans back themselves.
 LOOK_SECONDS = 0.1
 # Number of looks with no transfer in flight before the thread sleeps until it is woken. To wake it costs a submit time,
 # and a thread that wakes during a submit competes with it for the interpreter.
