@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 
 import kvplan
+from kvplan.execute.gpu import reaper
+from kvplan.execute.gpu.lanes.issuing import REAP_EVERY
 from kvplan.execute.gpu.resources import Limits
 from kvplan.plan.merges import possible_merges
 from kvplan.program.passes import compile_geometry
@@ -89,6 +91,23 @@ def test_two_thousand_submits_take_no_more_memory_than_the_first_hundred(path):
         submit(2000)
         assert (device.nbytes, len(device.streams)) == before
         assert len(device.recorded) <= events + 60
+
+
+@every_path
+def test_the_loans_of_a_caller_that_never_asks_are_bounded(path, monkeypatch):
+    """Submits take them back, where nobody waits for a transfer and the executor's thread does not look."""
+    monkeypatch.setattr(reaper, "LOOK_SECONDS", PATIENCE)
+    device = Device()
+    pair = pair_on(device, "load")
+    with executor_on(device, path) as executor:
+        lane, most, held = executor._backend.lanes["load"], 0, []
+        for k in range(10 * REAP_EVERY):
+            executor.submit(pair.program.plan([k % 9], [(k + 1) % 9]))
+            device.run()
+            most = max(most, len(lane.flying))
+            held.append(device.nbytes)
+        assert 1 < most <= REAP_EVERY
+        assert held[-1] == held[2 * REAP_EVERY]
 
 
 @both_ways

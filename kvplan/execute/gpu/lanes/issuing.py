@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from kvplan.cuda.call_errors import error_of
 from kvplan.cuda.call_list import FAILED, CallList, new_state, paced
+from kvplan.cuda.scopes import Uncaptured
 from kvplan.errors import TransferError
 from kvplan.execute.gpu.device_transfer import DeviceTransfer
 from kvplan.execute.gpu.lanes.lane_streams import LaneStreams
@@ -19,6 +20,11 @@ from kvplan.plan.layers import cuts_of
 
 if TYPE_CHECKING:
     from kvplan.cuda.issuer import Issuer
+
+
+# Transfers that a lane holds, when a submit looks which have ended. Memory of loans is kept for ever, so its size is that
+# of the most loans at once. Few callers ask for every end, and the executor's thread looks rarely.
+REAP_EVERY = 8
 
 
 class Issuing(LaneStreams):
@@ -43,9 +49,13 @@ class Issuing(LaneStreams):
         self._most_calls = resources.limits.lane_calls
 
     def full(self) -> bool:
-        """Return whether the driver's queue may have no room for the calls of another transfer."""
-        if self.calls > self._most_calls:
-            self._reap_all()
+        """Return whether the driver's queue may have no room for the calls of another transfer.
+
+        At times, the loans of ended transfers are taken back first.
+        """
+        if self.calls > self._most_calls or (self.flying and not len(self.flying) % REAP_EVERY):
+            with Uncaptured(self._device):
+                self._reap_all()
         return self.calls > self._most_calls
 
     def issue(
