@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from kvplan.cuda.issuer import Issuer
 
 
-# Transfers that a lane holds when a submit looks which have ended. Memory of loans is kept for ever, so the most loans at
-# once count. Not all callers ask for ends, and the executor's thread looks rarely.
+# Transfers that a lane holds when a submit looks which have ended. Memory of loans is kept for ever, so the most loans
+# at once count. Not all callers ask for ends, and the executor's thread looks rarely.
 REAP_EVERY = 8
 
 
