@@ -216,8 +216,7 @@ def conclude(run: Run, output: Path | None, *, smoke: bool) -> int:
         print(text)
     for what, why in run.failed.items():
         print(f"not measured: {what}: {why}", file=sys.stderr)
-    _, slow, of = steady(run.samples)
-    print(f"left out: {slow:,} of {of:,} requests, while the CPU was slow", file=sys.stderr)
+    print(f"left out: {steady(run.samples)}, while the CPU was slow", file=sys.stderr)
     if output is not None:
         note(f"saved {output}")
     missed = [row for row in limits if row.ok is False]

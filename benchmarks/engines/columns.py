@@ -13,7 +13,7 @@ UNITS = {
     "ttft_p50": "ms", "ttft_p99": "ms", "itl_p50": "ms", "itl_p90": "ms", "itl_p99": "ms", "quiet_p50": "ms",
     "quiet_p99": "ms", "cpu": "ms", "tokens_s": "tokens/s", "cpu_s": "s",
 }  # fmt: skip
-SLOW = 1.1  # a request whose pace is longer than the run's by this factor is left out
+SLOW = 1.1  # a request or a round whose pace is longer than the run's by this factor is left out
 FACTS = ("cached", "local", "tokens")  # of a sample; equal in every way, where all is right
 
 
@@ -60,6 +60,10 @@ def columns(measure: str, answer: Mapping[str, Any]) -> dict[str, Any]:
         found |= {f"{name}_p{share}": round(percentile(values, share / 100), 4) for share in shares if values}
     if measure in ("alone", "beside"):
         found["cpu"] = round(1e3 * answer["cpu"] / max(len(answer["ttft"]), 1), 4)
+    if "cpus" in answer:
+        found["cpus"] = [round(1e3 * value, 3) for value in answer["cpus"]]
+    if "mean_pace" in answer:
+        found["mean_pace"] = round(1e6 * answer["mean_pace"], 3)
     if measure == "beside":
         found |= {"tokens_s": round(answer["tokens"] / answer["seconds"], 2), "unserved": answer["unserved"]}
     if measure == "chats":
@@ -107,39 +111,79 @@ def spread(values: Sequence[float]) -> Spread:
     return Spread(statistics.median(values), min(values), max(values), len(values))
 
 
-def steady(samples: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], int, int]:
+class Steady(NamedTuple):
+    """The samples of a run without what came while the CPU was slow.
+
+    Attributes:
+        samples: the samples.
+        requests: number of requests alone that were left out.
+        of_requests: number of requests alone whose pace is known.
+        rounds: number of rounds of several requests that were left out.
+        of_rounds: number of such rounds whose pace is known.
+    """
+
+    samples: list[Mapping[str, Any]]
+    requests: int
+    of_requests: int
+    rounds: int
+    of_rounds: int
+
+    def __str__(self) -> str:
+        """Say what was left out.
+
+        >>> print(Steady([], 2, 1200, 1, 8))
+        2 of 1,200 requests and 1 of 8 rounds of several requests
+        """
+        found = f"{self.requests:,} of {self.of_requests:,} requests"
+        return found + (f" and {self.rounds:,} of {self.of_rounds:,} rounds of several requests" * (self.of_rounds > 0))
+
+
+def steady(samples: Sequence[Mapping[str, Any]]) -> Steady:
     """Leave out the requests that came while the CPU was slow; the launches of a step bind their time.
 
     The pace of a run is that of its quickest tenth, over all engines. A round without a request at this pace has no
-    time to the first token.
+    time to the first token and no CPU time. A round of several requests has one pace, the mean of its steps', and is
+    left out or kept as a whole.
 
-    Returns:
-        The samples; the number of requests that were left out; and of all whose pace is known.
-
-    >>> quick = {"ttft": [30.0, 45.0, 32.0], "pace": [1.0, 1.5, 1.05], "ttft_p50": 32.0, "ttft_p99": 45.0}
+    >>> quick = {"ttft": [30.0, 45.0, 32.0], "pace": [1.0, 1.5, 1.05], "cpus": [31.0, 47.0, 34.0], "ttft_p50": 32.0}
     >>> slow = {"ttft": [50.0], "pace": [1.6], "ttft_p50": 50.0, "ttft_p99": 50.0, "cpu": 7.0}
-    >>> (one, other), left_out, known = steady([quick, slow])
-    >>> one["ttft_p50"], one["ttft_p99"], {"ttft_p50", "ttft_p99", "cpu"} & other.keys(), left_out, known
-    (30.0, 32.0, {'cpu'}, 2, 4)
+    >>> found = steady([quick, slow, {"mean_pace": 1.0, "cpu": 5.0}, {"mean_pace": 1.2, "cpu": 6.0}])
+    >>> [{name: one[name] for name in ("ttft_p50", "ttft_p99", "cpu") if name in one} for one in found.samples]
+    [{'ttft_p50': 30.0, 'ttft_p99': 32.0, 'cpu': 32.5}, {'cpu': 7.0}, {'cpu': 5.0}]
+    >>> str(found)
+    '2 of 4 requests and 1 of 2 rounds of several requests'
     """
     paces = [pace for sample in samples for pace in sample.get("pace", ())]
     most = SLOW * percentile(paces, 0.1) if paces else 0.0
+    means = [sample["mean_pace"] for sample in samples if "mean_pace" in sample]
+    most_mean = SLOW * percentile(means, 0.1) if means else 0.0
     found = list[Mapping[str, Any]]()
     for sample in samples:
         if "pace" in sample:
-            kept = [time for time, pace in zip(sample["ttft"], sample["pace"], strict=True) if pace <= most]
-            others = {name: value for name, value in sample.items() if name not in ("ttft_p50", "ttft_p99")}
-            shares = {f"ttft_p{share}": percentile(kept, share / 100) for share in (50, 99)} if kept else {}
-            found.append(others | shares)
-        else:
+            found.append(_at_pace(sample, most))
+        elif sample.get("mean_pace", 0.0) <= most_mean:
             found.append(sample)
-    return found, sum(pace > most for pace in paces), len(paces)
+    slow, rounds = (sum(pace > limit for pace in given) for given, limit in ((paces, most), (means, most_mean)))
+    return Steady(found, slow, len(paces), rounds, len(means))
+
+
+def _at_pace(sample: Mapping[str, Any], most: float) -> dict[str, Any]:
+    """Return a sample of requests alone without those that were slower than a pace."""
+    quick = [pace <= most for pace in sample["pace"]]
+    gone = ("ttft_p50", "ttft_p99", *(["cpu"] if "cpus" in sample else []))
+    found = {name: value for name, value in sample.items() if name not in gone}
+    if any(quick):
+        kept = [time for time, fits in zip(sample["ttft"], quick, strict=True) if fits]
+        found |= {f"ttft_p{share}": percentile(kept, share / 100) for share in (50, 99)}
+    if any(quick) and "cpus" in sample:
+        found["cpu"] = statistics.mean(cpu for cpu, fits in zip(sample["cpus"], quick, strict=True) if fits)
+    return found
 
 
 def summary(samples: Sequence[Mapping[str, Any]]) -> dict[Key, dict[str, Spread]]:
     """Return every figure of a run over its rounds, by what it is of and by column; see :func:`steady`."""
     rounds: dict[Key, dict[str, list[float]]] = {}
-    for sample in steady(samples)[0]:
+    for sample in steady(samples).samples:
         key = Key(*(sample[name] for name in Key._fields))
         kept = rounds.setdefault(key, {})
         for column in UNITS:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import resource
 import time
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ _SETTLE_S = 0.5  # time for the stores of a fill to end
 _STORE_S = 0.004  # time for the store of a hit's new tokens, which belongs to the hit's CPU time
 _TRIES, _PAUSE_S = 100, 0.01
 _PACE_LOOPS = 20_000  # about a millisecond of Python
+_STEP_LOOPS = 500  # some 20 us before each step of a round of several requests
 # Numbers of generators of random tokens, so that no two texts of different kinds are the same.
 _PREFIX, _SUFFIX, _DECODER, _CONTEXT, _ASKED = range(5)
 
@@ -35,9 +37,9 @@ def cpu_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def pace() -> float:
+def pace(loops: int = _PACE_LOOPS) -> float:
     """Return the seconds of a fixed piece of Python: a shared machine's CPU has other paces at other times."""
-    began, left = now(), _PACE_LOOPS
+    began, left = now(), loops
     while left:
         left -= 1
     return now() - began
@@ -158,7 +160,7 @@ class Measures:
 
     def alone(self, held: int, suffix: int, hits: int, first: int) -> dict[str, Any]:
         """Serve hits, one at a time."""
-        times, paces, cached, first_tokens, local, cpu = [], [], [], [], [], 0.0
+        times, paces, cached, first_tokens, local, cpus = [], [], [], [], [], []
         for k in range(hits):
             prompt = self.prompt(held, first + k, suffix)
             self.empty_gpu()
@@ -168,12 +170,13 @@ class Measures:
             (served,) = self.generate([prompt], self._one)
             times.append(now() - began)
             time.sleep(_STORE_S)
-            cpu += cpu_seconds() - used
+            cpus.append(cpu_seconds() - used)
             paces.append(max(before, pace()))
             cached.append(served.num_cached_tokens or 0)
             local.append(max(self._local, default=0))
             first_tokens += served.outputs[0].token_ids
-        return {"ttft": times, "pace": paces, "cached": cached, "local": local, "cpu": cpu, "tokens": first_tokens}
+        return {"ttft": times, "pace": paces, "cached": cached, "local": local, "cpus": cpus, "cpu": sum(cpus),
+                "tokens": first_tokens}  # fmt: skip
 
     def resident(self, held: int, suffix: int, hits: int, first: int) -> dict[str, Any]:
         """Serve hits whose prefix is on the GPU already: the time of the compute alone."""
@@ -197,7 +200,8 @@ class Measures:
 
         Returns:
             ``ttft`` of hits; ``itl``, times between tokens of the decoding requests in steps that had a hit in flight;
-            ``quiet``, the same in other steps; ``tokens``, ``seconds`` and ``cpu`` of all steps.
+            ``quiet``, the same in other steps; ``tokens``, ``seconds`` and ``cpu`` of all steps, and their
+            ``mean_pace``.
         """
         work, engine = self.work, self.engine
         self.empty_gpu()
@@ -213,6 +217,7 @@ class Measures:
         quiet: list[float] = []
         times: list[float] = []
         cached: list[int] = []
+        paces: list[float] = []
         waiting: dict[str, float] = {}
         asked = steps = made = 0
         self._local.clear()  # from here on, lookups are those of hits
@@ -224,6 +229,7 @@ class Measures:
                 engine.add_request(name, prompts[asked], self._one)
                 asked += 1
             loading = bool(waiting)
+            paces.append(pace(_STEP_LOOPS))
             served = engine.step()
             ended = now()
             for one in served:
@@ -240,14 +246,15 @@ class Measures:
         while engine.has_unfinished_requests():
             engine.step()
         return {"ttft": times, "itl": itl, "quiet": quiet, "tokens": made, "seconds": seconds, "cpu": cpu,
-                "steps": steps, "unserved": len(waiting), "cached": cached, "local": local}  # fmt: skip
+                "steps": steps, "unserved": len(waiting), "cached": cached, "local": local,
+                "mean_pace": fmean(paces)}  # fmt: skip
 
     def chats(self, first: int) -> dict[str, Any]:
         """Serve some turns of every session. A session's next prompt is its last one, the answer and new tokens.
 
         Returns:
             ``ttft`` of all turns; ``cached`` and ``prompted`` tokens, ``answered`` tokens; ``seconds`` and ``cpu``;
-            ``steps``, a triple for each step: tokens and requests of its schedule, and seconds.
+            ``steps``, a triple for each step: tokens and requests of its schedule, and seconds; their ``mean_pace``.
         """
         self.empty_gpu()
         chats, engine = self.work.chats, self.engine
@@ -269,6 +276,7 @@ class Measures:
             return None
 
         steps: list[tuple[int, int, float]] = []
+        paces: list[float] = []
         began = now()
         while True:
             while len(in_flight) < chats.in_flight and (found := next_turn()) is not None:
@@ -280,6 +288,7 @@ class Measures:
             if not in_flight:
                 break
             self._scheduled.clear()
+            paces.append(pace(_STEP_LOOPS))
             step_began = now()
             served = engine.step()
             steps.append((*(self._scheduled or [(0, 0)])[-1], now() - step_began))
@@ -294,7 +303,7 @@ class Measures:
                     answered += len(one.outputs[0].token_ids)
                     del in_flight[one.request_id]
         return {"ttft": times, "cached": cached, "prompted": prompted, "answered": answered, "seconds": now() - began,
-                "cpu": cpu_seconds() - cpu, "steps": steps}  # fmt: skip
+                "cpu": cpu_seconds() - cpu, "steps": steps, "mean_pace": fmean(paces)}  # fmt: skip
 
     # ---- the machine -------------------------------------------------------------------------------------------------
 

@@ -99,9 +99,9 @@ def numbers(results: Sequence[Path] | None = None) -> str:
             "the most. A round has fewer than 100 first tokens, so the p99 of TTFT is the slowest one."
         )
         fewer = [f"{what}: {why}." for what, why in record.get("failed", {}).items()]
-        _, slow, of = steady(record["samples"])
-        if of:
-            first += f" {slow:,} of {of:,} requests are left out: the CPU was slower by a tenth or more while they ran."
+        kept = steady(record["samples"])
+        if kept.of_requests:
+            first += f" {kept} are left out: the CPU was slower by a tenth or more while they ran."
         known = [EARLIER[result.stem]] if result.stem in EARLIER else []
         lines += [" ".join([first, *known, *fewer]), "", tables(record["samples"], record["facts"])]
     return "\n".join([*lines, MARKS[1]])

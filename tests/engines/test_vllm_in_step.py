@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -316,16 +318,34 @@ def test_a_step_takes_as_long_as_the_cpu_launches_it(monkeypatch):
     assert clock.measured() == [(512, pytest.approx(0.018))]
 
 
-def test_after_the_first_steps_one_of_seven_is_measured():
-    """Two events for a step, and for each wait, cost the engine's thread a tenth of a millisecond and more."""
+def chosen_steps(steps, tokens=lambda step: 100):
     Moment.now, Moment.passed = 0.0, True
     clock, found = StepClock("cuda:0", Moment), []
-    for step in range(1, 40):
-        clock.begin(step)
+    for step in range(steps):
+        clock.begin(0)  # decodes only
+        assert not clock.chosen
+        clock.begin(tokens(step))
         clock.stall(lambda: None)
         clock.end()
-        found += [tokens for tokens, _ in clock.measured()]
-    assert found == [*range(1, 17), 21, 28, 35]
+        found += [step] * len(clock.measured())
+        assert (found[-1:] == [step]) == clock.chosen
+    return found
+
+
+def test_after_the_first_steps_one_of_seven_is_measured():
+    """Two events for a step, and for each wait, cost the engine's thread a tenth of a millisecond and more."""
+    found = chosen_steps(1000)
+    assert found[:32] == [*range(32)]
+    assert all(4 <= b - a <= 10 for a, b in pairwise(found[31:]))
+    assert 110 < len(found[32:]) < 170
+    assert found == chosen_steps(1000), "all ranks measure the same steps"
+
+
+@pytest.mark.parametrize("period", range(2, 15))
+def test_every_part_of_a_long_prompt_is_measured(period):
+    """A prompt is computed in steps of the most tokens, and a short last one; the line needs both."""
+    parts = Counter(step % period for step in chosen_steps(400 * period))
+    assert min(parts[part] for part in range(period)) >= 20
 
 
 def test_a_step_of_the_cpu_is_measured():

@@ -12,6 +12,7 @@ import pytest
 import kvplan
 from kvplan.engines.nixl.chosen_rows import chosen_rows
 from kvplan.engines.nixl.descriptor_rows import Rows
+from kvplan.execute.gpu import reaper
 from kvplan.execute.gpu.launches import ahead as launches
 from kvplan.execute.gpu.resources import Limits
 from kvplan.plan import loops
@@ -110,6 +111,22 @@ def test_rooms_are_given_back_once_their_uploads_have_ended():
         executor.stats()
         left._sweep()
         assert left._nbytes <= 2 * 8 * (9 + 18)
+
+
+def test_rooms_of_transfers_that_have_ended_are_found_at_the_limit(monkeypatch):
+    """A caller that only asks `done` leaves the rooms to the executor's thread, which looks rarely."""
+    monkeypatch.setattr(reaper, "LOOK_SECONDS", PATIENCE)
+    rig = Rig()
+    with executor_on(rig.device, "kernel", limits=FEW) as executor:
+        executor.submit(rig.plan(executor, range(9), range(9))).synchronize()
+        monkeypatch.setattr(launches, "MOST_NBYTES", 3 * 8 * (launches.HEADER + 18))
+        for _ in range(7):  # fewer than those after which a submit looks
+            plan = rig.plan(executor, range(9), range(9))
+            assert plan.ahead is not None
+            transfer = executor.submit(plan)
+            rig.device.run()
+            assert transfer.done()
+            del transfer, plan
 
 
 @pytest.mark.parametrize("path", ["kernel", "auto"])

@@ -21,7 +21,7 @@ from kvplan.execute.gpu.resources import Limits
 from kvplan.plan.merges import possible_merges
 from kvplan.program.passes import compile_geometry
 from tests.paged_caches import DEVICE_NOTATION, Move, Paged
-from tests.patience import PATIENCE, once, takes_no_more
+from tests.patience import PATIENCE, once, takes_no_more, until
 from tests.simulated import Device, Stream
 from tests.simulated.executors import (
     LARGE_BLOCKS,
@@ -168,6 +168,24 @@ def test_an_executor_dropped_without_close_finishes_and_gives_back(path):
     gate.set()
     transfer.synchronize()
     pair.check()
+    assert keeper.thread.join(PATIENCE)
+    assert not device.memory
+
+
+@pytest.mark.parametrize("awake", [False, True])
+def test_an_executor_whose_finalizer_was_interrupted_is_noticed(awake, monkeypatch):
+    """Its thread hears of the deletion, also while it looks for transfers that have ended."""
+    monkeypatch.setattr(reaper, "IDLE_LOOKS", 10**9 if awake else 1)
+    monkeypatch.setattr(reaper, "LOOK_SECONDS", PATIENCE if awake else 1e-3)
+    device = Device()
+    executor = open_executor(device, "kernel")
+    keeper = executor._backend.reaper
+    (finalizer,) = [one for one in weakref.finalize._registry if one.peek() and one.peek()[0] is executor]
+    finalizer.detach()
+    executor.submit(pair_on(device, "load").plan(MOVE)).synchronize()
+    until(lambda: keeper.alarm.calls.empty() and keeper.alarm.asleep is not awake)
+    del executor, finalizer
+    gc.collect()
     assert keeper.thread.join(PATIENCE)
     assert not device.memory
 

@@ -160,8 +160,7 @@ def classes() -> tuple[type[Any], ...]:
             super().bind_connector_metadata(connector_metadata)
             if self._layers is not None:
                 self._layers.begin_forward()
-                if getattr(connector_metadata, "tokens", 0):
-                    self._clock.begin(connector_metadata.tokens)
+                self._clock.begin(getattr(connector_metadata, "tokens", 0))
 
         def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
             """Submit the loads of a step. Loads that the step itself uses are awaited layer by layer."""
@@ -201,6 +200,8 @@ def classes() -> tuple[type[Any], ...]:
                 self._layers.settle()
                 for tokens, seconds in self._clock.measured():
                     self._line.add(tokens, seconds)
+                # All ranks tell their paces in the same steps, or the scheduler would take that of one rank.
+                if self._clock.chosen and self._line.known:
                     self._pace = Pace(*self._line.terms(), self._rate)
             results = super().get_transfer_results(finished_req_ids)
             worker = self.connector_worker

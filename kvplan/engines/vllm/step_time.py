@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 import time
 from collections import deque
@@ -10,8 +11,9 @@ from typing import Any, NamedTuple
 
 LATEST = 0.25  # weight of the latest step among those before it
 MEASURED = 4  # most steps whose end has not been seen; further steps are not measured
-# The first steps are all measured, then one of seven: events, two for each wait for a load, keep the launches waiting.
-ALL_MEASURED, ONE_OF = 16, 7
+# The first steps are all measured, then one of seven on average: events, two for each wait for a load, keep the launches
+# waiting. The gaps differ. With one gap, of prompts of so many steps the same part would be measured each time.
+ALL_MEASURED, GAPS = 32, range(4, 11)
 
 
 class Pace(NamedTuple):
@@ -63,6 +65,11 @@ class StepLine:
         else:
             self._sums = tuple(old + LATEST * (one - old) for old, one in zip(self._sums, new, strict=True))
 
+    @property
+    def known(self) -> bool:
+        """Whether a step was added."""
+        return self._sums is not None
+
     def terms(self) -> tuple[float, float]:
         """Return the seconds of a step without tokens, and of each token; at least one step was added."""
         if self._sums is None:
@@ -93,26 +100,37 @@ class StepClock:
 
     The time for which the stream waits for loads does not count. So the compute of a step that loads is known, too.
     But a pass takes at least as long as the CPU launches it: if the stream waits meanwhile, the load is hidden. Of
-    many steps, some are measured.
+    many steps, some are measured, the same ones on all ranks.
 
     Args:
         device: ``"cuda:0"``, or ``"cpu"``.
         event: makes an event with ``record()``, ``query()`` and ``elapsed_time(end)`` in milliseconds; by default
             torch's event with timing.
+
+    Attributes:
+        chosen: whether the step is one of those that are measured. Ranks tell in it what they have measured so far.
     """
 
     def __init__(self, device: str, event: Callable[[], Any] | None = None) -> None:
+        self.chosen = False
         self._event = event or (_Moment if device == "cpu" else _torch_event)
         self._spare: list[tuple[Any, Any]] = []
         self._now: _Pass | None = None
         self._ended: deque[_Pass] = deque()
-        self._steps = 0
+        self._steps, self._next = 0, 1
+        self._gap = random.Random(0)  # noqa: S311  # not secret, and the same on all ranks
 
     def begin(self, tokens: int) -> None:
-        """Begin to measure a step of some tokens, if it is one of those that are measured."""
-        self._now = None
+        """Begin to measure a step of some tokens, if it is one of those that are measured; 0 for one that is not."""
+        self._now, self.chosen = None, False
+        if not tokens:
+            return
         self._steps += 1
-        if len(self._ended) < MEASURED and (self._steps <= ALL_MEASURED or not self._steps % ONE_OF):
+        if self._steps < self._next:
+            return
+        self.chosen = True
+        self._next += 1 if self._steps < ALL_MEASURED else self._gap.choice(GAPS)
+        if len(self._ended) < MEASURED:
             self._now = _Pass(tokens, time.perf_counter(), self._began(), [])
 
     def stall(self, wait: Callable[[], object]) -> None:

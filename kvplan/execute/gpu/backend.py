@@ -73,7 +73,7 @@ class GpuBackend:
         self._owned = resources.lock._is_owned  # whether the calling thread holds the lock
         self._preparing: dict[object, int] = {}  # the threads of calls of prepare that have not returned
         self.paths = {made.name: made for made in (path(resources) for path in paths)}
-        self.rooms = Rooms(resources, limits.near_rows)
+        self.rooms = Rooms(resources, limits.near_rows, self._reap)
         self.selection = Selection(resources, self.paths, profile)
         self.callbacks = Callbacks(self._reap, self.selection.expected)
         self.graphs = Graphs(

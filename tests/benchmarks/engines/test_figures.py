@@ -31,9 +31,25 @@ def test_requests_while_the_cpu_was_slow_are_left_out():
     assert figures["own"]["ttft_p50"] == Spread(35.0, 35.0, 35.0, 1)
     assert figures["own"]["cpu"].rounds == 2, "other figures of a round stay"
     assert figures["kvplan-layers"]["ttft_p50"].median == 29.0
-    assert steady(own + ours)[1:] == (4, 8)
+    assert steady(own + ours)[1:] == (4, 8, 0, 0)
     old = alone("own", 35.0, 36.0)
-    assert steady(old) == (old, 0, 0), "records from before have no pace"
+    assert steady(old) == (old, 0, 0, 0, 0), "records from before have no pace"
+
+
+def test_the_cpu_time_of_hits_is_that_of_hits_at_full_pace():
+    quick, slow = alone("own", 35.0, 50.0)
+    quick |= {"ttft": [35.0, 52.0, 36.0], "pace": [0.5, 0.9, 0.52], "cpus": [38.0, 60.0, 40.0], "cpu": 46.0}
+    slow |= {"ttft": [50.0], "pace": [0.8], "cpus": [55.0], "cpu": 55.0}
+    (found,) = summary([quick, slow]).values()
+    assert found["cpu"] == Spread(39.0, 39.0, 39.0, 1)
+
+
+def test_rounds_of_several_requests_while_the_cpu_was_slow_are_left_out():
+    rounds = [sample("own", "chats", tokens_s=rate, mean_pace=pace) for rate, pace in ((2000.0, 20.0), (1600.0, 33.0))]
+    rounds.append(sample("kvplan", "chats", tokens_s=2100.0, mean_pace=21.9))
+    figures = {key.way: found["tokens_s"] for key, found in summary(rounds).items()}
+    assert figures == {"own": Spread(2000.0, 2000.0, 2000.0, 1), "kvplan": Spread(2100.0, 2100.0, 2100.0, 1)}
+    assert str(steady(rounds)) == "0 of 0 requests and 1 of 3 rounds of several requests"
 
 
 def test_a_long_hit_without_a_request_at_full_pace_is_not_judged():

@@ -6,6 +6,7 @@ A caller borrows room for the units, writes them there, makes the plan of them, 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from sys import is_finalizing
@@ -169,10 +170,11 @@ class Rooms:
     Args:
         resources: resources of the executor.
         least: fewer units need no room, since a launch reads them from host memory.
+        reap: takes back the loans of ended transfers, which hold their plans; the device is current.
     """
 
-    def __init__(self, resources: Resources, least: int) -> None:
-        self._resources = resources
+    def __init__(self, resources: Resources, least: int, reap: Callable[[], object]) -> None:
+        self._resources, self._reap = resources, reap
         self._least = least
         self._rooms: dict[Room, Left] = {}
         self._left: deque[Left] = deque()  # rooms that nobody holds any more; one C call appends
@@ -190,6 +192,10 @@ class Rooms:
         if count <= self._least or nbytes > MOST_NBYTES:
             return None
         self._sweep()
+        if self._nbytes + nbytes > MOST_NBYTES:
+            with Uncaptured(self._resources.device):
+                self._reap()
+            self._sweep()
         if self._closed or self._nbytes + nbytes > MOST_NBYTES:
             return None
         if not self._stream:
