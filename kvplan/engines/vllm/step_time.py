@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 LATEST = 0.25  # weight of the latest step among those before it
 MEASURED = 4  # most steps whose end has not been seen; further steps are not measured
-# The first steps are all measured, then one of seven on average: events, two for each wait for a load, keep the launches
+# The first steps are all measured, then one of seven on average: events, two for each wait for a load, keep launches
 # waiting. The gaps differ. With one gap, of prompts of so many steps the same part would be measured each time.
 ALL_MEASURED, GAPS = 32, range(4, 11)
 
