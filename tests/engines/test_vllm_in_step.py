@@ -12,7 +12,7 @@ import pytest
 
 import kvplan
 from kvplan.engines.vllm.in_step import MOST_PUT_OFF, UNBOUNDED, LayerOptions, StepBudget, bound_loads, layer_options_of
-from kvplan.engines.vllm.step_time import Pace, StepClock, StepLine
+from kvplan.engines.vllm.step_time import Pace, StepClock, StepLine, StepPace
 
 
 def test_the_keys_are_checked():
@@ -339,6 +339,28 @@ def test_after_the_first_steps_one_of_seven_is_measured():
     assert all(4 <= b - a <= 10 for a, b in pairwise(found[31:]))
     assert 110 < len(found[32:]) < 170
     assert found == chosen_steps(1000), "all ranks measure the same steps"
+
+
+def test_ranks_tell_their_paces_in_the_same_steps():
+    """One rank sees each end a step later than the other."""
+    Moment.now = 0.0
+    ranks = [StepClock("cuda:0", Moment) for _ in range(2)]
+    paces = [StepPace(clock, 5e10) for clock in ranks]
+    told = [[], []]
+    for step in range(200):
+        for rank, (clock, pace) in enumerate(zip(ranks, paces, strict=True)):
+            for part, tokens in enumerate((100 + step % 3, 0)):  # the late rank sees the end in a step that decodes
+                clock.begin(tokens)
+                Moment.now += 10
+                clock.end()
+                Moment.passed = not rank or not tokens
+                found = pace.take()
+                if found is not None:
+                    assert found.seconds(101) == pytest.approx(0.010, rel=0.05)
+                    told[rank].append((step, part))
+    early, late = told
+    assert early[1:] == late
+    assert len(late) > 40
 
 
 @pytest.mark.parametrize("period", range(2, 15))

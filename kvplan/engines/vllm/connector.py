@@ -23,7 +23,7 @@ from kvplan.engines.vllm import start_over
 from kvplan.engines.vllm.in_step import UNKNOWN, StepBudget, bound_loads, layer_options_of
 from kvplan.engines.vllm.layer_loads import LayerLoads, places_of
 from kvplan.engines.vllm.releases import LOADS_IN_STEP, running_version
-from kvplan.engines.vllm.step_time import Pace, StepClock, StepLine
+from kvplan.engines.vllm.step_time import Pace, StepClock, StepPace
 
 logger = logging.getLogger("kvplan.engines.vllm")
 
@@ -68,7 +68,7 @@ def classes() -> tuple[type[Any], ...]:
         _budget: StepBudget | None = None  # of the scheduler
         _layers: LayerLoads | None = None  # of a worker, and so are the next three
         _clock: StepClock
-        _line: StepLine
+        _step_pace: StepPace
         _pace: Pace | None = None  # not reported yet
 
         def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
@@ -151,9 +151,9 @@ def classes() -> tuple[type[Any], ...]:
         def _watch_layers(self, kv_caches: Any) -> None:
             config, worker = self.connector_worker.kv_cache_config, self.connector_worker.worker
             names = [config.kv_cache_groups[group].layer_names for group in get_offloading_group_ids(config)]
-            self._clock, self._line = StepClock(worker.device), StepLine()
+            self._clock = StepClock(worker.device)
             self._layers = LayerLoads(worker, places_of(names, worker.groups, kv_caches), self._clock.stall)
-            self._rate = worker.load_rate() or UNKNOWN.bytes_per_second
+            self._step_pace = StepPace(self._clock, worker.load_rate() or UNKNOWN.bytes_per_second)
 
         def bind_connector_metadata(self, connector_metadata: Any) -> None:
             """Begin a step of a worker."""
@@ -198,11 +198,7 @@ def classes() -> tuple[type[Any], ...]:
             if self._layers is not None:
                 self.finish_forward()
                 self._layers.settle()
-                for tokens, seconds in self._clock.measured():
-                    self._line.add(tokens, seconds)
-                # All ranks tell their paces in the same steps, or the scheduler would take that of one rank.
-                if self._clock.chosen and self._line.known:
-                    self._pace = Pace(*self._line.terms(), self._rate)
+                self._pace = self._step_pace.take() or self._pace
             results = super().get_transfer_results(finished_req_ids)
             worker = self.connector_worker
             for job in worker.worker.take_failures():

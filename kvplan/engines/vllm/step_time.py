@@ -168,6 +168,29 @@ class StepClock:
         return pair
 
 
+class StepPace:
+    """The pace of a worker, from the steps that its clock has measured.
+
+    Ranks see the end of a step at different times. They measure the same steps, and tell their paces in these, so that
+    the scheduler gets those of all ranks together. Otherwise it would take that of one rank.
+
+    Args:
+        clock: the clock.
+        bytes_per_second: rate of loads.
+    """
+
+    def __init__(self, clock: StepClock, bytes_per_second: float) -> None:
+        self._clock, self._rate, self._line = clock, bytes_per_second, StepLine()
+
+    def take(self) -> Pace | None:
+        """Take what has been measured; return the pace in a step that is measured itself, and None in all others."""
+        for tokens, seconds in self._clock.measured():
+            self._line.add(tokens, seconds)
+        if not self._clock.chosen or not self._line.known:
+            return None
+        return Pace(*self._line.terms(), self._rate)
+
+
 def _seconds(pair: tuple[Any, Any]) -> float:
     begin, end = pair
     return float(begin.elapsed_time(end)) * 1e-3
