@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import compress
 from typing import Any, NamedTuple
 
 from benchmarks.engines.ways import NO_OFFLOADING
@@ -58,10 +59,11 @@ def columns(measure: str, answer: Mapping[str, Any]) -> dict[str, Any]:
         values = [1e3 * value for value in answer.get(name, ())]
         shares = {"ttft": (50, 99), "itl": (50, 90, 99), "quiet": (50, 99)}[name]
         found |= {f"{name}_p{share}": round(percentile(values, share / 100), 4) for share in shares if values}
-    if measure in ("alone", "beside"):
-        found["cpu"] = round(1e3 * answer["cpu"] / max(len(answer["ttft"]), 1), 4)
-    if "cpus" in answer:
+    if measure == "alone":
         found["cpus"] = [round(1e3 * value, 3) for value in answer["cpus"]]
+        found["cpu"] = round(statistics.fmean(found["cpus"]), 4)
+    if measure == "beside":
+        found["cpu"] = round(1e3 * answer["cpu"] / max(len(answer["ttft"]), 1), 4)
     if "mean_pace" in answer:
         found["mean_pace"] = round(1e6 * answer["mean_pace"], 3)
     if measure == "beside":
@@ -170,14 +172,13 @@ def steady(samples: Sequence[Mapping[str, Any]]) -> Steady:
 def _at_pace(sample: Mapping[str, Any], most: float) -> dict[str, Any]:
     """Return a sample of requests alone without those that were slower than a pace."""
     quick = [pace <= most for pace in sample["pace"]]
-    gone = ("ttft_p50", "ttft_p99", *(["cpu"] if "cpus" in sample else []))
-    found = {name: value for name, value in sample.items() if name not in gone}
-    if any(quick):
-        kept = [time for time, fits in zip(sample["ttft"], quick, strict=True) if fits]
-        found |= {f"ttft_p{share}": percentile(kept, share / 100) for share in (50, 99)}
-    if any(quick) and "cpus" in sample:
-        found["cpu"] = statistics.mean(cpu for cpu, fits in zip(sample["cpus"], quick, strict=True) if fits)
-    return found
+    times = list(compress(sample["ttft"], quick))
+    found = {f"ttft_p{share}": percentile(times, share / 100) for share in (50, 99)} if times else {}
+    gone = {"ttft_p50", "ttft_p99"}
+    if "cpus" in sample:  # records from before have the mean of all requests only
+        gone.add("cpu")
+        found |= {"cpu": statistics.fmean(compress(sample["cpus"], quick))} if times else {}
+    return {name: value for name, value in sample.items() if name not in gone} | found
 
 
 def summary(samples: Sequence[Mapping[str, Any]]) -> dict[Key, dict[str, Spread]]:

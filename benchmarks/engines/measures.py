@@ -175,8 +175,7 @@ class Measures:
             cached.append(served.num_cached_tokens or 0)
             local.append(max(self._local, default=0))
             first_tokens += served.outputs[0].token_ids
-        return {"ttft": times, "pace": paces, "cached": cached, "local": local, "cpus": cpus, "cpu": sum(cpus),
-                "tokens": first_tokens}  # fmt: skip
+        return {"ttft": times, "pace": paces, "cached": cached, "local": local, "cpus": cpus, "tokens": first_tokens}
 
     def resident(self, held: int, suffix: int, hits: int, first: int) -> dict[str, Any]:
         """Serve hits whose prefix is on the GPU already: the time of the compute alone."""

@@ -318,13 +318,13 @@ def test_a_step_takes_as_long_as_the_cpu_launches_it(monkeypatch):
     assert clock.measured() == [(512, pytest.approx(0.018))]
 
 
-def chosen_steps(steps, tokens=lambda step: 100):
+def chosen_steps(steps):
     Moment.now, Moment.passed = 0.0, True
     clock, found = StepClock("cuda:0", Moment), []
     for step in range(steps):
         clock.begin(0)  # decodes only
         assert not clock.chosen
-        clock.begin(tokens(step))
+        clock.begin(100)
         clock.stall(lambda: None)
         clock.end()
         found += [step] * len(clock.measured())

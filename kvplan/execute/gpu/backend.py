@@ -286,11 +286,12 @@ class GpuBackend:
     def reap(self) -> int:
         """Take back the loans of ended transfers, and return how many transfers are left."""
         device = self.resources.device
-        with device.current(), Uncaptured(device):
+        with device.current():
             return self._reap()
 
     def _reap(self) -> int:
-        with self.resources.lock:
+        """Do as :meth:`reap`, while the device is current."""
+        with Uncaptured(self.resources.device), self.resources.lock:
             left = 0
             for lane in self.lanes.values():
                 if lane.flying or lane.last is not None:

@@ -41,7 +41,9 @@ for line in sys.stdin:
     if do == "chats" and way == "own":
         say(error="ValueError: no room")
         continue
-    answer = {"ttft": [0.03] * given.get("hits", 1), "cpu": 0.1, "seconds": 0.1, "rate": 5e10, "answers": [[1, -0.5]]}
+    hits = given.get("hits", 1)
+    answer = {"ttft": [0.03] * hits, "cpus": [0.1 / hits] * hits, "cpu": 0.1, "seconds": 0.1, "rate": 5e10,
+              "answers": [[1, -0.5]]}  # fmt: skip
     if do == "alone":
         answer |= {"cached": [given["held"]], "local": [0], "tokens": [given["first"]]}
     if do == "resident":

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from kvplan.cuda.call_errors import error_of
 from kvplan.cuda.call_list import FAILED, CallList, new_state, paced
-from kvplan.cuda.scopes import Uncaptured
 from kvplan.errors import TransferError
 from kvplan.execute.gpu.device_transfer import DeviceTransfer
 from kvplan.execute.gpu.lanes.lane_streams import LaneStreams
@@ -54,8 +53,7 @@ class Issuing(LaneStreams):
         At times, the loans of ended transfers are taken back first.
         """
         if self.calls > self._most_calls or (self.flying and not len(self.flying) % REAP_EVERY):
-            with Uncaptured(self._device):
-                self._reap_all()
+            self._reap_all()
         return self.calls > self._most_calls
 
     def issue(

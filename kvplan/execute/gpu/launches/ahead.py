@@ -193,8 +193,7 @@ class Rooms:
             return None
         self._sweep()
         if self._nbytes + nbytes > MOST_NBYTES:
-            with Uncaptured(self._resources.device):
-                self._reap()
+            self._reap()
             self._sweep()
         if self._closed or self._nbytes + nbytes > MOST_NBYTES:
             return None
