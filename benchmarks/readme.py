@@ -42,7 +42,7 @@ RANKS_WORK = (
 )
 PROCESSES_RESULT = ROOT / "benchmarks" / "results" / "gpu-nvidia-h200-processes.json"
 PEER_RESULT = ROOT / "benchmarks" / "results" / "gpu-nvidia-h200-peer.json"
-VLLM_RESULT = ROOT / "benchmarks" / "results" / "gpu-nvidia-h100-80gb-hbm3-vllm-worker.json"
+VLLM_RESULT = ROOT / "benchmarks" / "results" / "gpu-nvidia-h200-vllm-worker.json"
 VLLM_MARKS = "<!-- vllm numbers -->", "<!-- end of vllm numbers -->"
 VLLM_WORK = (
     "Whole jobs, from submit until they are reported. vLLM 0.33.0 is its own Python; the operator that its batch path "

@@ -57,6 +57,9 @@ SMALL_CHUNKS, SMALL_CHUNK_NBYTES = 3, 4 << 20
 # each unit: where the host keeps all layers of a block together, the driver takes longer for shorter pieces.
 LAYER_GROUPS, LAYER_GROUP_NBYTES = 8, 16 << 20
 HALVINGS, HALVED_NBYTES, HALVED_PIECE_NBYTES = 2, 8 << 20, 32 << 10
+# If the compute takes twice as long as the copies, four groups are enough, each twice as large as the one before: the
+# compute of a group hides the copies of the next one.
+DOUBLINGS, HIDING = 4, 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +149,8 @@ def layer_groups(
     least_nbytes: int = LAYER_GROUP_NBYTES,
     halved_nbytes: int = HALVED_NBYTES,
     piece_nbytes: int = HALVED_PIECE_NBYTES,
+    *,
+    hidden: float = 0.0,
 ) -> Cutting:
     """Return the groups of layers that a transfer by layers is cut into.
 
@@ -156,16 +161,23 @@ def layer_groups(
         most: most groups of the same size; the first and the last of so many are halved.
         least_nbytes: least bytes of a group that is not halved.
         halved_nbytes: least bytes of a halved group.
-        piece_nbytes: least bytes that a halved group has of each unit.
+        piece_nbytes: least bytes that a halved group, and the first of groups that double, have of each unit.
+        hidden: how many times as long as the copies the compute takes that waits for the layers; 0 if it is not known.
 
-    >>> [tuple(layer_groups(mebibytes << 20, mebibytes // 2, 32)) for mebibytes in (1, 40, 100, 130, 700)]
+    >>> [layer_groups(mebibytes << 20, mebibytes // 2, 32)[:2] for mebibytes in (1, 40, 100, 130, 700)]
     [(1, 0), (2, 0), (6, 0), (8, 1), (8, 2)]
-    >>> layer_groups(700 << 20, units=1400, layers=32)  # of 512 KiB
-    Cutting(groups=8, halvings=1)
-    >>> layer_groups(700 << 20, units=700, layers=61)  # a quarter of 7 layers would be one layer, of 17 KiB
-    Cutting(groups=8, halvings=1)
+    >>> layer_groups(700 << 20, units=1400, layers=32)[:2]  # of 512 KiB
+    (8, 1)
+    >>> layer_groups(700 << 20, units=700, layers=61)[:2]  # a quarter of 7 layers would be one layer, of 17 KiB
+    (8, 1)
+    >>> layer_groups(240 << 20, units=384, layers=80, hidden=3.0)
+    Cutting(groups=4, halvings=0, doubling=True)
     """
     groups = max(min(most, nbytes // max(least_nbytes, 1)), 1)
+    if hidden >= HIDING and groups >= DOUBLINGS:
+        made = Cutting(DOUBLINGS, doubling=True)
+        if made.sizes(layers)[0] * nbytes >= layers * units * piece_nbytes:
+            return made
     if groups < most or groups < 2:
         return Cutting(groups)
     for halvings in range(HALVINGS, 0, -1):
@@ -178,7 +190,8 @@ def layer_groups(
 def cuttings(most: int = LAYER_GROUPS) -> tuple[Cutting, ...]:
     """Return the groups of layers of all transfers that are not short.
 
-    >>> cuttings()
-    (Cutting(groups=8, halvings=0), Cutting(groups=8, halvings=1), Cutting(groups=8, halvings=2))
+    >>> [tuple(one) for one in cuttings()]
+    [(8, 0, False), (8, 1, False), (8, 2, False), (4, 0, True)]
     """
-    return tuple(Cutting(most, halvings) for halvings in range(HALVINGS + 1 if most > 1 else 1))
+    equal = tuple(Cutting(most, halvings) for halvings in range(HALVINGS + 1 if most > 1 else 1))
+    return (*equal, Cutting(DOUBLINGS, doubling=True)) if most >= DOUBLINGS else equal

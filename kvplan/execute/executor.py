@@ -17,7 +17,7 @@ from kvplan.cuda.handles import lender
 from kvplan.errors import KVPlanError, PathError, TransferError
 from kvplan.execute.ranges import ranged
 from kvplan.execute.stats import ExecutorStats, Tally
-from kvplan.execute.transfer import Transfer, check_after
+from kvplan.execute.transfer import Transfer, check_after, seconds_of
 from kvplan.plan.plan import Plan
 
 if TYPE_CHECKING:
@@ -50,7 +50,9 @@ class _Backend(Protocol):
     def prepare(self, plan: Plan | None, *, by_layer: bool) -> None:
         """Warm up; see :meth:`Executor.prepare`."""
 
-    def submit(self, plan: Plan, after: Any, *, by_layer: bool, urgent: bool) -> Transfer:
+    def submit(
+        self, plan: Plan, after: Any, *, by_layer: bool, urgent: bool, compute_seconds: float | None = None
+    ) -> Transfer:
         """Queue a plan; see :meth:`Executor.submit`. The executor has checked the arguments."""
 
     def candidates_of(self, plan: Plan, *, by_layer: bool) -> list[Candidate]:
@@ -171,7 +173,10 @@ class Executor:
             raise KVPlanError(f"plan is a {type(plan).__name__}; prepare takes what CopyProgram.plan or join made")
         self._backend.prepare(plan, by_layer=by_layer)
 
-    def submit(self, plan: Plan, after: Any = None, *, by_layer: bool = False, priority: str = "normal") -> Transfer:
+    def submit(
+        self, plan: Plan, after: Any = None, *, by_layer: bool = False, priority: str = "normal",
+        compute_seconds: float | None = None,
+    ) -> Transfer:  # fmt: skip
         """Queue a plan and return at once.
 
         Args:
@@ -184,6 +189,9 @@ class Executor:
             priority: ``"high"`` lets the transfer overtake ``"normal"`` transfers that have not begun. High transfers
                 keep the order of their submits. So do two transfers if one writes bytes that the other reads or writes.
                 On a GPU, this holds only for transfers of one direction.
+            compute_seconds: for a transfer ``by_layer``, the seconds of the compute that waits for the layers, if they
+                are known. If the compute takes at least twice as long as the copies, four groups of layers are enough,
+                each twice as large as the one before. They take less of the CPU.
 
         During the capture of a CUDA graph, a kernel transfer becomes part of the graph. It is captured if ``after``, or
         torch's current stream by default, is in capture. Wait for it before the capture ends.
@@ -191,7 +199,8 @@ class Executor:
         Raises:
             TransferError: the executor is closed, or belongs to the parent process of a fork; ``after`` is a transfer
                 that failed; a thread cannot be started; or a driver call fails; the message names call and code.
-            KVPlanError: ``plan`` is not a plan, ``after`` cannot be waited for, or ``priority`` is unknown.
+            KVPlanError: ``plan`` is not a plan, ``after`` cannot be waited for, ``priority`` is unknown, or
+                ``compute_seconds`` is not a finite number of at least 0.
             LayoutError: the destination is read-only, or addresses are not this process's.
             HostMemoryError: memory is pageable, and the path needs pinned memory.
             PathError: the policy's path, or every path, cannot serve the plan; or the plan cannot be captured.
@@ -209,9 +218,13 @@ class Executor:
             check_after(after, gpu=self.device != "cpu")
         if priority not in PRIORITIES:
             raise KVPlanError(f"priority is {priority!r}; give 'high' or 'normal'")
+        if compute_seconds is not None:
+            compute_seconds = seconds_of("compute_seconds", compute_seconds)
         if log.isEnabledFor(logging.DEBUG):
             log.debug("submit %r, priority %s", plan, priority, extra={"kvplan_nbytes": plan.nbytes})
-        return self._submit(plan, after, by_layer=by_layer, urgent=priority == "high")
+        return self._submit(
+            plan, after, by_layer=by_layer, urgent=priority == "high", compute_seconds=compute_seconds
+        )  # fmt: skip
 
     def begin(self, plan: Plan, *, groups: int | None = None, priority: str = "normal") -> LayerwiseTransfer:
         """Begin a transfer whose layers are submitted one by one, such as a store while the model computes.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from kvplan.base.integers import integer
 from kvplan.base.latch import Wake, sleep
 from kvplan.base.numbers import number_ranges
+from kvplan.base.quoting import quoted
 from kvplan.base.threads import Standby, error_of
 from kvplan.errors import KVPlanError, LayoutError, PathError, TransferError
 from kvplan.layout.components import NOT_HERE
@@ -303,6 +305,23 @@ def wait_on_cpu(after: Any, standby: Standby, wake: Wake, given_up: Callable[[],
         sleep(lambda: after.done() or given_up(), after.sleepers, None, wake)
         return error_of(after.synchronize) if after.done() else None
     return standby.wait(partial(wait_for, after), wake, given_up)
+
+
+def seconds_of(name: str, value: Any) -> float:
+    """Convert a caller's seconds to a Python float.
+
+    Raises:
+        KVPlanError: they are not a finite number of at least 0.
+
+    >>> seconds_of("compute_seconds", 0.015), seconds_of("compute_seconds", 2)
+    (0.015, 2.0)
+    >>> seconds_of("compute_seconds", -1)
+    Traceback (most recent call last):
+    kvplan.errors.KVPlanError: compute_seconds is -1; give finite seconds of at least 0
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= sys.float_info.max:
+        raise KVPlanError(f"{name} is {quoted(value)}; give finite seconds of at least 0")
+    return float(value)
 
 
 def check_after(after: Any, *, gpu: bool = False) -> None:

@@ -26,18 +26,27 @@ class Cutting(NamedTuple):
         groups: maximum number of groups of about the same size.
         halvings: how often the first group, and the last, are halved. So the first layers arrive early, and few layers
             are left to compute after the last bytes.
+        doubling: whether each group has twice as many layers as the one before, and the last has the rest. If the
+            compute takes at least twice as long as the copies, the compute of a group hides those of the next one.
 
     >>> Cutting(8, 2).edges(32)
     [0, 1, 2, 4, 8, 12, 16, 20, 24, 28, 30, 31, 32]
     >>> Cutting(8).edges(3)
     [0, 1, 2, 3]
+    >>> Cutting(4, doubling=True).edges(80), Cutting(4, doubling=True).edges(8)
+    ([0, 6, 18, 42, 80], [0, 1, 3, 7, 8])
     """
 
     groups: int
     halvings: int = 0
+    doubling: bool = False
 
     def sizes(self, layers: int) -> list[int]:
         """Return the number of layers of each group."""
+        if self.doubling:
+            first = -(-layers // ((1 << self.groups) - 1))
+            ends = (min(first * ((2 << k) - 1), layers) for k in range(self.groups))
+            return [end - start for start, end in pairwise(dict.fromkeys((0, *ends)))]
         count = max(1, min(self.groups, layers))
         even = [layers * (k + 1) // count - layers * k // count for k in range(count)]
         if count == 1:

@@ -141,16 +141,16 @@ MIB = 1 << 20
     (4096 * MIB, 4096, (8, 2)), (4096 * MIB, 4097, (8, 1)), (4096 * MIB, 8192, (8, 1)), (4096 * MIB, 8193, (8, 0)),
 ])  # fmt: skip
 def test_how_many_groups(nbytes, units, groups):
-    assert layer_groups(nbytes, units, 32) == groups
+    assert layer_groups(nbytes, units, 32) == (*groups, False)
 
 
 def test_the_limits_hold_for_halved_groups():
-    assert layer_groups(1 << 40, 1, 32, most=1) == (1, 0)
-    assert layer_groups(4096 * MIB, 1, 32, least_nbytes=1024 * MIB) == (4, 0)
+    assert layer_groups(1 << 40, 1, 32, most=1) == Cutting(1)
+    assert layer_groups(4096 * MIB, 1, 32, least_nbytes=1024 * MIB) == Cutting(4)
     made = [layer_groups(nbytes, 1, 32, 8, 1, halved_nbytes=100, piece_nbytes=1) for nbytes in (1599, 1600, 3199, 3200)]
-    assert made == [(8, 0), (8, 1), (8, 1), (8, 2)]
+    assert made == [Cutting(8), Cutting(8, 1), Cutting(8, 1), Cutting(8, 2)]
     made = [layer_groups(1600, units, 32, 8, 1, halved_nbytes=1, piece_nbytes=10) for units in (11, 10, 6, 5)]
-    assert made == [(8, 0), (8, 1), (8, 1), (8, 2)]
+    assert made == [Cutting(8), Cutting(8, 1), Cutting(8, 1), Cutting(8, 2)]
 
 
 @given(layers=st.integers(1, 130), units=st.integers(1, 4000), page=st.integers(1, 1 << 17))
@@ -167,10 +167,36 @@ def test_halved_groups_have_the_least_bytes(layers, units, page):
         assert fewest * page >= 32 << 10
 
 
+@pytest.mark.parametrize(("nbytes", "units", "hidden", "doubles"), [
+    (240 * MIB, 384, 2.0, True), (240 * MIB, 384, 1.99, False), (240 * MIB, 384, 0.0, False),
+    (64 * MIB, 1, 2.0, True), (64 * MIB - 1, 1, 100.0, False),  # at least four groups of 16 MiB
+    (1920 * MIB, 4608, 2.0, True), (1920 * MIB, 4609, 2.0, False),  # a unit has 32 KiB of 6 layers
+])  # fmt: skip
+def test_groups_double_where_the_compute_takes_twice_as_long(nbytes, units, hidden, doubles):
+    made = layer_groups(nbytes, units, 80, hidden=hidden)
+    assert made.doubling == doubles
+    assert made.sizes(80) == ([6, 12, 24, 38] if doubles else layer_groups(nbytes, units, 80).sizes(80))
+
+
+@given(layers=st.integers(1, 200), groups=st.integers(1, 6), times=st.floats(2, 10))
+def test_the_compute_waits_for_the_first_of_groups_that_double_and_for_no_other(layers, groups, times):
+    """Copies take a second a layer, and the compute of a layer at least two."""
+    made = Cutting(groups, doubling=True)
+    sizes, edges = made.sizes(layers), made.edges(layers)
+    assert sum(sizes) == layers
+    assert min(sizes) >= 1
+    assert len(sizes) <= groups
+    assert all(after == 2 * before for before, after in pairwise(sizes[:-1]))
+    computed = float(sizes[0])
+    for arrived, size in zip(edges[1:], sizes, strict=True):
+        assert arrived <= computed + 1e-9
+        computed += times * size
+
+
 def test_the_first_group_of_61_layers_is_not_too_small():
     """DeepSeek-V3: pages of 18 KiB, so one layer's pieces are below what a batch copies."""
-    assert layer_groups(61 * 375 * 18432, 375, 61) == (8, 1)
-    assert layer_groups(64 * 375 * 18432, 375, 64) == (8, 2)
+    assert layer_groups(61 * 375 * 18432, 375, 61) == Cutting(8, 1)
+    assert layer_groups(64 * 375 * 18432, 375, 64) == Cutting(8, 2)
     assert Cutting(8, 1).edges(61)[:3] == [0, 3, 7]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import timeit
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -54,8 +55,8 @@ class Loads:
         self.layers = LayerLoads(worker, places_of(layer_names, references, caches))
         self.step(hooked)
 
-    def _submit(self, loads, whole):
-        self.whole = whole
+    def _submit(self, loads, whole, compute_seconds):
+        self.whole, self.compute_seconds = whole, compute_seconds
         jobs = [
             Job(number, device_spec, [transfer for transfer, _ in self.transfers]) for number, _, device_spec in loads
         ]
@@ -255,6 +256,27 @@ def test_the_loads_of_one_step_share_their_transfers(made):
     whole = transfers[0].transfer.result()
     assert whole.nbytes == 384
     assert sum(one.transfer_time for one in results) == pytest.approx(whole.seconds)
+
+
+def test_the_loads_of_a_step_share_its_compute_by_their_bytes(made):
+    _, device = rows_of([64, 64], 16, seed=1)
+    _, host = rows_of([64, 64], 16, seed=2)
+    worker = made([references(0, 1), references(0)], device, host, 1)
+    line = worker._line("expedited load")
+    with mock.patch.object(line.executor, "submit", wraps=line.executor.submit) as submit:
+        worker.submit_layers([(1, on_host(range(4)), on_device([1, 2, 3, 4], [3, 1]))], {1}, 0.014)
+    told = [call.kwargs for call in submit.call_args_list]
+    assert [one["by_layer"] for one in told] == [False, True]
+    assert [one["compute_seconds"] for one in told] == pytest.approx([0.002, 0.012])
+    worker.wait({1})
+
+
+@pytest.mark.parametrize("hooked", [True, False])
+def test_only_a_step_with_hooks_hides_its_loads(hooked):
+    loads = Loads([["a", "b"]], [references(0, 1)], "ab")
+    loads.layers.begin_forward()
+    loads.layers.load([(1, None, None)], hooked=hooked, compute_seconds=0.5)
+    assert loads.compute_seconds == (0.5 if hooked else None)
 
 
 def test_of_several_loads_only_the_wrong_one_fails(made):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -183,3 +184,32 @@ def test_a_small_transfer_by_layer_is_one_group():
         assert executor.candidates(pair.plan(MOVE), by_layer=True) == executor.candidates(pair.plan(MOVE))
         executor.submit(pair.plan(Move([1], [2])), by_layer=True).synchronize()
     assert not asking.call_count
+
+
+@both_ways
+def test_groups_double_where_the_compute_hides_the_copies(direction):
+    """A made-up link moves the plan in a millisecond."""
+    device = Device()
+    pair = pair_on(device, direction, replace(CACHE, layer=16), replace(POOLS[0], layer=16))
+    plan = pair.plan(MOVE)
+    profile = replace(default(), ceilings=default().ceilings | {direction: plan.nbytes / 1e6})
+    limits = Limits(layer_group_nbytes=1, halved_nbytes=plan.nbytes, halved_piece_nbytes=1)
+    with executor_on(device, profile=profile, limits=limits) as executor:
+        sizes = {}
+        for seconds in (None, 0, 1.99e-3, 2e-3, 1):
+            transfer = executor.submit(plan, by_layer=True, compute_seconds=seconds)
+            transfer.synchronize()
+            sizes[seconds] = [len(layers) for layers in transfer.layer_groups]
+            pair.check()
+        assert sizes == {None: [2] * 8, 0: [2] * 8, 1.99e-3: [2] * 8, 2e-3: [2, 4, 8, 2], 1: [2, 4, 8, 2]}
+        assert executor.submit(plan, compute_seconds=1).result().launches < 8, "by layer only"
+
+
+@pytest.mark.parametrize("seconds", [-1e-9, math.nan, math.inf, "1", True, 10**400, [1.0]])
+def test_wrong_seconds_are_refused_before_anything_moves(seconds):
+    device = Device()
+    pair = pair_on(device, "load", CACHE, POOLS[0])
+    with executor_on(device) as executor:
+        with pytest.raises(kvplan.KVPlanError, match=r"compute_seconds is .*; give finite seconds of at least 0"):
+            executor.submit(pair.plan(MOVE), by_layer=True, compute_seconds=seconds)
+        assert executor.stats().transfers == 0

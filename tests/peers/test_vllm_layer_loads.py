@@ -107,15 +107,15 @@ def sync(source, target):
 def test_a_forward_pass_with_hooks_loads_by_layer(ranks, monkeypatch, given, hooked):
     seen, load = [], LayerLoads.load
 
-    def loads(self, jobs, *, hooked):
-        seen.append(hooked)
-        load(self, jobs, hooked=hooked)
+    def loads(self, jobs, *, hooked, compute_seconds):
+        seen.append((hooked, compute_seconds))
+        load(self, jobs, hooked=hooked, compute_seconds=compute_seconds)
 
     monkeypatch.setattr(LayerLoads, "load", loads)
     rank = ranks[0]
     jobs = {1: sync(host(3, 4), device(7, 8)), 2: TransferJob("q", host(5), device(2))}
     results, invalid, first = rank.step(jobs, given, NAMES if hooked else [])
-    assert seen == [hooked]
+    assert seen == [(hooked, None)]  # no step was measured
     assert invalid == set()
     assert all(torch.equal(row[[7, 8]], pool[[3, 4]]) for row, pool in zip(rank.rows, rank.pool, strict=True))
     rank.connector.connector_worker.worker.wait({1, 2})
@@ -123,6 +123,20 @@ def test_a_forward_pass_with_hooks_loads_by_layer(ranks, monkeypatch, given, hoo
     assert results.finished_recving | later.finished_recving == {"q"}  # r runs already
     assert {number for meta in (first, second) if meta for number in meta.completed_jobs} == {1, 2}
     assert jobs[1].sync  # the scheduler's object is not changed
+
+
+def test_a_step_tells_its_loads_the_compute_that_hides_them(ranks):
+    rank, told = ranks[0], []
+    rank.step(tokens=40)
+    submit = rank.connector.connector_worker.worker.submit_layers
+    rank.connector.connector_worker.worker.submit_layers = lambda *given: told.append(given[-1]) or submit(*given)
+    expected = rank.connector._step_pace.expected(80)
+    rank.step({1: sync(host(3), device(7))}, tokens=80)
+    assert told == [expected]
+    assert expected > 0
+    rank.step({2: sync(host(4), device(8))})
+    assert told[1:] == [None]
+    rank.connector.connector_worker.worker.wait({1, 2})
 
 
 def test_no_mode_of_graphs_is_forced():

@@ -72,10 +72,10 @@ class Faults:
             finally:
                 self._failing = None
 
-        def submit_layers(line, jobs, plan):
+        def submit_layers(line, jobs, plan, *more):
             self._failing = self._turn(line._what, self._rows[0], [job.device_spec for job in jobs])
             try:
-                return layers(line, jobs, plan)
+                return layers(line, jobs, plan, *more)
             finally:
                 self._failing = None
 

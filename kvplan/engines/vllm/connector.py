@@ -178,7 +178,11 @@ def classes() -> tuple[type[Any], ...]:
                 and forward_context.cudagraph_runtime_mode != CUDAGraphMode.FULL
             )
             self.connector_worker._load_jobs.update(dict.fromkeys(now))  # their requests run already
-            self._layers.load([(number, job.src_spec, job.dst_spec) for number, job in now.items()], hooked=hooked)
+            self._layers.load(
+                [(number, job.src_spec, job.dst_spec) for number, job in now.items()],
+                hooked=hooked,
+                compute_seconds=self._step_pace.expected(getattr(jobs, "tokens", 0)),
+            )
             later = {number: job for number, job in jobs.load_jobs.items() if not job.sync}
             self.connector_worker.start_kv_transfers(replace(jobs, load_jobs=later))
 

@@ -182,6 +182,12 @@ class StepPace:
     def __init__(self, clock: StepClock, bytes_per_second: float) -> None:
         self._clock, self._rate, self._line = clock, bytes_per_second, StepLine()
 
+    def expected(self, tokens: int) -> float | None:
+        """Return the expected seconds of a step of some tokens; None for 0 tokens, or before a step was measured."""
+        if not tokens or not self._line.known:
+            return None
+        return Pace(*self._line.terms(), self._rate).seconds(tokens)
+
     def take(self) -> Pace | None:
         """Take what has been measured; return the pace in a step that is measured itself, and None in all others."""
         for tokens, seconds in self._clock.measured():

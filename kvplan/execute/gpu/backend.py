@@ -200,19 +200,25 @@ class GpuBackend:
             ahead.choice = choice
             return kept
 
-    def submit(self, plan: Plan, after: Any, *, by_layer: bool, urgent: bool = False) -> DeviceTransfer:
+    def submit(
+        self, plan: Plan, after: Any, *, by_layer: bool, urgent: bool = False, compute_seconds: float | None = None
+    ) -> DeviceTransfer:
         """Issue a plan, or let another thread issue it if that takes long. Return the transfer at once."""
         device = self.resources.device
         if device.is_current():  # as in most submits; then there is nothing to restore
-            return self._submit(plan, after, by_layer=by_layer, urgent=urgent)
+            return self._submit(plan, after, by_layer, urgent, compute_seconds)
         with device.current():
-            return self._submit(plan, after, by_layer=by_layer, urgent=urgent)
+            return self._submit(plan, after, by_layer, urgent, compute_seconds)
 
-    def _submit(self, plan: Plan, after: Any, *, by_layer: bool, urgent: bool) -> DeviceTransfer:
+    def _submit(
+        self, plan: Plan, after: Any, by_layer: bool, urgent: bool, compute_seconds: float | None
+    ) -> DeviceTransfer:
         """Submit while the device is current."""
         resources = self.resources
         capturing = self.graphs.capturing(after)
-        groups = self.selection.groups(plan, by_layer=True) if by_layer else None
+        groups = None
+        if by_layer:
+            groups = self.selection.groups(plan, by_layer=True, compute_seconds=compute_seconds)
         ahead = plan.ahead
         if ahead is not None and not groups and capturing is None and ahead.choice is not None and ahead.of(resources):
             path, predicted, pageable = ahead.choice

@@ -87,8 +87,17 @@ class Selection:
             found = self._pairs[peer] = find_pair(self._resources.device.ordinal, peer)
         return found
 
-    def groups(self, plan: Plan, *, by_layer: bool) -> Cutting | None:
-        """Return the groups of layers that a transfer is cut into; None if it is not by layers."""
+    def groups(self, plan: Plan, *, by_layer: bool, compute_seconds: float | None = None) -> Cutting | None:
+        """Return the groups of layers that a transfer is cut into; None if it is not by layers.
+
+        Args:
+            plan: the plan.
+            by_layer: whether it is submitted by layers.
+            compute_seconds: seconds of the compute that waits for the layers; None if they are not known.
+
+        Raises:
+            LayoutError: a destination is read-only, or addresses are not of this process.
+        """
         if not by_layer:
             return None
         limits = self._resources.limits
@@ -100,7 +109,16 @@ class Selection:
             limits.layer_group_nbytes,
             limits.halved_nbytes,
             limits.halved_piece_nbytes,
+            hidden=self._hidden(plan, compute_seconds) if compute_seconds else 0.0,
         )
+
+    def _hidden(self, plan: Plan, compute_seconds: float) -> float:
+        """Return how many times as long as the copies of a plan some compute takes; 0 if their speed is not known."""
+        sides = self._sides(plan)
+        if not plan.nbytes or sides.unserved or _ruled(plan, sides):
+            return 0.0
+        rate = self.profile_of(sides).ceilings.get(sides.route, 0.0)
+        return compute_seconds * rate / (plan.nbytes * cost.NS)
 
     def choose(self, plan: Plan, *, capturing: bool, groups: Cutting | None = None) -> Choice:
         """Choose the path for a plan, before any bytes move.

@@ -112,9 +112,12 @@ class HostPath:
             check_plan(plan)
         load_loops()
 
-    def submit(self, plan: Plan, after: Any, *, by_layer: bool = False, urgent: bool = False) -> Transfer:
+    def submit(
+        self, plan: Plan, after: Any, *, by_layer: bool = False, urgent: bool = False,
+        compute_seconds: float | None = None,
+    ) -> Transfer:  # fmt: skip
         """Queue a plan and return at once; see :meth:`kvplan.Executor.submit`. All layers arrive at its end."""
-        del by_layer
+        del by_layer, compute_seconds
         check_plan(plan)
         self.check_open()
         if urgent and not self.urgent.thread.started:

@@ -1,0 +1,215 @@
+"""``python -m benchmarks.engines.cuts``: groups of layers of kvplan's loads by layer, in turn in one engine.
+
+Engines are started minutes apart, and the pace of a machine's CPU changes within seconds. Here one engine changes the
+groups of layers, and the path, from hit to hit. Each turn has a hit of every kind, in random order, and a ratio is the
+median of the ratios within turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+from benchmarks.engines.engine import Setup, environment, start
+from benchmarks.engines.measures import Measures, cpu_seconds, now, pace, tokens
+from benchmarks.engines.shapes import FULL, SHAPES, SMOKE
+from benchmarks.engines.ways import way_of
+from benchmarks.gpu.environment import gpu, versions
+from benchmarks.record import document, machine
+from kvplan.cost.policy import DOUBLINGS
+from kvplan.execute.gpu.selection import Choice, Selection
+from kvplan.plan.layers import Cutting
+
+WAY = "kvplan-layers-chunks"
+# None: as a load is cut whose compute is not told.
+CUTS: Mapping[str, Cutting | None] = {"equal": None, "doubling": Cutting(DOUBLINGS, doubling=True), "whole": Cutting(1)}
+KERNEL = "-kernel"
+DEFAULT = ("equal", "doubling", "whole", "equal-kernel", "doubling-kernel")
+_WARM_UPS, _STORE_S, _RESAMPLES = 3, 0.004, 1000
+
+
+class Hit(NamedTuple):
+    """One hit, and behind it one whose prefix is on the GPU already.
+
+    Attributes:
+        kind: name of the groups of layers.
+        ttft, thread, cpu: ms to the first token, and CPU time of the engine's thread and of all threads.
+        pace: ms of a fixed piece of Python, the longer one of before and behind the hit.
+        resident: ms to the first token where nothing is loaded.
+    """
+
+    kind: str
+    ttft: float
+    thread: float
+    cpu: float
+    pace: float
+    resident: float
+
+
+class Ratio(NamedTuple):
+    """A ratio of two kinds of hits, and the range of 95 % of its resamples."""
+
+    median: float
+    least: float
+    most: float
+
+
+def ratio(turns: Sequence[Sequence[Hit]], kind: str, base: str, field: str) -> Ratio:
+    """Return the median, over turns, of a field of one kind of hits over that of another.
+
+    >>> turns = [[Hit("a", 2.0 * k, 1, 1, 1, 1), Hit("b", 4.0 * k, 1, 1, 1, 1)] for k in (1, 2, 3)]
+    >>> ratio(turns, "a", "b", "ttft")
+    Ratio(median=0.5, least=0.5, most=0.5)
+    """
+    found = []
+    for turn in turns:
+        by_kind = {hit.kind: getattr(hit, field) for hit in turn}
+        found.append(by_kind[kind] / by_kind[base])
+    chance = random.Random(0)  # noqa: S311  # not secret, and the same each time
+    medians = sorted(statistics.median(chance.choices(found, k=len(found))) for _ in range(_RESAMPLES))
+    edge = _RESAMPLES // 40
+    return Ratio(statistics.median(found), medians[edge], medians[-1 - edge])
+
+
+def summary(turns: Sequence[Sequence[Hit]]) -> list[dict[str, Any]]:
+    """Return a row for each kind: medians, and ratios to the first kind in the order of the defaults."""
+    places = {kind: place for place, kind in enumerate(DEFAULT)}
+    kinds = sorted({hit.kind for hit in turns[0]}, key=lambda kind: (places.get(kind, len(places)), kind))
+    rows = []
+    for kind in kinds:
+        mine = [hit for turn in turns for hit in turn if hit.kind == kind]
+        row: dict[str, Any] = {"kind": kind, "hits": len(mine)}
+        row |= {name: round(statistics.median(getattr(hit, name) for hit in mine), 2) for name in Hit._fields[1:]}
+        row["more than resident"] = round(statistics.median(hit.ttft - hit.resident for hit in mine), 2)
+        for name in ("ttft", "cpu"):
+            row[f"{name} / {kinds[0]}"] = [round(value, 3) for value in ratio(turns, kind, kinds[0], name)]
+        rows.append(row)
+    return rows
+
+
+@contextmanager
+def changing() -> Iterator[list[str]]:
+    """Let the first name of the yielded list say how loads by layer are cut, and by which path they go."""
+    now_is, groups, choose = [DEFAULT[0]], Selection.groups, Selection.choose
+
+    def cut(self: Selection, plan: Any, *, by_layer: bool, compute_seconds: float | None = None) -> Cutting | None:
+        del compute_seconds
+        made = CUTS[now_is[0].removesuffix(KERNEL)]
+        return made if by_layer and made is not None else groups(self, plan, by_layer=by_layer)
+
+    def path(self: Selection, plan: Any, *, capturing: bool, groups: Cutting | None = None) -> Choice:
+        if groups is not None and now_is[0].endswith(KERNEL):
+            return Choice(self._paths["kernel"], None, pageable=False)
+        return choose(self, plan, capturing=capturing, groups=groups)
+
+    with mock.patch.object(Selection, "groups", cut), mock.patch.object(Selection, "choose", path):
+        yield now_is
+
+
+def hit(measures: Measures, kind: str, number: int) -> Hit:
+    """Serve a hit of the host, and one of the GPU."""
+    work = measures.work
+    (held,) = work.held
+    prompt = measures.prompt(held, number, work.suffix)
+    again = measures.prompt(held, number, 0)["prompt_token_ids"] + tokens(1, 10**6 + number, work.suffix)
+    measures.empty_gpu()
+    before, used, thread, began = pace(), cpu_seconds(), time.thread_time(), now()
+    (served,) = measures.generate([prompt], measures.sampling(1))
+    taken, thread = now() - began, time.thread_time() - thread
+    time.sleep(_STORE_S)
+    used, behind = cpu_seconds() - used, pace()
+    if served.num_cached_tokens != held:
+        raise RuntimeError(f"{served.num_cached_tokens} tokens of a hit were held; {held} were stored")
+    began = now()
+    measures.generate([{"prompt_token_ids": again}], measures.sampling(1))
+    ms = [round(1e3 * value, 3) for value in (taken, thread, used, max(before, behind), now() - began)]
+    return Hit(kind, *ms)
+
+
+def turns_of(measures: Measures, kinds: Sequence[str], seconds: float) -> Iterator[list[Hit]]:
+    """Yield turns for some seconds, at least one; the kinds are warmed up first."""
+    chance, number = random.Random(1), 0  # noqa: S311  # as above
+    with changing() as now_is:
+        end, warm = 0.0, _WARM_UPS
+        while warm or not end or time.monotonic() < end:
+            turn = []
+            for kind in chance.sample(kinds, len(kinds)):
+                now_is[0] = kind
+                turn.append(hit(measures, kind, number))
+                number += 1
+            if warm:
+                warm -= 1
+                continue
+            end = end or time.monotonic() + seconds
+            yield turn
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run; 0, or 2 for usage or no GPU. The file is written after each turn, so a run may be cut short."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.engines.cuts", description=__doc__)
+    parser.add_argument("--shape", choices=tuple(SHAPES), default="gqa1")
+    parser.add_argument("--held", type=int, default=6000, help="tokens that the host holds; default 6000")
+    parser.add_argument("--kinds", type=lambda text: text.split(","), default=DEFAULT,
+                        help=f"{', '.join(CUTS)}, each also with {KERNEL}; default {','.join(DEFAULT)}")  # fmt: skip
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--out", type=Path, help="JSON file")
+    parser.add_argument("--smoke", action="store_true", help="a tiny model on the CPU, where loads are not cut")
+    chosen = parser.parse_args(arguments)
+    if unknown := [kind for kind in chosen.kinds if kind.removesuffix(KERNEL) not in CUTS]:
+        parser.error(f"unknown {', '.join(unknown)}; give some of {', '.join(CUTS)}, also with {KERNEL}")
+    shape, base = ("tiny", SMOKE) if chosen.smoke else (chosen.shape, FULL)
+    held = base.held[0] if chosen.smoke else chosen.held
+    work = replace(base, held=(held,), prompts=base.prompts[:1] if held < base.held[1] else base.prompts[1:],
+                   suffixes=(base.suffix,))  # fmt: skip
+    setup = Setup(shape, "kvplan-layers" if chosen.smoke else WAY, work, "cpu" if chosen.smoke else "cuda", "piecewise")
+    os.environ.update(environment(way_of(setup.way), SHAPES[shape], work))
+    if not chosen.smoke:
+        import torch
+
+        if not torch.cuda.is_available():
+            print("no CUDA device: this benchmark needs one, or --smoke", file=sys.stderr)
+            return 2
+    started = machine()
+    measures = Measures(start(setup), work)
+    measures.fill(held)
+    turns: list[list[Hit]] = []
+    for turn in turns_of(measures, chosen.kinds, chosen.seconds):
+        turns.append(turn)
+        if chosen.out is not None:
+            save(chosen.out, turns, made(setup, started))
+    for row in summary(turns):
+        print(json.dumps(row))
+    return 0
+
+
+def made(setup: Setup, started: dict[str, Any]) -> dict[str, Any]:
+    """Return what made a record."""
+    found = document([], scale=setup.work, started=started)
+    found["machine"]["gpu"] = {} if setup.device == "cpu" else gpu()
+    found["versions"] |= versions(("vllm", "torch", "triton"))
+    return {**found, "shape": setup.shape, "way": setup.way}
+
+
+def save(path: Path, turns: Sequence[Sequence[Hit]], about: Mapping[str, Any]) -> None:
+    """Write the medians, and a line for each turn."""
+    lines = ",\n".join(f"  {json.dumps(turn)}" for turn in turns)
+    text = json.dumps({**about, "rows": summary(turns), "fields": Hit._fields, "turns": "the turns"}, indent=1)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text.replace('"the turns"', f"[\n{lines}\n ]") + "\n")
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    os._exit(code)  # threads of an engine may outlive it
