@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import gc
-import sys
 import weakref
-from enum import Enum, auto
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -16,78 +14,28 @@ import kvplan
 from kvplan.backends import lmcache as backend
 from kvplan.engines import lmcache as engine
 from kvplan.engines.lmcache import objects as lmcache_objects
+from tests.engines.lmcache_caches import (
+    BLOCKS,
+    DIM,
+    FLASH,
+    HEADS,
+    LAYERS,
+    TOKENS,
+    Memory,
+    MemoryFormat,
+    flash,
+    hold,
+    in_object,
+    noise,
+    objects_of,
+    row,
+)
 
 torch = pytest.importorskip("torch", reason="the engine's tensors are torch's")
-
-LAYERS, BLOCKS, TOKENS, HEADS, DIM = 3, 8, 4, 2, 8
-FLASH = "NL_X_TWO_NB_BS_NH_HS"
-
-
-class MemoryFormat(Enum):
-    """Some of LMCache's."""
-
-    KV_2LTD = auto()
-    KV_MLA_FMT = auto()
-
-
-class Memory:
-    """A memory object by the members that LMCache's own has: tensors cut from a buffer."""
-
-    def __init__(self, buffer, begin, shapes, fmt=MemoryFormat.KV_2LTD, dtype=torch.float16, allocated=0):
-        self.tensors = []
-        for shape in shapes:
-            nbytes = torch.Size(shape).numel() * dtype.itemsize
-            self.tensors.append(buffer[begin : begin + nbytes].view(dtype).view(shape))
-            begin += nbytes
-        self.metadata = SimpleNamespace(fmt=fmt, shapes=list(shapes), phy_size=allocated)
-
-    @property
-    def tensor(self):
-        assert len(self.tensors) == 1
-        return self.tensors[0]
-
-    def get_tensor(self, group):
-        return self.tensors[group]
-
-
-def objects_of(count, tokens, *, planes=2, layers=LAYERS, width=HEADS * DIM, gap=0, front=0, fmt=MemoryFormat.KV_2LTD):
-    """Objects that follow one another in one buffer, ``gap`` bytes apart."""
-    shape = (planes, layers, tokens, width)
-    nbytes = torch.Size(shape).numel() * 2
-    buffer = torch.zeros(front + count * (nbytes + gap), dtype=torch.uint8)
-    return [Memory(buffer, front + k * (nbytes + gap), [shape], fmt, allocated=nbytes + gap) for k in range(count)]
-
-
-def noise(shape, seed=0):
-    made = torch.Generator().manual_seed(seed)
-    return torch.randint(-(2**15), 2**15, shape, dtype=torch.int16, generator=made).view(torch.float16)
-
-
-def flash(layers=LAYERS, heads=HEADS):
-    """FlashAttention's cache: K and V planes of blocks a layer."""
-    return [noise((2, BLOCKS, TOKENS, heads, DIM), seed) for seed in range(layers)]
-
-
-def row(cache, layer, kv, slot):
-    return cache[layer][kv, slot // TOKENS, slot % TOKENS].view(torch.int16)
-
-
-def in_object(memory, layer, kv, token, group=0):
-    return memory.get_tensor(group)[kv, layer, token].view(-1, DIM).view(torch.int16)
 
 
 def connector_of(cache, executor, **more):
     return engine.Connector(backend.describe(cache, engine_format=FLASH), executor, **more)
-
-
-def hold(cache, objects, starts, ends, mapping):
-    for memory, start, end in zip(objects, starts, ends, strict=True):
-        for token in range(end - start):
-            for layer in range(len(cache)):
-                for kv in range(2):
-                    assert torch.equal(
-                        in_object(memory, layer, kv, token), row(cache, layer, kv, int(mapping[start + token]))
-                    )
 
 
 @pytest.mark.slow
@@ -350,92 +298,3 @@ def test_caches_that_are_handed_over(executor):
         _ = connector_of(cache, executor).load_stream
     with pytest.raises(kvplan.LayoutError, match=r"caches is \[1\]; give the KVLayout"):
         engine.Connector([1], executor)
-
-
-# ---- in the place of LMCache's own -------------------------------------------------------------------------------
-
-
-class VLLMPagedMemGPUConnectorV2:
-    """LMCache's own, by what is looked at."""
-
-    def __init__(self, hints=None):
-        self.layout_hints = hints
-
-    def batched_from_gpu(self, *given, **more):
-        raise AssertionError("kvplan's is asked")
-
-    def initialize_kvcaches_ptr(self, **given):
-        self.kvcaches = given["kvcaches"]
-
-
-@pytest.fixture
-def discovery(monkeypatch):
-    """LMCache's functions that find a cache's format, which here is the one that is put in."""
-    found = SimpleNamespace(asked=[], fmt=SimpleNamespace(name=FLASH))
-
-    def discover(tensors, serving, layout_hints=None):
-        found.asked.append((serving, layout_hints))
-        return found.fmt, tensors
-
-    modules = {
-        "lmcache": {}, "lmcache.v1": {}, "lmcache.v1.gpu_connector": {}, "lmcache.v1.gpu_connector.kv_format": {},
-        "lmcache.utils": {"EngineType": {"VLLM": "vllm", "SGLANG": "sglang"}},
-        "lmcache.v1.gpu_connector.kv_format.contiguity": {"attempt_permute_to_contiguous_view": lambda kv: kv},
-        "lmcache.v1.gpu_connector.utils": {"normalize_kv_and_discover_format": discover},
-    }  # fmt: skip
-    for name, members in modules.items():
-        module = ModuleType(name)
-        vars(module).update(members)
-        monkeypatch.setitem(sys.modules, name, module)
-    return found
-
-
-def engine_of(own):
-    return SimpleNamespace(gpu_connector=own, metadata=SimpleNamespace(local_worker_id=0))
-
-
-def test_the_connector_in_its_place(discovery, prepared):
-    there = engine_of(VLLMPagedMemGPUConnectorV2({"kv_layout": "NHD"}))
-    made = engine.connect(there, device="cpu", policy=kvplan.Policy(threads=1))
-    assert there.gpu_connector is made
-    assert prepared == [(None, False)]
-    cache, (memory,) = flash(), objects_of(1, 8)
-    mapping = [12, 13, 14, 15, 0, 1, 2, 3]
-    there.gpu_connector.batched_from_gpu([memory], [0], [8], kvcaches=cache, slot_mapping=mapping)
-    hold(cache, [memory], [0], [8], mapping)
-    assert discovery.asked == [("vllm", {"kv_layout": "NHD"})]
-    with pytest.raises(kvplan.KVPlanError, match="connector already"):
-        engine.connect(there)
-    made.executor.close()
-
-
-def test_flat_slots_in_pages_that_are_told(discovery):
-    """SGLang's: whole pages of 4 slots move as such."""
-    own = type("SGLangGPUConnector", (VLLMPagedMemGPUConnectorV2,), {})()
-    discovery.fmt = SimpleNamespace(name="TWO_X_NL_X_NBBS_NH_HS")
-    made = engine.connect(engine_of(own), page_size=4, device="cpu")
-    cache = [[noise((32, HEADS, DIM), 10 * half + layer) for layer in range(LAYERS)] for half in range(2)]
-    (memory,) = objects_of(1, 8)
-    stored = made.store([memory], [0], [8], kvcaches=cache, slot_mapping=[20, 21, 22, 23, 4, 5, 6, 7])
-    stored.synchronize()
-    assert stored.plan.units == 2
-    for layer in range(LAYERS):
-        expected = cache[1][layer][[20, 21, 22, 23, 4, 5, 6, 7]].view(8, -1)
-        assert torch.equal(memory.tensor[1, layer].view(torch.int16), expected.view(torch.int16))
-    assert discovery.asked == [("sglang", None)]
-    made.executor.close()
-
-
-def test_engines_that_cannot_be_connected():
-    layerwise = type("VLLMPagedMemLayerwiseGPUConnector", (VLLMPagedMemGPUConnectorV2,), {})()
-    other = type("TRTLLMGPUConnector", (VLLMPagedMemGPUConnectorV2,), {"register_kv_caches": None})()
-    for own, says in ((layerwise, "run without use_layerwise"), (other, "is a TRTLLMGPUConnector"),
-                        (None, "without a gpu_connector")):  # fmt: skip
-        with pytest.raises(kvplan.KVPlanError, match=says):
-            engine.connect(engine_of(own), device="cpu")
-
-
-def test_the_device_is_the_worker_s_own(discovery):
-    del discovery
-    made = engine.connect(engine_of(VLLMPagedMemGPUConnectorV2())) if not torch.cuda.is_available() else None
-    assert made is None or made.executor.device == "cpu"

@@ -11,8 +11,8 @@ import pytest
 
 import kvplan
 from kvplan.engines.vllm.worker import JobResult, Worker
-from tests.engines.vllm_stand_ins import finish, on_device, on_host, reference, rows_of, torch, two_layers, workers
-from tests.engines.vllm_worker_moves import store_and_load_elsewhere
+from tests.engines.vllm.stand_ins import finish, on_device, on_host, reference, rows_of, torch, two_layers, workers
+from tests.engines.vllm.worker_moves import store_and_load_elsewhere
 from tests.patience import PATIENCE, once, takes_no_more
 
 

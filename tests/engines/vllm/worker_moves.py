@@ -6,7 +6,7 @@ import torch
 
 import kvplan
 from kvplan.engines.vllm.worker import Worker
-from tests.engines.vllm_stand_ins import finish, on_device, on_host, reference
+from tests.engines.vllm.stand_ins import finish, on_device, on_host, reference
 
 LAYERS, BLOCKS, CHUNKS = 4, 64, 40
 

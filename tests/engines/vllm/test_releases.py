@@ -27,7 +27,7 @@ from tests.whole_engines.install import RELEASES
 
 torch = pytest.importorskip("torch", reason="vLLM's tensors are torch's")
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 V1 = "vllm.distributed.kv_transfer.kv_connector.v1"
 PAGE, BLOCKS = 64, 8
 rows = pytest.mark.parametrize("version", VERSIONS, ids=lambda version: version.release)

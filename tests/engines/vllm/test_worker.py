@@ -17,7 +17,7 @@ from kvplan.engines.vllm import jobs as vllm_jobs
 from kvplan.engines.vllm.jobs import ids_of
 from kvplan.engines.vllm.pages import canonical_nbytes, pages_of
 from kvplan.engines.vllm.worker import Worker
-from tests.engines.vllm_stand_ins import (
+from tests.engines.vllm.stand_ins import (
     finish,
     mapping,
     on_device,

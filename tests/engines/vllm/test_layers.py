@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import kvplan
 from kvplan.engines.vllm.layer_loads import LayerLoads, places_of
 from kvplan.engines.vllm.lines import Job, LayerTransfer
-from tests.engines.vllm_stand_ins import on_device, on_host, reference, rows_of, torch, two_layers, workers
+from tests.engines.vllm.stand_ins import on_device, on_host, reference, rows_of, torch, two_layers, workers
 
 
 @pytest.fixture
