@@ -63,7 +63,7 @@ EARLIER = {  # what else a reader must know of a result
     "engines-nvidia-h200-gqa1-two-gpus": TWO_GPUS,
     "engines-nvidia-h200-gqa1-doubling": (
         "The CPU was slow in most of this run: it is for ratios of first tokens alone, and its other figures tell more "
-        "about the CPU. From this run on, groups of layers double where the compute takes twice as long as the copies."
+        "about the CPU. From this run on, groups of layers double where the compute takes far longer than the copies."
     ),
     "engines-nvidia-h200-gqa1-rare-looks": (
         f"{TWO_PACES} From this run on, the executor's thread looks every 0.1 s, and one step of seven is measured."

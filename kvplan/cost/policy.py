@@ -58,8 +58,9 @@ SMALL_CHUNKS, SMALL_CHUNK_NBYTES = 3, 4 << 20
 LAYER_GROUPS, LAYER_GROUP_NBYTES = 8, 16 << 20
 HALVINGS, HALVED_NBYTES, HALVED_PIECE_NBYTES = 2, 8 << 20, 32 << 10
 # If the compute takes twice as long as the copies, four groups are enough, each twice as large as the one before: the
-# compute of a group hides the copies of the next one.
-DOUBLINGS, HIDING = 4, 2.0
+# compute of a group hides the copies of the next one. Beside compute, copies go at 0.7 of the link's rate or more, so
+# the compute must take three times as long as the copies at this rate.
+DOUBLINGS, HIDING = 4, 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +163,8 @@ def layer_groups(
         least_nbytes: least bytes of a group that is not halved.
         halved_nbytes: least bytes of a halved group.
         piece_nbytes: least bytes that a halved group, and the first of groups that double, have of each unit.
-        hidden: how many times as long as the copies the compute takes that waits for the layers; 0 if it is not known.
+        hidden: how many times as long as the copies, at the link's rate, the compute takes that waits for the layers; 0
+            if it is not known.
 
     >>> [layer_groups(mebibytes << 20, mebibytes // 2, 32)[:2] for mebibytes in (1, 40, 100, 130, 700)]
     [(1, 0), (2, 0), (6, 0), (8, 1), (8, 2)]
@@ -170,7 +172,7 @@ def layer_groups(
     (8, 1)
     >>> layer_groups(700 << 20, units=700, layers=61)[:2]  # a quarter of 7 layers would be one layer, of 17 KiB
     (8, 1)
-    >>> layer_groups(240 << 20, units=384, layers=80, hidden=3.0)
+    >>> layer_groups(240 << 20, units=384, layers=80, hidden=3.5)
     Cutting(groups=4, halvings=0, doubling=True)
     """
     groups = max(min(most, nbytes // max(least_nbytes, 1)), 1)

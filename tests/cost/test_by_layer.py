@@ -168,11 +168,11 @@ def test_halved_groups_have_the_least_bytes(layers, units, page):
 
 
 @pytest.mark.parametrize(("nbytes", "units", "hidden", "doubles"), [
-    (240 * MIB, 384, 2.0, True), (240 * MIB, 384, 1.99, False), (240 * MIB, 384, 0.0, False),
-    (64 * MIB, 1, 2.0, True), (64 * MIB - 1, 1, 100.0, False),  # at least four groups of 16 MiB
-    (1920 * MIB, 4608, 2.0, True), (1920 * MIB, 4609, 2.0, False),  # a unit has 32 KiB of 6 layers
+    (240 * MIB, 384, 3.0, True), (240 * MIB, 384, 2.99, False), (240 * MIB, 384, 0.0, False),
+    (64 * MIB, 1, 3.0, True), (64 * MIB - 1, 1, 100.0, False),  # at least four groups of 16 MiB
+    (1920 * MIB, 4608, 3.0, True), (1920 * MIB, 4609, 3.0, False),  # a unit has 32 KiB of 6 layers
 ])  # fmt: skip
-def test_groups_double_where_the_compute_takes_twice_as_long(nbytes, units, hidden, doubles):
+def test_groups_double_where_the_compute_takes_three_times_as_long(nbytes, units, hidden, doubles):
     made = layer_groups(nbytes, units, 80, hidden=hidden)
     assert made.doubling == doubles
     assert made.sizes(80) == ([6, 12, 24, 38] if doubles else layer_groups(nbytes, units, 80).sizes(80))
