@@ -1,8 +1,8 @@
 """``python -m benchmarks.engines.cuts``: groups of layers of kvplan's loads by layer, in turn in one engine.
 
 Engines are started minutes apart, and the pace of a machine's CPU changes within seconds. Here one engine changes the
-groups of layers, and the path, from hit to hit. Each turn has a hit of every kind, in random order, and a ratio is the
-median of the ratios within turns.
+groups of layers, and the path, from hit to hit. Each turn has a hit of every kind, in random order. Hits of one turn
+are compared, and the median over all turns counts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -27,15 +27,15 @@ from benchmarks.engines.shapes import FULL, SHAPES, SMOKE
 from benchmarks.engines.ways import way_of
 from benchmarks.gpu.environment import gpu, versions
 from benchmarks.record import document, machine
-from kvplan.cost.policy import DOUBLINGS
 from kvplan.execute.gpu.selection import Choice, Selection
 from kvplan.plan.layers import Cutting
 
 WAY = "kvplan-layers-chunks"
-# None: as a load is cut whose compute is not told.
-CUTS: Mapping[str, Cutting | None] = {"equal": None, "doubling": Cutting(DOUBLINGS, doubling=True), "whole": Cutting(1)}
+# None: as a load is cut whose compute is not told, or as one whose compute the worker tells, if it knows it.
+CUTS: Mapping[str, Cutting | None] = {"equal": None, "told": None, "doubling": Cutting(4, doubling=True),
+                                      "whole": Cutting(1)}  # fmt: skip
 KERNEL = "-kernel"
-DEFAULT = ("equal", "doubling", "whole", "equal-kernel", "doubling-kernel")
+DEFAULT = ("equal", "told", "whole", "equal-kernel", "told-kernel")
 _WARM_UPS, _STORE_S, _RESAMPLES = 3, 0.004, 1000
 
 
@@ -57,33 +57,43 @@ class Hit(NamedTuple):
     resident: float
 
 
-class Ratio(NamedTuple):
-    """A ratio of two kinds of hits, and the range of 95 % of its resamples."""
+class Range(NamedTuple):
+    """A median over turns, and the range of 95 % of its resamples."""
 
     median: float
     least: float
     most: float
 
 
-def ratio(turns: Sequence[Sequence[Hit]], kind: str, base: str, field: str) -> Ratio:
-    """Return the median, over turns, of a field of one kind of hits over that of another.
+def paired(turns: Sequence[Sequence[Hit]], kind: str, base: str, compare: Callable[[Hit, Hit], float]) -> Range:
+    """Return the median, over turns, of what a function says of a hit of one kind and the hit of another.
 
     >>> turns = [[Hit("a", 2.0 * k, 1, 1, 1, 1), Hit("b", 4.0 * k, 1, 1, 1, 1)] for k in (1, 2, 3)]
-    >>> ratio(turns, "a", "b", "ttft")
-    Ratio(median=0.5, least=0.5, most=0.5)
+    >>> paired(turns, "a", "b", lambda one, other: one.ttft / other.ttft)
+    Range(median=0.5, least=0.5, most=0.5)
     """
     found = []
     for turn in turns:
-        by_kind = {hit.kind: getattr(hit, field) for hit in turn}
-        found.append(by_kind[kind] / by_kind[base])
+        by_kind = {hit.kind: hit for hit in turn}
+        found.append(compare(by_kind[kind], by_kind[base]))
     chance = random.Random(0)  # noqa: S311  # not secret, and the same each time
     medians = sorted(statistics.median(chance.choices(found, k=len(found))) for _ in range(_RESAMPLES))
     edge = _RESAMPLES // 40
-    return Ratio(statistics.median(found), medians[edge], medians[-1 - edge])
+    return Range(statistics.median(found), medians[edge], medians[-1 - edge])
+
+
+# What is compared with the hit of the first kind in the same turn: ratios, and ms.
+COMPARED: Mapping[str, Callable[[Hit, Hit], float]] = {
+    "ttft, ratio": lambda one, other: one.ttft / other.ttft,
+    "cpu, ratio": lambda one, other: one.cpu / other.cpu,
+    "ttft, ms more": lambda one, other: one.ttft - other.ttft,
+    "cpu, ms more": lambda one, other: one.cpu - other.cpu,
+    "ttft over resident, ms more": lambda one, other: (one.ttft - one.resident) - (other.ttft - other.resident),
+}
 
 
 def summary(turns: Sequence[Sequence[Hit]]) -> list[dict[str, Any]]:
-    """Return a row for each kind: medians, and ratios to the first kind in the order of the defaults."""
+    """Return a row for each kind: medians, and comparisons with the first kind in the order of the defaults."""
     places = {kind: place for place, kind in enumerate(DEFAULT)}
     kinds = sorted({hit.kind for hit in turns[0]}, key=lambda kind: (places.get(kind, len(places)), kind))
     rows = []
@@ -91,29 +101,38 @@ def summary(turns: Sequence[Sequence[Hit]]) -> list[dict[str, Any]]:
         mine = [hit for turn in turns for hit in turn if hit.kind == kind]
         row: dict[str, Any] = {"kind": kind, "hits": len(mine)}
         row |= {name: round(statistics.median(getattr(hit, name) for hit in mine), 2) for name in Hit._fields[1:]}
-        row["more than resident"] = round(statistics.median(hit.ttft - hit.resident for hit in mine), 2)
-        for name in ("ttft", "cpu"):
-            row[f"{name} / {kinds[0]}"] = [round(value, 3) for value in ratio(turns, kind, kinds[0], name)]
+        row["ttft over resident"] = round(statistics.median(hit.ttft - hit.resident for hit in mine), 2)
+        for name, compare in COMPARED.items() if kind != kinds[0] else ():
+            row[name] = [round(value, 3) for value in paired(turns, kind, kinds[0], compare)]
         rows.append(row)
     return rows
 
 
 @contextmanager
-def changing() -> Iterator[list[str]]:
-    """Let the first name of the yielded list say how loads by layer are cut, and by which path they go."""
+def changing(cut: dict[str, list[int]]) -> Iterator[list[str]]:
+    """Let the first name of the yielded list say how loads by layer are cut, and by which path they go.
+
+    Args:
+        cut: for each name, the layers of each group of its latest load; written.
+    """
     now_is, groups, choose = [DEFAULT[0]], Selection.groups, Selection.choose
 
-    def cut(self: Selection, plan: Any, *, by_layer: bool, compute_seconds: float | None = None) -> Cutting | None:
-        del compute_seconds
-        made = CUTS[now_is[0].removesuffix(KERNEL)]
-        return made if by_layer and made is not None else groups(self, plan, by_layer=by_layer)
+    def sizes(self: Selection, plan: Any, *, by_layer: bool, beside_seconds: float | None = None) -> Cutting | None:
+        kind = now_is[0].removesuffix(KERNEL)
+        made = CUTS[kind]
+        if not by_layer or made is None:
+            told = beside_seconds if kind == "told" else None
+            made = groups(self, plan, by_layer=by_layer, beside_seconds=told)
+        if by_layer and made is not None:
+            cut[now_is[0]] = made.sizes(len(plan.layers))
+        return made
 
     def path(self: Selection, plan: Any, *, capturing: bool, groups: Cutting | None = None) -> Choice:
         if groups is not None and now_is[0].endswith(KERNEL):
             return Choice(self._paths["kernel"], None, pageable=False)
         return choose(self, plan, capturing=capturing, groups=groups)
 
-    with mock.patch.object(Selection, "groups", cut), mock.patch.object(Selection, "choose", path):
+    with mock.patch.object(Selection, "groups", sizes), mock.patch.object(Selection, "choose", path):
         yield now_is
 
 
@@ -137,10 +156,19 @@ def hit(measures: Measures, kind: str, number: int) -> Hit:
     return Hit(kind, *ms)
 
 
-def turns_of(measures: Measures, kinds: Sequence[str], seconds: float) -> Iterator[list[Hit]]:
-    """Yield turns for some seconds, at least one; the kinds are warmed up first."""
+def turns_of(
+    measures: Measures, kinds: Sequence[str], seconds: float, cut: dict[str, list[int]]
+) -> Iterator[list[Hit]]:
+    """Yield turns for some seconds, at least one; the kinds are warmed up first.
+
+    Args:
+        measures: the engine.
+        kinds: names of what is compared.
+        seconds: time for all turns.
+        cut: for each kind, the layers of each group of its latest load; written.
+    """
     chance, number = random.Random(1), 0  # noqa: S311  # as above
-    with changing() as now_is:
+    with changing(cut) as now_is:
         end, warm = 0.0, _WARM_UPS
         while warm or not end or time.monotonic() < end:
             turn = []
@@ -184,10 +212,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     measures = Measures(start(setup), work)
     measures.fill(held)
     turns: list[list[Hit]] = []
-    for turn in turns_of(measures, chosen.kinds, chosen.seconds):
+    cut: dict[str, list[int]] = {}
+    for turn in turns_of(measures, chosen.kinds, chosen.seconds, cut):
         turns.append(turn)
         if chosen.out is not None:
-            save(chosen.out, turns, made(setup, started))
+            save(chosen.out, turns, {**made(setup, started), "groups": cut})
     for row in summary(turns):
         print(json.dumps(row))
     return 0

@@ -41,7 +41,7 @@ IDLE_KERNELS = {
     "load": KernelSize(8, 128 << 10), "store": KernelSize(8, 32 << 10), "device": KernelSize(-8, 64 << 10),
     "push": KernelSize(0, 128 << 10), "pull": KernelSize(16, 128 << 10),
 }  # fmt: skip
-# Beside compute, few: if SMs store to the host faster than the link can send, the whole GPU stalls. Products of
+# Hiding compute, few: if SMs store to the host faster than the link can send, the whole GPU stalls. Products of
 # matrices leave some SMs free, but only whole ones. Six programs of 4 warps share an SM, so 24 programs hold 4 SMs.
 BESIDE_KERNELS = {
     "load": KernelSize(4, 128 << 10), "store": KernelSize(2, 32 << 10), "device": KernelSize(24, 16 << 10, 4),
@@ -57,10 +57,12 @@ SMALL_CHUNKS, SMALL_CHUNK_NBYTES = 3, 4 << 20
 # each unit: where the host keeps all layers of a block together, the driver takes longer for shorter pieces.
 LAYER_GROUPS, LAYER_GROUP_NBYTES = 8, 16 << 20
 HALVINGS, HALVED_NBYTES, HALVED_PIECE_NBYTES = 2, 8 << 20, 32 << 10
-# If the compute takes twice as long as the copies, four groups are enough, each twice as large as the one before: the
-# compute of a group hides the copies of the next one. Beside compute, copies go at 0.7 of the link's rate or more, so
-# the compute must take three times as long as the copies at this rate.
-DOUBLINGS, HIDING = 4, 3.0
+# If the compute takes twice as long as the copies, fewer groups are enough, each twice as large as the one before: the
+# compute of a group hides the copies of the next one. Hiding compute, copies go at 0.7 of the link's rate or more, so
+# the compute must take three times as long as the copies at this rate. A group costs the thread that launches the
+# compute 0.1 ms, for its wait and its share of the submit (H200, whole engines). Against this stands the later arrival
+# of a larger first group.
+DOUBLINGS, HIDES, GROUP_SECONDS = (5, 4), 3.0, 1e-4
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ class Policy:
         streams: copy streams of the copy_engine path, 1 to 8; by default 4 for many copies of 28 KiB or more, else 1.
             With 1, a staged load also launches all its kernels in one stream.
         overlap: the compute on the GPU during the transfers. ``"idle"``: none; ``"decode"``: limited by memory;
-            ``"prefill"``: limited by the SMs. Beside compute, kernels use fewer SMs, and ``"auto"`` also counts
+            ``"prefill"``: limited by the SMs. Hiding compute, kernels use fewer SMs, and ``"auto"`` also counts
             the time that compute loses.
 
     Raises:
@@ -142,6 +144,18 @@ class Policy:
 BESIDE_COMPUTE = Policy(overlap="decode")
 
 
+class Hiding(NamedTuple):
+    """The compute that waits for the layers of a transfer.
+
+    Attributes:
+        seconds: seconds of the compute of all layers.
+        copying: seconds of the copies at the link's rate.
+    """
+
+    seconds: float
+    copying: float
+
+
 def layer_groups(
     nbytes: int,
     units: int,
@@ -151,7 +165,7 @@ def layer_groups(
     halved_nbytes: int = HALVED_NBYTES,
     piece_nbytes: int = HALVED_PIECE_NBYTES,
     *,
-    hidden: float = 0.0,
+    hiding: Hiding | None = None,
 ) -> Cutting:
     """Return the groups of layers that a transfer by layers is cut into.
 
@@ -163,8 +177,7 @@ def layer_groups(
         least_nbytes: least bytes of a group that is not halved.
         halved_nbytes: least bytes of a halved group.
         piece_nbytes: least bytes that a halved group, and the first of groups that double, have of each unit.
-        hidden: how many times as long as the copies, at the link's rate, the compute takes that waits for the layers; 0
-            if it is not known.
+        hiding: the compute that waits for the layers; None if it is not known.
 
     >>> [layer_groups(mebibytes << 20, mebibytes // 2, 32)[:2] for mebibytes in (1, 40, 100, 130, 700)]
     [(1, 0), (2, 0), (6, 0), (8, 1), (8, 2)]
@@ -172,28 +185,35 @@ def layer_groups(
     (8, 1)
     >>> layer_groups(700 << 20, units=700, layers=61)[:2]  # a quarter of 7 layers would be one layer, of 17 KiB
     (8, 1)
-    >>> layer_groups(240 << 20, units=384, layers=80, hidden=3.5)
+    >>> layer_groups(240 << 20, units=384, layers=80, hiding=Hiding(0.015, 0.0045))
     Cutting(groups=4, halvings=0, doubling=True)
     """
     groups = max(min(most, nbytes // max(least_nbytes, 1)), 1)
-    if hidden >= HIDING and groups >= DOUBLINGS:
-        made = Cutting(DOUBLINGS, doubling=True)
-        if made.sizes(layers)[0] * nbytes >= layers * units * piece_nbytes:
+    found = Cutting(groups)
+    if groups == most and groups > 1:
+        for halvings in range(HALVINGS, 0, -1):
+            made = Cutting(groups, halvings)
+            if min(made.sizes(layers)) * nbytes >= layers * max(halved_nbytes, units * piece_nbytes):
+                found = made
+                break
+    if hiding is None or not 0 < hiding.copying * HIDES <= hiding.seconds or groups < min(DOUBLINGS):
+        return found
+    usual = found.sizes(layers)
+    for count in DOUBLINGS:
+        made = Cutting(count, doubling=True)
+        sizes = made.sizes(layers)
+        later = hiding.copying * (sizes[0] - usual[0]) / layers
+        if sizes[0] * nbytes >= layers * units * piece_nbytes and later < GROUP_SECONDS * (len(usual) - len(sizes)):
             return made
-    if groups < most or groups < 2:
-        return Cutting(groups)
-    for halvings in range(HALVINGS, 0, -1):
-        made = Cutting(groups, halvings)
-        if min(made.sizes(layers)) * nbytes >= layers * max(halved_nbytes, units * piece_nbytes):
-            return made
-    return Cutting(groups)
+    return found
 
 
 def cuttings(most: int = LAYER_GROUPS) -> tuple[Cutting, ...]:
     """Return the groups of layers of all transfers that are not short.
 
     >>> [tuple(one) for one in cuttings()]
-    [(8, 0, False), (8, 1, False), (8, 2, False), (4, 0, True)]
+    [(8, 0, False), (8, 1, False), (8, 2, False), (5, 0, True), (4, 0, True)]
     """
     equal = tuple(Cutting(most, halvings) for halvings in range(HALVINGS + 1 if most > 1 else 1))
-    return (*equal, Cutting(DOUBLINGS, doubling=True)) if most >= DOUBLINGS else equal
+    double = tuple(Cutting(count, doubling=True) for count in DOUBLINGS)
+    return (*equal, *double) if most >= min(DOUBLINGS) else equal

@@ -51,11 +51,11 @@ class _Backend(Protocol):
         """Warm up; see :meth:`Executor.prepare`."""
 
     def submit(
-        self, plan: Plan, after: Any, *, by_layer: bool, urgent: bool, compute_seconds: float | None = None
+        self, plan: Plan, after: Any, *, by_layer: bool, urgent: bool, beside_seconds: float | None = None
     ) -> Transfer:
         """Queue a plan; see :meth:`Executor.submit`. The executor has checked the arguments."""
 
-    def candidates_of(self, plan: Plan, *, by_layer: bool) -> list[Candidate]:
+    def candidates_of(self, plan: Plan, *, by_layer: bool, beside_seconds: float | None) -> list[Candidate]:
         """Return the candidates of a plan; see :meth:`Executor.candidates`."""
 
     def in_flight(self) -> int:
@@ -175,7 +175,7 @@ class Executor:
 
     def submit(
         self, plan: Plan, after: Any = None, *, by_layer: bool = False, priority: str = "normal",
-        compute_seconds: float | None = None,
+        beside_seconds: float | None = None,
     ) -> Transfer:  # fmt: skip
         """Queue a plan and return at once.
 
@@ -189,9 +189,9 @@ class Executor:
             priority: ``"high"`` lets the transfer overtake ``"normal"`` transfers that have not begun. High transfers
                 keep the order of their submits. So do two transfers if one writes bytes that the other reads or writes.
                 On a GPU, this holds only for transfers of one direction.
-            compute_seconds: for a transfer ``by_layer``, the seconds of the compute that waits for the layers, if they
-                are known. If the compute takes three times as long as the copies at the link's rate, four groups of
-                layers are enough, each twice as large as the one before. They take less of the CPU.
+            beside_seconds: for a transfer ``by_layer``, the seconds of the compute that waits for the layers, if they
+                are known. If the compute takes three times as long as the copies at the link's rate, or longer, then
+                four or five groups of layers may do, each twice as large as the one before: fewer take less of the CPU.
 
         During the capture of a CUDA graph, a kernel transfer becomes part of the graph. It is captured if ``after``, or
         torch's current stream by default, is in capture. Wait for it before the capture ends.
@@ -200,7 +200,7 @@ class Executor:
             TransferError: the executor is closed, or belongs to the parent process of a fork; ``after`` is a transfer
                 that failed; a thread cannot be started; or a driver call fails; the message names call and code.
             KVPlanError: ``plan`` is not a plan, ``after`` cannot be waited for, ``priority`` is unknown, or
-                ``compute_seconds`` is not a finite number of at least 0.
+                ``beside_seconds`` is not a finite number of at least 0.
             LayoutError: the destination is read-only, or addresses are not this process's.
             HostMemoryError: memory is pageable, and the path needs pinned memory.
             PathError: the policy's path, or every path, cannot serve the plan; or the plan cannot be captured.
@@ -218,12 +218,12 @@ class Executor:
             check_after(after, gpu=self.device != "cpu")
         if priority not in PRIORITIES:
             raise KVPlanError(f"priority is {priority!r}; give 'high' or 'normal'")
-        if compute_seconds is not None:
-            compute_seconds = seconds_of("compute_seconds", compute_seconds)
+        if beside_seconds is not None:
+            beside_seconds = seconds_of("beside_seconds", beside_seconds)
         if log.isEnabledFor(logging.DEBUG):
             log.debug("submit %r, priority %s", plan, priority, extra={"kvplan_nbytes": plan.nbytes})
         return self._submit(
-            plan, after, by_layer=by_layer, urgent=priority == "high", compute_seconds=compute_seconds
+            plan, after, by_layer=by_layer, urgent=priority == "high", beside_seconds=beside_seconds
         )  # fmt: skip
 
     def begin(self, plan: Plan, *, groups: int | None = None, priority: str = "normal") -> LayerwiseTransfer:
@@ -264,7 +264,7 @@ class Executor:
         submit = partial(self.submit, priority=priority)
         return LayerwiseTransfer(plan, len(plan.layers) if count is None else count, submit, self.prepare)
 
-    def candidates(self, plan: Plan, *, by_layer: bool = False) -> list[Candidate]:
+    def candidates(self, plan: Plan, *, by_layer: bool = False, beside_seconds: float | None = None) -> list[Candidate]:
         """Return each path with its predicted cost for a plan: first the path that ``auto`` takes, last unusable paths.
 
         No bytes are moved. :func:`kvplan.cost.explain.explain` formats the list as text.
@@ -273,9 +273,10 @@ class Executor:
             plan: the plan.
             by_layer: whether the plan would be submitted ``by_layer``. The transfer is then cut into groups of layers,
                 which have more and shorter copies, so another path may be the cheapest.
+            beside_seconds: as in :meth:`submit`.
 
         Raises:
-            KVPlanError: ``plan`` is not a plan.
+            KVPlanError: ``plan`` is not a plan, or ``beside_seconds`` is not a finite number of at least 0.
             LayoutError: the destination is read-only, or addresses are not this process's.
             PathError: this is a CPU executor, which has no cost model.
 
@@ -290,7 +291,9 @@ class Executor:
         """
         if not isinstance(plan, Plan):
             raise KVPlanError(f"plan is a {type(plan).__name__}; candidates takes what CopyProgram.plan or join made")
-        return self._backend.candidates_of(plan, by_layer=by_layer)
+        if beside_seconds is not None:
+            beside_seconds = seconds_of("beside_seconds", beside_seconds)
+        return self._backend.candidates_of(plan, by_layer=by_layer, beside_seconds=beside_seconds)
 
     def stats(self) -> ExecutorStats:
         """Return the sums of transfers, bytes, seconds and descriptors so far, by path, and the error of predictions.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-import sys
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
 from itertools import count
+from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from kvplan.base.integers import integer
@@ -313,15 +315,19 @@ def seconds_of(name: str, value: Any) -> float:
     Raises:
         KVPlanError: they are not a finite number of at least 0.
 
-    >>> seconds_of("compute_seconds", 0.015), seconds_of("compute_seconds", 2)
+    >>> seconds_of("beside_seconds", 0.015), seconds_of("beside_seconds", 2)
     (0.015, 2.0)
-    >>> seconds_of("compute_seconds", -1)
+    >>> seconds_of("beside_seconds", -1)
     Traceback (most recent call last):
-    kvplan.errors.KVPlanError: compute_seconds is -1; give finite seconds of at least 0
+    kvplan.errors.KVPlanError: beside_seconds is -1; give finite seconds of at least 0
     """
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= sys.float_info.max:
+    number = math.nan
+    if isinstance(value, Real) and not isinstance(value, bool):
+        with contextlib.suppress(OverflowError):
+            number = float(value)
+    if not 0 <= number < math.inf:
         raise KVPlanError(f"{name} is {quoted(value)}; give finite seconds of at least 0")
-    return float(value)
+    return number
 
 
 def check_after(after: Any, *, gpu: bool = False) -> None:

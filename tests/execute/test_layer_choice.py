@@ -186,23 +186,83 @@ def test_a_small_transfer_by_layer_is_one_group():
     assert not asking.call_count
 
 
+def doubling(plan: kvplan.Plan, direction: str) -> tuple[kvplan.cost.profile.DeviceProfile, Limits]:
+    """A made-up link that moves a plan in a millisecond, and limits by which its groups may double."""
+    profile = replace(default(), ceilings=default().ceilings | {direction: plan.nbytes / 1e6})
+    return profile, Limits(layer_group_nbytes=1, halved_nbytes=plan.nbytes, halved_piece_nbytes=1)
+
+
+def sizes_of(executor: kvplan.Executor, plan: kvplan.Plan, seconds: float | None) -> list[int]:
+    transfer = executor.submit(plan, by_layer=True, beside_seconds=seconds)
+    transfer.synchronize()
+    return [len(layers) for layers in transfer.layer_groups]
+
+
 @both_ways
 def test_groups_double_where_the_compute_hides_the_copies(direction):
-    """A made-up link moves the plan in a millisecond."""
     device = Device()
     pair = pair_on(device, direction, replace(CACHE, layer=16), replace(POOLS[0], layer=16))
     plan = pair.plan(MOVE)
-    profile = replace(default(), ceilings=default().ceilings | {direction: plan.nbytes / 1e6})
-    limits = Limits(layer_group_nbytes=1, halved_nbytes=plan.nbytes, halved_piece_nbytes=1)
+    profile, limits = doubling(plan, direction)
     with executor_on(device, profile=profile, limits=limits) as executor:
         sizes = {}
-        for seconds in (None, 0, 2.99e-3, 3e-3, 1):
-            transfer = executor.submit(plan, by_layer=True, compute_seconds=seconds)
-            transfer.synchronize()
-            sizes[seconds] = [len(layers) for layers in transfer.layer_groups]
+        for seconds in (None, 0, 2.99e-3, 3e-3, np.float32(1)):
+            sizes[seconds] = sizes_of(executor, plan, seconds)
             pair.check()
-        assert sizes == {None: [2] * 8, 0: [2] * 8, 2.99e-3: [2] * 8, 3e-3: [2, 4, 8, 2], 1: [2, 4, 8, 2]}
-        assert executor.submit(plan, compute_seconds=1).result().launches < 8, "by layer only"
+        assert sizes == {None: [2] * 8, 0: [2] * 8, 2.99e-3: [2] * 8, 3e-3: [1, 2, 4, 8, 1], 1: [1, 2, 4, 8, 1]}
+        assert executor.submit(plan, beside_seconds=1).result().launches < 8, "by layer only"
+        groups = [executor.candidates(plan, by_layer=True, beside_seconds=told)[0].groups for told in (None, 1)]
+        assert groups == [8, 5]
+        device.is_current = lambda: False
+        assert sizes_of(executor, plan, 1) == [1, 2, 4, 8, 1]
+        del device.is_current
+
+
+@both_ways
+def test_groups_that_double_are_prepared(direction):
+    device = Device()
+    pair = pair_on(device, direction, replace(CACHE, layer=16), replace(POOLS[0], layer=16))
+    plan = pair.plan(MOVE)
+    profile, limits = doubling(plan, direction)
+    with executor_on(device, path="kernel", profile=profile, limits=limits) as executor:
+        executor.prepare(pair.plan(Move([0], [0])), by_layer=True)
+        tables = executor._backend.resources.tables
+        ready = set(tables._functions), sum(map(len, tables._known.values()))
+        assert sizes_of(executor, plan, 1) == [1, 2, 4, 8, 1]
+        assert (set(tables._functions), sum(map(len, tables._known.values()))) == ready
+
+
+def test_the_profile_of_a_named_path_is_looked_up_when_it_is_prepared():
+    device = Device()
+    pair = pair_on(device, "load", CACHE, POOLS[0])
+    with (
+        executor_on(device, path="kernel", limits=ALWAYS_CUT) as executor,
+        mock.patch("kvplan.cost.store.find_for", return_value=default()) as find,
+    ):
+        executor._backend.selection._profile = None
+        executor.prepare(pair.plan(MOVE), by_layer=True)
+        assert find.call_count == 1
+        executor.submit(pair.plan(MOVE), by_layer=True, beside_seconds=1).synchronize()
+        assert find.call_count == 1
+
+
+def test_nothing_doubles_where_no_speed_is_measured():
+    device = Device()
+    layouts = replace(CACHE, layer=16), replace(POOLS[0], layer=16)
+    pair, pageable = (pair_on(device, "load", *layouts, pin=pin) for pin in (True, False))
+    plan = pair.plan(MOVE)
+    profile, limits = doubling(plan, "load")
+    with executor_on(device, profile=profile, limits=limits) as executor:
+        assert sizes_of(executor, pageable.plan(MOVE), 1) == [2] * 8
+        pageable.check()
+        assert sizes_of(executor, pair.plan(Move([], [])), 1) == sizes_of(executor, pair.plan(Move([], [])), None)
+        choose = executor._backend.selection
+        assert choose._hiding(plan, 1.0) == (1.0, pytest.approx(1e-3))
+        sides = choose._sides(plan)
+        with mock.patch.object(choose, "_sides", return_value=sides._replace(unserved="no GPU reaches it")):
+            assert choose._hiding(plan, 1.0) is None
+        with mock.patch.object(selection, "_ruled", return_value="copy_engine"):
+            assert choose._hiding(plan, 1.0) is None
 
 
 @pytest.mark.parametrize("seconds", [-1e-9, math.nan, math.inf, "1", True, 10**400, [1.0]])
@@ -210,6 +270,7 @@ def test_wrong_seconds_are_refused_before_anything_moves(seconds):
     device = Device()
     pair = pair_on(device, "load", CACHE, POOLS[0])
     with executor_on(device) as executor:
-        with pytest.raises(kvplan.KVPlanError, match=r"compute_seconds is .*; give finite seconds of at least 0"):
-            executor.submit(pair.plan(MOVE), by_layer=True, compute_seconds=seconds)
+        for call in (executor.submit, executor.candidates):
+            with pytest.raises(kvplan.KVPlanError, match=r"beside_seconds is .*; give finite seconds of at least 0"):
+                call(pair.plan(MOVE), by_layer=True, beside_seconds=seconds)
         assert executor.stats().transfers == 0

@@ -107,9 +107,9 @@ def sync(source, target):
 def test_a_forward_pass_with_hooks_loads_by_layer(ranks, monkeypatch, given, hooked):
     seen, load = [], LayerLoads.load
 
-    def loads(self, jobs, *, hooked, compute_seconds):
-        seen.append((hooked, compute_seconds))
-        load(self, jobs, hooked=hooked, compute_seconds=compute_seconds)
+    def loads(self, jobs, *, hooked, beside_seconds):
+        seen.append((hooked, beside_seconds))
+        load(self, jobs, hooked=hooked, beside_seconds=beside_seconds)
 
     monkeypatch.setattr(LayerLoads, "load", loads)
     rank = ranks[0]
@@ -127,7 +127,8 @@ def test_a_forward_pass_with_hooks_loads_by_layer(ranks, monkeypatch, given, hoo
 
 def test_a_step_tells_its_loads_the_compute_that_hides_them(ranks):
     rank, told = ranks[0], []
-    rank.step(tokens=40)
+    for tokens in (70, 80, 90):
+        rank.step(tokens=tokens)
     submit = rank.connector.connector_worker.worker.submit_layers
     rank.connector.connector_worker.worker.submit_layers = lambda *given: told.append(given[-1]) or submit(*given)
     expected = rank.connector._step_pace.expected(80)

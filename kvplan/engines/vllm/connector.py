@@ -57,7 +57,7 @@ def classes() -> tuple[type[Any], ...]:
 
     @dataclass
     class StepJobs(OffloadingConnectorMetadata):  # type: ignore[misc]
-        """The jobs of a step, and its number of tokens if the workers shall measure the step; else 0."""
+        """The jobs of a step, and its number of tokens if the workers may measure it and expect its time; else 0."""
 
         tokens: int = 0
 
@@ -181,7 +181,7 @@ def classes() -> tuple[type[Any], ...]:
             self._layers.load(
                 [(number, job.src_spec, job.dst_spec) for number, job in now.items()],
                 hooked=hooked,
-                compute_seconds=self._step_pace.expected(getattr(jobs, "tokens", 0)),
+                beside_seconds=self._step_pace.expected(getattr(jobs, "tokens", 0)),
             )
             later = {number: job for number, job in jobs.load_jobs.items() if not job.sync}
             self.connector_worker.start_kv_transfers(replace(jobs, load_jobs=later))

@@ -14,6 +14,8 @@ MEASURED = 4  # most steps whose end has not been seen; further steps are not me
 # The first steps are all measured, then one of seven on average: events, two for each wait for a load, keep launches
 # waiting. The gaps differ. With one gap, of prompts of so many steps the same part would be measured each time.
 ALL_MEASURED, GAPS = 32, range(4, 11)
+# A step is expected to take as long as the shortest of so many latest ones that have about as many tokens.
+LATEST_STEPS, LEAST_NEAR, NEAR = 16, 3, (0.5, 1.25)
 
 
 class Pace(NamedTuple):
@@ -87,12 +89,14 @@ class _Pass(NamedTuple):
     """A measured forward pass: events around it, and around the times at which the stream waited for loads.
 
     ``host`` is the CPU's clock at the beginning, and from the end on the seconds in which the CPU launched the pass.
+    ``waits`` are the seconds of the calls that let the stream wait: in some, the CPU waits until copies are issued.
     """
 
     tokens: int
     host: float
     whole: tuple[Any, Any]
     stalls: list[tuple[Any, Any]]
+    waits: list[float]
 
 
 class StepClock:
@@ -131,7 +135,7 @@ class StepClock:
         self.chosen = True
         self._next += 1 if self._steps < ALL_MEASURED else self._gap.choice(GAPS)
         if len(self._ended) < MEASURED:
-            self._now = _Pass(tokens, time.perf_counter(), self._began(), [])
+            self._now = _Pass(tokens, time.perf_counter(), self._began(), [], [])
 
     def stall(self, wait: Callable[[], object]) -> None:
         """Call a function that lets the stream wait for a load."""
@@ -140,23 +144,26 @@ class StepClock:
             wait()
             return
         step.stalls.append(self._began())
+        began = time.perf_counter()
         try:
             wait()
         finally:
+            step.waits.append(time.perf_counter() - began)
             step.stalls[-1][1].record()
 
     def end(self) -> None:
         """End the measured step, if there is one."""
         if self._now is not None:
             self._now.whole[1].record()
-            self._ended.append(self._now._replace(host=time.perf_counter() - self._now.host))
+            host = time.perf_counter() - self._now.host - sum(self._now.waits)
+            self._ended.append(self._now._replace(host=host))
             self._now = None
 
     def measured(self) -> list[tuple[int, float]]:
         """Return tokens and seconds of the steps whose end has passed since the last call; this does not wait."""
         found = []
         while self._ended and self._ended[0].whole[1].query():
-            tokens, host, whole, stalls = self._ended.popleft()
+            tokens, host, whole, stalls, _ = self._ended.popleft()
             found.append((tokens, max(_seconds(whole) - sum(map(_seconds, stalls)), host)))
             self._spare += [whole, *stalls]
         return found
@@ -181,17 +188,22 @@ class StepPace:
 
     def __init__(self, clock: StepClock, bytes_per_second: float) -> None:
         self._clock, self._rate, self._line = clock, bytes_per_second, StepLine()
+        self._latest: deque[tuple[int, float]] = deque(maxlen=LATEST_STEPS)
 
     def expected(self, tokens: int) -> float | None:
-        """Return the expected seconds of a step of some tokens; None for 0 tokens, or before a step was measured."""
-        if not tokens or not self._line.known:
-            return None
-        return Pace(*self._line.terms(), self._rate).seconds(tokens)
+        """Return seconds that a step of some tokens takes at least; None if too few such steps were measured lately.
+
+        The shortest of the latest steps of about as many tokens counts: the CPU has other paces at other times, and the
+        first steps compile. A line through other sizes could promise far too much.
+        """
+        near = [seconds for size, seconds in self._latest if NEAR[0] * tokens <= size <= NEAR[1] * tokens]
+        return min(near) if tokens and len(near) >= LEAST_NEAR else None
 
     def take(self) -> Pace | None:
         """Take what has been measured; return the pace in a step that is measured itself, and None in all others."""
         for tokens, seconds in self._clock.measured():
             self._line.add(tokens, seconds)
+            self._latest.append((tokens, seconds))
         if not self._clock.chosen or not self._line.known:
             return None
         return Pace(*self._line.terms(), self._rate)

@@ -120,16 +120,24 @@ class GpuBackend:
         if self.closed:
             raise TransferError(CLOSED_ERROR)
 
-    def candidates_of(self, plan: Plan, *, by_layer: bool) -> list[Candidate]:
+    def candidates_of(self, plan: Plan, *, by_layer: bool, beside_seconds: float | None) -> list[Candidate]:
         """See :meth:`kvplan.Executor.candidates`."""
         self.check_open()
         with self.resources.device.current():
-            return self.selection.all(plan, self.selection.groups(plan, by_layer=by_layer))
+            groups = self.selection.groups(plan, by_layer=by_layer, beside_seconds=beside_seconds)
+            return self.selection.all(plan, groups)
 
     def prepare(self, plan: Plan | None, *, by_layer: bool) -> None:
         """See :meth:`kvplan.Executor.prepare`."""
         cuts = cuttings(self.resources.limits.layer_groups) if by_layer else ()
+        if by_layer and plan is not None:
+            self._while_open(partial(self._know_speed, plan))
         self._while_open(partial(warm_up, self.resources.device, plan, partial(self.selection.likely, cuts=cuts), cuts))
+
+    def _know_speed(self, plan: Plan) -> None:
+        """Look the profile up now, and not within a submit that tells the compute beside it."""
+        with self.resources.device.current():
+            self.selection.groups(plan, by_layer=True, beside_seconds=1.0)
 
     def _while_open(self, call: Callable[[], Made]) -> Made:
         """Make a call for which close() waits, as it does for transfers, so that it frees nothing that is in use."""
@@ -201,24 +209,24 @@ class GpuBackend:
             return kept
 
     def submit(
-        self, plan: Plan, after: Any, *, by_layer: bool, urgent: bool = False, compute_seconds: float | None = None
+        self, plan: Plan, after: Any, *, by_layer: bool, urgent: bool = False, beside_seconds: float | None = None
     ) -> DeviceTransfer:
         """Issue a plan, or let another thread issue it if that takes long. Return the transfer at once."""
         device = self.resources.device
         if device.is_current():  # as in most submits; then there is nothing to restore
-            return self._submit(plan, after, by_layer, urgent, compute_seconds)
+            return self._submit(plan, after, by_layer, urgent, beside_seconds)
         with device.current():
-            return self._submit(plan, after, by_layer, urgent, compute_seconds)
+            return self._submit(plan, after, by_layer, urgent, beside_seconds)
 
     def _submit(
-        self, plan: Plan, after: Any, by_layer: bool, urgent: bool, compute_seconds: float | None
+        self, plan: Plan, after: Any, by_layer: bool, urgent: bool, beside_seconds: float | None
     ) -> DeviceTransfer:
         """Submit while the device is current."""
         resources = self.resources
         capturing = self.graphs.capturing(after)
         groups = None
         if by_layer:
-            groups = self.selection.groups(plan, by_layer=True, compute_seconds=compute_seconds)
+            groups = self.selection.groups(plan, by_layer=True, beside_seconds=beside_seconds)
         ahead = plan.ahead
         if ahead is not None and not groups and capturing is None and ahead.choice is not None and ahead.of(resources):
             path, predicted, pageable = ahead.choice

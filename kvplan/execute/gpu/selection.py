@@ -9,7 +9,7 @@ from weakref import ref
 
 from kvplan.cost import model as cost
 from kvplan.cost.by_layer import LayerCut, candidates_by_layer, in_sequence, kernel_wins_by_layer
-from kvplan.cost.policy import GPU_PATHS, HOST_ROUTES, PEER_ROUTES, ROUTES, layer_groups
+from kvplan.cost.policy import GPU_PATHS, HOST_ROUTES, PEER_ROUTES, ROUTES, Hiding, layer_groups
 from kvplan.cost.profile import DeviceProfile, route_paths
 from kvplan.cost.statistics import Counted, counted, halves_statistics, scattered, total
 from kvplan.errors import PathError
@@ -87,13 +87,13 @@ class Selection:
             found = self._pairs[peer] = find_pair(self._resources.device.ordinal, peer)
         return found
 
-    def groups(self, plan: Plan, *, by_layer: bool, compute_seconds: float | None = None) -> Cutting | None:
+    def groups(self, plan: Plan, *, by_layer: bool, beside_seconds: float | None = None) -> Cutting | None:
         """Return the groups of layers that a transfer is cut into; None if it is not by layers.
 
         Args:
             plan: the plan.
             by_layer: whether it is submitted by layers.
-            compute_seconds: seconds of the compute that waits for the layers; None if they are not known.
+            beside_seconds: seconds of the compute that waits for the layers; None if they are not known.
 
         Raises:
             LayoutError: a destination is read-only, or addresses are not of this process.
@@ -109,16 +109,15 @@ class Selection:
             limits.layer_group_nbytes,
             limits.halved_nbytes,
             limits.halved_piece_nbytes,
-            hidden=self._hidden(plan, compute_seconds) if compute_seconds else 0.0,
+            hiding=self._hiding(plan, beside_seconds) if beside_seconds else None,
         )
 
-    def _hidden(self, plan: Plan, compute_seconds: float) -> float:
-        """Return how many times as long as the copies of a plan some compute takes; 0 if their speed is not known."""
+    def _hiding(self, plan: Plan, seconds: float) -> Hiding | None:
+        """Return the compute beside a plan; None if the speed of its copies is not known."""
         sides = self._sides(plan)
-        if not plan.nbytes or sides.unserved or _ruled(plan, sides):
-            return 0.0
-        rate = self.profile_of(sides).ceilings.get(sides.route, 0.0)
-        return compute_seconds * rate / (plan.nbytes * cost.NS)
+        if sides.unserved or _ruled(plan, sides):
+            return None
+        return Hiding(seconds, plan.nbytes * cost.NS / self.profile_of(sides).ceilings[sides.route])
 
     def choose(self, plan: Plan, *, capturing: bool, groups: Cutting | None = None) -> Choice:
         """Choose the path for a plan, before any bytes move.

@@ -99,9 +99,9 @@ class HostPath:
         if self.waiting.closed:
             raise TransferError(CLOSED_ERROR)
 
-    def candidates_of(self, plan: Plan, *, by_layer: bool) -> list[Candidate]:
+    def candidates_of(self, plan: Plan, *, by_layer: bool, beside_seconds: float | None) -> list[Candidate]:
         """Raise PathError: the CPU has one path and no cost model."""
-        del by_layer
+        del by_layer, beside_seconds
         raise PathError(f"{plan!r} has one path on the CPU, 'host', and no cost model; give an executor of a GPU")
 
     def prepare(self, plan: Plan | None, *, by_layer: bool) -> None:
@@ -114,10 +114,10 @@ class HostPath:
 
     def submit(
         self, plan: Plan, after: Any, *, by_layer: bool = False, urgent: bool = False,
-        compute_seconds: float | None = None,
+        beside_seconds: float | None = None,
     ) -> Transfer:  # fmt: skip
         """Queue a plan and return at once; see :meth:`kvplan.Executor.submit`. All layers arrive at its end."""
-        del by_layer, compute_seconds
+        del by_layer, beside_seconds
         check_plan(plan)
         self.check_open()
         if urgent and not self.urgent.thread.started:

@@ -233,6 +233,3 @@ def test_no_hit_asks_for_nothing(hit):
     bound_loads(scheduler, budget)
     assert scheduler._reserve_sync_load(None, 0, hit) is False
     assert budget.of("a", 100) == UNBOUNDED  # no request of the step loads
-
-
-# ---- the time of a step ----

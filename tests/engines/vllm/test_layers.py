@@ -55,8 +55,8 @@ class Loads:
         self.layers = LayerLoads(worker, places_of(layer_names, references, caches))
         self.step(hooked)
 
-    def _submit(self, loads, whole, compute_seconds):
-        self.whole, self.compute_seconds = whole, compute_seconds
+    def _submit(self, loads, whole, beside_seconds):
+        self.whole, self.beside_seconds = whole, beside_seconds
         jobs = [
             Job(number, device_spec, [transfer for transfer, _ in self.transfers]) for number, _, device_spec in loads
         ]
@@ -267,7 +267,7 @@ def test_the_loads_of_a_step_share_its_compute_by_their_bytes(made):
         worker.submit_layers([(1, on_host(range(4)), on_device([1, 2, 3, 4], [3, 1]))], {1}, 0.014)
     told = [call.kwargs for call in submit.call_args_list]
     assert [one["by_layer"] for one in told] == [False, True]
-    assert [one["compute_seconds"] for one in told] == pytest.approx([0.002, 0.012])
+    assert [one["beside_seconds"] for one in told] == pytest.approx([0.002, 0.012])
     worker.wait({1})
 
 
@@ -275,8 +275,8 @@ def test_the_loads_of_a_step_share_its_compute_by_their_bytes(made):
 def test_only_a_step_with_hooks_hides_its_loads(hooked):
     loads = Loads([["a", "b"]], [references(0, 1)], "ab")
     loads.layers.begin_forward()
-    loads.layers.load([(1, None, None)], hooked=hooked, compute_seconds=0.5)
-    assert loads.compute_seconds == (0.5 if hooked else None)
+    loads.layers.load([(1, None, None)], hooked=hooked, beside_seconds=0.5)
+    assert loads.beside_seconds == (0.5 if hooked else None)
 
 
 def test_of_several_loads_only_the_wrong_one_fails(made):

@@ -73,8 +73,11 @@ def test_the_time_for_which_a_step_waits_for_loads_does_not_count():
 
 
 def test_a_step_takes_as_long_as_the_cpu_launches_it(monkeypatch):
-    """The stream waits while the CPU still launches what follows: that much of the load is hidden."""
-    Moment.now, Moment.passed, host = 0.0, True, iter((5.0, 5.018))
+    """The stream waits while the CPU still launches: that much of the load is hidden. A wait of the CPU does not count.
+
+    The CPU waits for 2 ms until copies are issued, and launches for 18 ms.
+    """
+    Moment.now, Moment.passed, host = 0.0, True, iter((5.0, 5.004, 5.006, 5.020))
     monkeypatch.setattr("kvplan.engines.vllm.step_time.time.perf_counter", lambda: next(host))
     clock = StepClock("cuda:0", Moment)
     clock.begin(512)
@@ -133,18 +136,47 @@ def test_ranks_tell_their_paces_in_the_same_steps():
     assert len(late) > 40
 
 
-def test_the_seconds_of_a_step_are_expected_from_those_before():
-    Moment.now, Moment.passed = 0.0, True
-    clock = StepClock("cuda:0", Moment)
+class Measured:
+    """A clock whose steps are told."""
+
+    chosen = True
+
+    def __init__(self):
+        self.steps = []
+
+    def measured(self):
+        found, self.steps = self.steps, []
+        return found
+
+
+def expected_after(steps, tokens):
+    clock = Measured()
     pace = StepPace(clock, 5e10)
-    assert pace.expected(500) is None
-    for tokens in (100, 500, 1500):
-        clock.begin(tokens)
-        Moment.now += 5 + tokens / 100
-        clock.end()
-        pace.take()
-    assert pace.expected(1000) == pytest.approx(0.015)
-    assert pace.expected(0) is None
+    clock.steps = steps
+    pace.take()
+    return pace.expected(tokens)
+
+
+@pytest.mark.parametrize(("steps", "expected"), [
+    ([], None),
+    ([(512, 0.018)] * 2, None),
+    ([(512, 0.018)] * 3, 0.018),
+    ([(512, 1.5), (512, 0.018), (520, 0.019), (500, 0.031)], 0.018),  # the first step compiles, and the CPU is slow
+    ([(8, 0.014)] * 16, None),  # a line through the origin would promise 0.9 s
+    ([(2048, 0.060)] * 16, None),
+    ([(256, 0.015)] * 3, 0.015),
+    ([(255, 0.015)] * 3, None),
+    ([(640, 0.020)] * 3, 0.020),
+    ([(641, 0.020)] * 3, None),
+    ([(512, 0.018)] * 3 + [(8, 0.014)] * 14, None),  # only the latest 16 steps count
+    ([(512, 0.018)] * 3 + [(8, 0.014)] * 13, 0.018),
+])  # fmt: skip
+def test_a_step_takes_at_least_the_shortest_of_the_latest_steps_of_its_size(steps, expected):
+    assert expected_after(steps, 512) == expected
+
+
+def test_a_step_without_new_tokens_is_expected_to_take_nothing_known():
+    assert expected_after([(1, 0.005)] * 5, 0) is None
 
 
 @pytest.mark.parametrize("period", range(2, 15))
