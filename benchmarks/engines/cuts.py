@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
+from benchmarks.engines.columns import SLOW
 from benchmarks.engines.engine import Setup, environment, start
 from benchmarks.engines.measures import Measures, cpu_seconds, now, pace, tokens
 from benchmarks.engines.shapes import FULL, SHAPES, SMOKE
@@ -65,17 +66,23 @@ class Range(NamedTuple):
     most: float
 
 
+def pairs(turns: Sequence[Sequence[Hit]], kind: str, base: str) -> list[tuple[Hit, Hit]]:
+    """Return the two hits of each turn in which the CPU had the same pace for both, within a tenth; or of all turns."""
+    every = [({hit.kind: hit for hit in turn}[kind], {hit.kind: hit for hit in turn}[base]) for turn in turns]
+    alike = [pair for pair in every if max(one.pace for one in pair) <= SLOW * min(one.pace for one in pair)]
+    return alike or every
+
+
 def paired(turns: Sequence[Sequence[Hit]], kind: str, base: str, compare: Callable[[Hit, Hit], float]) -> Range:
     """Return the median, over turns, of what a function says of a hit of one kind and the hit of another.
+
+    Turns in which the CPU had different paces for the two hits are left out, unless there are no others.
 
     >>> turns = [[Hit("a", 2.0 * k, 1, 1, 1, 1), Hit("b", 4.0 * k, 1, 1, 1, 1)] for k in (1, 2, 3)]
     >>> paired(turns, "a", "b", lambda one, other: one.ttft / other.ttft)
     Range(median=0.5, least=0.5, most=0.5)
     """
-    found = []
-    for turn in turns:
-        by_kind = {hit.kind: hit for hit in turn}
-        found.append(compare(by_kind[kind], by_kind[base]))
+    found = [compare(one, other) for one, other in pairs(turns, kind, base)]
     chance = random.Random(0)  # noqa: S311  # not secret, and the same each time
     medians = sorted(statistics.median(chance.choices(found, k=len(found))) for _ in range(_RESAMPLES))
     edge = _RESAMPLES // 40
@@ -102,6 +109,8 @@ def summary(turns: Sequence[Sequence[Hit]]) -> list[dict[str, Any]]:
         row: dict[str, Any] = {"kind": kind, "hits": len(mine)}
         row |= {name: round(statistics.median(getattr(hit, name) for hit in mine), 2) for name in Hit._fields[1:]}
         row["ttft over resident"] = round(statistics.median(hit.ttft - hit.resident for hit in mine), 2)
+        if kind != kinds[0]:
+            row["pairs"] = len(pairs(turns, kind, kinds[0]))
         for name, compare in COMPARED.items() if kind != kinds[0] else ():
             row[name] = [round(value, 3) for value in paired(turns, kind, kinds[0], compare)]
         rows.append(row)

@@ -26,7 +26,6 @@ RESULTS = tuple(
         "8b",
         "8b-simple",
         "gqa1-steady",
-        "gqa1-doubling",
         "gqa1-rare-looks",
         "gqa1-both-layouts",
         "gqa1-two-gpus",
@@ -61,9 +60,8 @@ EARLIER = {  # what else a reader must know of a result
         "layers of the same size."
     ),
     "engines-nvidia-h200-gqa1-two-gpus": TWO_GPUS,
-    "engines-nvidia-h200-gqa1-doubling": (
-        "The CPU was slow in most of this run: it is for ratios of first tokens alone, and its other figures tell more "
-        "about the CPU. From this run on, groups of layers double where the compute takes far longer than the copies."
+    "engines-nvidia-h200-mla": (
+        "Of the chats, only one way has a round at the CPU's quick pace, so they compare nothing."
     ),
     "engines-nvidia-h200-gqa1-rare-looks": (
         f"{TWO_PACES} From this run on, the executor's thread looks every 0.1 s, and one step of seven is measured."

@@ -41,7 +41,7 @@ IDLE_KERNELS = {
     "load": KernelSize(8, 128 << 10), "store": KernelSize(8, 32 << 10), "device": KernelSize(-8, 64 << 10),
     "push": KernelSize(0, 128 << 10), "pull": KernelSize(16, 128 << 10),
 }  # fmt: skip
-# Hiding compute, few: if SMs store to the host faster than the link can send, the whole GPU stalls. Products of
+# Beside compute, few: if SMs store to the host faster than the link can send, the whole GPU stalls. Products of
 # matrices leave some SMs free, but only whole ones. Six programs of 4 warps share an SM, so 24 programs hold 4 SMs.
 BESIDE_KERNELS = {
     "load": KernelSize(4, 128 << 10), "store": KernelSize(2, 32 << 10), "device": KernelSize(24, 16 << 10, 4),
@@ -57,11 +57,11 @@ SMALL_CHUNKS, SMALL_CHUNK_NBYTES = 3, 4 << 20
 # each unit: where the host keeps all layers of a block together, the driver takes longer for shorter pieces.
 LAYER_GROUPS, LAYER_GROUP_NBYTES = 8, 16 << 20
 HALVINGS, HALVED_NBYTES, HALVED_PIECE_NBYTES = 2, 8 << 20, 32 << 10
-# If the compute takes twice as long as the copies, fewer groups are enough, each twice as large as the one before: the
-# compute of a group hides the copies of the next one. Hiding compute, copies go at 0.7 of the link's rate or more, so
-# the compute must take three times as long as the copies at this rate. A group costs the thread that launches the
-# compute 0.1 ms, for its wait and its share of the submit (H200, whole engines). Against this stands the later arrival
-# of a larger first group.
+# If the compute takes twice as long as the copies, fewer groups are enough, each twice as large as the one before. Then
+# the compute of a group hides the copies of the next one. Beside compute, long loads were seen at 0.7 of the link's
+# rate and more. So the compute must take three times as long as the copies alone. A group costs the thread that
+# launches the compute some 0.1 ms: its wait, and its share of the submit (H200, whole engines). Against this stands the
+# later arrival of a larger first group.
 DOUBLINGS, HIDES, GROUP_SECONDS = (5, 4), 3.0, 1e-4
 
 
@@ -82,7 +82,7 @@ class Policy:
         streams: copy streams of the copy_engine path, 1 to 8; by default 4 for many copies of 28 KiB or more, else 1.
             With 1, a staged load also launches all its kernels in one stream.
         overlap: the compute on the GPU during the transfers. ``"idle"``: none; ``"decode"``: limited by memory;
-            ``"prefill"``: limited by the SMs. Hiding compute, kernels use fewer SMs, and ``"auto"`` also counts
+            ``"prefill"``: limited by the SMs. Beside compute, kernels use fewer SMs, and ``"auto"`` also counts
             the time that compute loses.
 
     Raises:
@@ -196,14 +196,15 @@ def layer_groups(
             if min(made.sizes(layers)) * nbytes >= layers * max(halved_nbytes, units * piece_nbytes):
                 found = made
                 break
-    if hiding is None or not 0 < hiding.copying * HIDES <= hiding.seconds or groups < min(DOUBLINGS):
+    if hiding is None or not 0 < hiding.copying * HIDES <= hiding.seconds or groups < min(DOUBLINGS) or layers < 1:
         return found
     usual = found.sizes(layers)
     for count in DOUBLINGS:
         made = Cutting(count, doubling=True)
         sizes = made.sizes(layers)
         later = hiding.copying * (sizes[0] - usual[0]) / layers
-        if sizes[0] * nbytes >= layers * units * piece_nbytes and later < GROUP_SECONDS * (len(usual) - len(sizes)):
+        saved = len(usual) - len(sizes)
+        if saved > 0 and later < GROUP_SECONDS * saved and sizes[0] * nbytes >= layers * units * piece_nbytes:
             return made
     return found
 

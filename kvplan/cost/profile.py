@@ -10,7 +10,8 @@ from typing import Any
 from kvplan.cost.policy import HOST_ROUTES, OVERLAPS, PEER_ROUTES, Policy
 
 SCHEMA, VERSION = "kvplan.profile", 1
-HOWS = ("calibrated", "shipped", "default")
+GUESSED = "default"  # measured nowhere
+HOWS = ("calibrated", "shipped", GUESSED)
 GPU_ROUTES = (*HOST_ROUTES, "device")  # routes of a GPU's own profile; a pair's profile has PEER_ROUTES
 ANY_PEER = "any GPU"  # the peer in a pair's profile that was measured nowhere
 
@@ -240,7 +241,7 @@ def default_pair() -> DeviceProfile:
 def _guess(routes: tuple[str, ...], ceilings: dict[str, float], note: str, peer: str = "") -> DeviceProfile:
     kinds = {route: "host" if route in HOST_ROUTES else "peer" if route in PEER_ROUTES else route for route in routes}
     return DeviceProfile(
-        gpu="", driver="", generation=None, width=None, how="default", made="kvplan, measured nowhere",
+        gpu="", driver="", generation=None, width=None, how=GUESSED, made="kvplan, measured nowhere",
         multiprocessors=108, ceilings=ceilings,
         costs={route: {path: _guessed_costs(kind, path) for path in route_paths(route)}
                for route, kind in kinds.items()},

@@ -190,8 +190,9 @@ class Executor:
                 keep the order of their submits. So do two transfers if one writes bytes that the other reads or writes.
                 On a GPU, this holds only for transfers of one direction.
             beside_seconds: for a transfer ``by_layer``, the seconds of the compute that waits for the layers, if they
-                are known. If the compute takes three times as long as the copies at the link's rate, or longer, then
-                four or five groups of layers may do, each twice as large as the one before: fewer take less of the CPU.
+                are known. It may take three times as long as the copies alone, at the link's rate, or longer. Then
+                four or five groups of layers may replace more: each is twice as large as the one before. Fewer groups
+                take less of the CPU.
 
         During the capture of a CUDA graph, a kernel transfer becomes part of the graph. It is captured if ``after``, or
         torch's current stream by default, is in capture. Wait for it before the capture ends.

@@ -23,7 +23,7 @@ from kvplan.cost.by_layer import (
 )
 from kvplan.cost.explain import explain, facts, shares
 from kvplan.cost.model import JOIN, MIXED, Candidate, candidates, mixed, predict
-from kvplan.cost.policy import Hiding, layer_groups
+from kvplan.cost.policy import Hiding, cuttings, layer_groups
 from kvplan.cost.profile import TERMS, Beside, PathCosts, route_paths
 from kvplan.cost.statistics import LARGE, Pieces, Statistics, statistics_of
 from kvplan.cost.store import by_name
@@ -178,8 +178,10 @@ LLAMA = 750 * MIB, 375, 32  # 6,000 tokens of Llama-8B: 14.2 ms
     (GQA1, Hiding(1.0, 0.0), None),
     (LLAMA, Hiding(0.043, 0.0142), [2, 4, 8, 16, 2]),  # a layer more in the first group: 0.44 ms, and 7 groups less
     (LLAMA, Hiding(0.090, 0.0284), None),  # of 12,000 tokens: 0.9 ms
-    ((64 * MIB, 1, 80), Hiding(1.0, 0.001), [3, 6, 12, 24, 35]),  # four groups of 16 MiB
-    ((64 * MIB - 1, 1, 80), Hiding(1.0, 0.001), None),
+    ((80 * MIB, 1, 80), Hiding(1.0, 0.001), [6, 12, 24, 38]),  # five groups of 16 MiB: five others save none
+    ((96 * MIB, 1, 80), Hiding(1.0, 0.001), [3, 6, 12, 24, 35]),
+    ((64 * MIB, 1, 80), Hiding(1.0, 0.001), None),
+    ((0, 0, 0), Hiding(1.0, 0.001), None),
     ((1920 * MIB, 4608, 80), Hiding(1.0, 0.002), [6, 12, 24, 38]),  # a unit has 32 KiB of 6 layers
     ((1920 * MIB, 4609, 80), Hiding(1.0, 0.002), None),
     ((750 * MIB, 375, 3), Hiding(1.0, 0.0142), [1, 2]),
@@ -295,3 +297,10 @@ def test_no_bytes_cost_nothing_more_by_layer():
     for path in route_paths("load"):
         made = in_sequence(path, [nothing, nothing], some, Policy(overlap="decode"))
         assert made.wall >= made.seconds >= 0
+
+
+def test_few_groups_are_not_replaced_by_groups_that_double():
+    assert [cutting.doubling for cutting in cuttings(4)] == [False] * 3 + [True] * 2
+    for most in (1, 2, 3):
+        assert not any(cutting.doubling for cutting in cuttings(most))
+        assert not layer_groups(4096 * MIB, 1, 80, most, hiding=Hiding(1.0, 0.001)).doubling

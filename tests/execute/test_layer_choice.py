@@ -188,7 +188,7 @@ def test_a_small_transfer_by_layer_is_one_group():
 
 def doubling(plan: kvplan.Plan, direction: str) -> tuple[kvplan.cost.profile.DeviceProfile, Limits]:
     """A made-up link that moves a plan in a millisecond, and limits by which its groups may double."""
-    profile = replace(default(), ceilings=default().ceilings | {direction: plan.nbytes / 1e6})
+    profile = replace(default(), how="shipped", ceilings=default().ceilings | {direction: plan.nbytes / 1e6})
     return profile, Limits(layer_group_nbytes=1, halved_nbytes=plan.nbytes, halved_piece_nbytes=1)
 
 
@@ -257,6 +257,11 @@ def test_nothing_doubles_where_no_speed_is_measured():
         pageable.check()
         assert sizes_of(executor, pair.plan(Move([], [])), 1) == sizes_of(executor, pair.plan(Move([], [])), None)
         choose = executor._backend.selection
+        choose._profile = replace(profile, how="default")
+        assert choose._hiding(plan, 1.0) is None
+        choose._profile = replace(profile, ceilings=profile.ceilings | {"load": 0.0})
+        assert choose._hiding(plan, 1.0).copying > 1, "a link without a speed hides nothing"
+        choose._profile = profile
         assert choose._hiding(plan, 1.0) == (1.0, pytest.approx(1e-3))
         sides = choose._sides(plan)
         with mock.patch.object(choose, "_sides", return_value=sides._replace(unserved="no GPU reaches it")):

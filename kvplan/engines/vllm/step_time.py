@@ -14,8 +14,8 @@ MEASURED = 4  # most steps whose end has not been seen; further steps are not me
 # The first steps are all measured, then one of seven on average: events, two for each wait for a load, keep launches
 # waiting. The gaps differ. With one gap, of prompts of so many steps the same part would be measured each time.
 ALL_MEASURED, GAPS = 32, range(4, 11)
-# A step is expected to take as long as the shortest of so many latest ones that have about as many tokens.
-LATEST_STEPS, LEAST_NEAR, NEAR = 16, 3, (0.5, 1.25)
+# A step takes at least as long as the shortest of so many latest ones that have as many tokens, or down to half.
+LATEST_STEPS, LEAST_NEAR, LEAST_SIZE = 16, 3, 0.5
 
 
 class Pace(NamedTuple):
@@ -193,11 +193,11 @@ class StepPace:
     def expected(self, tokens: int) -> float | None:
         """Return seconds that a step of some tokens takes at least; None if too few such steps were measured lately.
 
-        The shortest of the latest steps of about as many tokens counts: the CPU has other paces at other times, and the
-        first steps compile. A line through other sizes could promise far too much.
+        Of the latest steps that have as many tokens, or down to half as many, the shortest counts. The CPU has other
+        paces at other times, and the first steps compile. A line through other sizes could promise far too much.
         """
-        near = [seconds for size, seconds in self._latest if NEAR[0] * tokens <= size <= NEAR[1] * tokens]
-        return min(near) if tokens and len(near) >= LEAST_NEAR else None
+        near = [seconds for size, seconds in self._latest if LEAST_SIZE * tokens <= size <= tokens]
+        return min(near) if len(near) >= LEAST_NEAR else None
 
     def take(self) -> Pace | None:
         """Take what has been measured; return the pace in a step that is measured itself, and None in all others."""

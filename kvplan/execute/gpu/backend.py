@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from threading import get_ident
 from typing import Any, TypeVar
@@ -31,6 +31,7 @@ from kvplan.execute.gpu.waits import waits_of
 from kvplan.execute.gpu.warmup import warm_up
 from kvplan.execute.transfer import CLOSED_ERROR
 from kvplan.layout.strides import Int64Array
+from kvplan.plan.layers import Cutting
 from kvplan.plan.plan import Plan
 
 # Every path of a GPU. To add a path, write a class that implements the Protocol of path.py, and list it here.
@@ -130,14 +131,13 @@ class GpuBackend:
     def prepare(self, plan: Plan | None, *, by_layer: bool) -> None:
         """See :meth:`kvplan.Executor.prepare`."""
         cuts = cuttings(self.resources.limits.layer_groups) if by_layer else ()
-        if by_layer and plan is not None:
-            self._while_open(partial(self._know_speed, plan))
-        self._while_open(partial(warm_up, self.resources.device, plan, partial(self.selection.likely, cuts=cuts), cuts))
+        self._while_open(partial(self._prepare, plan, cuts))
 
-    def _know_speed(self, plan: Plan) -> None:
-        """Look the profile up now, and not within a submit that tells the compute beside it."""
-        with self.resources.device.current():
-            self.selection.groups(plan, by_layer=True, beside_seconds=1.0)
+    def _prepare(self, plan: Plan | None, cuts: Sequence[Cutting]) -> None:
+        if cuts and plan is not None:  # look the profile up now, not within a submit that tells the compute beside it
+            with self.resources.device.current():
+                self.selection.groups(plan, by_layer=True, beside_seconds=1.0)
+        warm_up(self.resources.device, plan, partial(self.selection.likely, cuts=cuts), cuts)
 
     def _while_open(self, call: Callable[[], Made]) -> Made:
         """Make a call for which close() waits, as it does for transfers, so that it frees nothing that is in use."""

@@ -10,7 +10,7 @@ from weakref import ref
 from kvplan.cost import model as cost
 from kvplan.cost.by_layer import LayerCut, candidates_by_layer, in_sequence, kernel_wins_by_layer
 from kvplan.cost.policy import GPU_PATHS, HOST_ROUTES, PEER_ROUTES, ROUTES, Hiding, layer_groups
-from kvplan.cost.profile import DeviceProfile, route_paths
+from kvplan.cost.profile import GUESSED, DeviceProfile, route_paths
 from kvplan.cost.statistics import Counted, counted, halves_statistics, scattered, total
 from kvplan.errors import PathError
 from kvplan.execute.gpu.order_notice import notice
@@ -113,11 +113,14 @@ class Selection:
         )
 
     def _hiding(self, plan: Plan, seconds: float) -> Hiding | None:
-        """Return the compute beside a plan; None if the speed of its copies is not known."""
+        """Return the compute that hides a plan's copies; None if no speed of such copies was measured."""
         sides = self._sides(plan)
         if sides.unserved or _ruled(plan, sides):
             return None
-        return Hiding(seconds, plan.nbytes * cost.NS / self.profile_of(sides).ceilings[sides.route])
+        profile = self.profile_of(sides)
+        if profile.how == GUESSED:
+            return None
+        return Hiding(seconds, plan.nbytes * cost.NS / max(profile.ceilings[sides.route], 1e-9))
 
     def choose(self, plan: Plan, *, capturing: bool, groups: Cutting | None = None) -> Choice:
         """Choose the path for a plan, before any bytes move.

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from benchmarks.engines import cuts
 from benchmarks.engines.cuts import CUTS, DEFAULT, Hit, changing, summary
 from benchmarks.engines.pages import ROOT
+from kvplan.cost.profile import default
 from kvplan.execute.gpu.resources import Limits
 from tests.paged_caches import Paged
 from tests.simulated import Device
@@ -23,7 +25,7 @@ def test_each_kind_has_its_groups_and_its_path():
                    Paged("block layer kv token head dim", layer=16))  # fmt: skip
     plan, found, cut = pair.plan(MOVE), {}, {}
     limits = Limits(layer_group_nbytes=1, halved_nbytes=plan.nbytes, halved_piece_nbytes=1)
-    with executor_on(device, limits=limits) as executor:
+    with executor_on(device, profile=replace(default(), how="shipped"), limits=limits) as executor:
         usual = executor.submit(plan, by_layer=True).result().path
         with changing(cut) as now_is:
             for kind in (*DEFAULT, "doubling"):
