@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from kvplan.cost.model import JOIN, NS, TIE, Candidate, at_once, check_route, merged, predict, ranked
-from kvplan.cost.policy import HOST_ROUTES, Policy, layer_groups
-from kvplan.cost.profile import DeviceProfile, route_paths
+from kvplan.cost.policy import HOST_ROUTES, Hiding, Policy, layer_groups
+from kvplan.cost.profile import GUESSED, DeviceProfile, route_paths
 from kvplan.cost.statistics import Counted, Pieces, Statistics, count_part, facts_of, split_by_size, total
 from kvplan.plan.descriptors import Part
 from kvplan.plan.halves import group_halves
@@ -99,6 +99,29 @@ def _signature(group: RunGroup, direction: str) -> tuple[object, ...]:
     halves = [half for half in group_halves(group) if half is not None]
     some = (group, *halves) if len(halves) > 1 else (group,)
     return tuple((one.nbytes, one.alignment, one.chainable, facts_of(one, direction)) for one in some)
+
+
+def hiding_of(nbytes: int, route: str, profile: DeviceProfile, seconds: float | None) -> Hiding | None:
+    """Return the compute that hides the copies of a transfer by layers.
+
+    Args:
+        nbytes: bytes of the transfer.
+        route: the route of its bytes.
+        profile: profile of the device, or of the GPU and its peer.
+        seconds: seconds of the compute; None if they are not known.
+
+    Returns:
+        The compute, or None: its seconds are not known, or the speed of the copies is a guess.
+
+    >>> from dataclasses import replace
+    >>> from kvplan.cost.profile import default
+    >>> measured = replace(default(), how="calibrated")
+    >>> hiding_of(24_000_000, "load", measured, 0.01), hiding_of(24_000_000, "load", default(), 0.01)
+    (Hiding(seconds=0.01, copying=0.001), None)
+    """
+    if not seconds or profile.how == GUESSED:
+        return None
+    return Hiding(seconds, nbytes * NS / max(profile.ceilings[route], 1e-9))
 
 
 def statistics_by_layer(plan: Plan, route: str = "", groups: Cutting | int | None = None) -> tuple[Statistics, ...]:

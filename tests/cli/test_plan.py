@@ -146,6 +146,30 @@ def test_explain_prices_a_plan_by_layer(capsys):
     assert "layers:  5 groups, one after another" in answer(capsys, "explain", *pair, "--by-layer")
 
 
+def test_explain_prices_a_plan_whose_compute_is_told(capsys):
+    pair = GPU, HOST, "--blocks", "0-999", "--by-layer", "--profile"
+
+    def groups(profile, *more):
+        found = document(capsys, "explain", *pair, profile, *more)["plan"]["candidates"]
+        return {one["groups"] for one in found if not one["refused"]}
+
+    assert groups("h200") == {12}
+    assert groups("h200", "--beside-ms", "60") == {12}, "less than three times the time of 1.3 GB"
+    assert groups("h200", "--beside-ms", "80") == {5}
+    assert groups("default", "--beside-ms", "1000") == {12}, "its speed is a guess"
+
+
+@pytest.mark.parametrize("given", ["0", "-1", "nan", "inf", "x"])
+def test_explain_takes_a_time_above_0(capsys, given):
+    assert main(["explain", GPU, HOST, "--by-layer", "--beside-ms", given]) == 2
+    assert "is not a time in milliseconds above 0" in capsys.readouterr().err
+
+
+def test_explain_tells_compute_to_a_plan_by_layer_only(capsys):
+    assert main(["explain", GPU, HOST, "--beside-ms", "5"]) == 2
+    assert "give --by-layer, too" in capsys.readouterr().err
+
+
 def test_explain_fits_80_columns_without_a_terminal(capsys, monkeypatch):
     assert answer(capsys, "explain", GPU, HOST) == EXPLAINED
     monkeypatch.delenv("COLUMNS", raising=False)

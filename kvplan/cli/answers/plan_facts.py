@@ -76,7 +76,8 @@ def plan_of(args: argparse.Namespace, program: CopyProgram) -> Plan | None:
 
 
 def candidates_of(
-    plan: Plan, name: str | None, policy: Policy, width: int = 80, *, by_layer: bool = False
+    plan: Plan, name: str | None, policy: Policy, width: int = 80, *, by_layer: bool = False,
+    beside_seconds: float | None = None,
 ) -> tuple[dict[str, Any], str]:  # fmt: skip
     """Return the candidates of a plan as facts, and as text after a line about the plan.
 
@@ -86,9 +87,10 @@ def candidates_of(
         policy: limits, and the compute that runs at the same time.
         width: width of the text in columns.
         by_layer: whether the plan is submitted ``by_layer``.
+        beside_seconds: as in :meth:`kvplan.Executor.submit`.
     """
     from kvplan.cost import model as cost
-    from kvplan.cost.by_layer import LayerCut, candidates_by_layer
+    from kvplan.cost.by_layer import LayerCut, candidates_by_layer, hiding_of
     from kvplan.cost.explain import explain, facts
     from kvplan.cost.policy import layer_groups
     from kvplan.cost.statistics import statistics_of
@@ -112,7 +114,8 @@ def candidates_of(
         refused["staged"] = f"a block takes {statistics.granule_nbytes:,} bytes of the ring, which has {most:,}"
     cut = None
     if by_layer and plan.nbytes:
-        cut = LayerCut.of(plan, layer_groups(plan.nbytes, plan.units, len(plan.layers)))
+        hiding = hiding_of(plan.nbytes, plan.direction, profile, beside_seconds)
+        cut = LayerCut.of(plan, layer_groups(plan.nbytes, plan.units, len(plan.layers), hiding=hiding))
     if cut is not None and len(cut.pieces) > 1:
         counts = cut.counted(plan)
         pieces, split = cut.statistics(plan.direction, counts), cut.halves(plan.direction, counts)

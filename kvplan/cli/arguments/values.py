@@ -46,6 +46,21 @@ def rate(text: str) -> float:
     return gbps
 
 
+def milliseconds(text: str) -> float:
+    """Read a time in milliseconds, and return it in seconds.
+
+    >>> milliseconds("15")
+    0.015
+    """
+    try:
+        seconds = float(text) / 1000
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{quoted(text)} is not a time in milliseconds above 0")
+    return seconds
+
+
 def context_lengths(text: str) -> tuple[int, ...]:
     """Read lengths of contexts, in tokens; ``k`` stands for 1,024 tokens.
 

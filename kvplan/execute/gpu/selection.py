@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 from weakref import ref
 
 from kvplan.cost import model as cost
-from kvplan.cost.by_layer import LayerCut, candidates_by_layer, in_sequence, kernel_wins_by_layer
+from kvplan.cost.by_layer import LayerCut, candidates_by_layer, hiding_of, in_sequence, kernel_wins_by_layer
 from kvplan.cost.policy import GPU_PATHS, HOST_ROUTES, PEER_ROUTES, ROUTES, Hiding, layer_groups
-from kvplan.cost.profile import GUESSED, DeviceProfile, route_paths
+from kvplan.cost.profile import DeviceProfile, route_paths
 from kvplan.cost.statistics import Counted, counted, halves_statistics, scattered, total
 from kvplan.errors import PathError
 from kvplan.execute.gpu.order_notice import notice
@@ -109,18 +109,17 @@ class Selection:
             limits.layer_group_nbytes,
             limits.halved_nbytes,
             limits.halved_piece_nbytes,
-            hiding=self._hiding(plan, beside_seconds) if beside_seconds else None,
+            hiding=self._hiding(plan, beside_seconds),
         )
 
-    def _hiding(self, plan: Plan, seconds: float) -> Hiding | None:
+    def _hiding(self, plan: Plan, seconds: float | None) -> Hiding | None:
         """Return the compute that hides a plan's copies; None if no speed of such copies was measured."""
+        if not seconds:
+            return None
         sides = self._sides(plan)
         if sides.unserved or _ruled(plan, sides):
             return None
-        profile = self.profile_of(sides)
-        if profile.how == GUESSED:
-            return None
-        return Hiding(seconds, plan.nbytes * cost.NS / max(profile.ceilings[sides.route], 1e-9))
+        return hiding_of(plan.nbytes, sides.route, self.profile_of(sides), seconds)
 
     def choose(self, plan: Plan, *, capturing: bool, groups: Cutting | None = None) -> Choice:
         """Choose the path for a plan, before any bytes move.
