@@ -8,12 +8,14 @@ from collections import Counter
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from kvplan import Agent
+import kvplan
+from kvplan import Agent, KVLayout
 from kvplan.errors import TransferError
 from tests.agents.processes import Other
-from tests.agents.workers import pool
+from tests.agents.workers import BLOCKS, DIM, LAYERS, pool
 from tests.patience import until
 
 
@@ -74,3 +76,22 @@ class Left:
 @pytest.fixture
 def left():
     return Left()
+
+
+class Both:
+    """An owner and a visitor; the visitor's pool has another order."""
+
+    def __init__(self, agents) -> None:
+        self.owner = agents("owner")
+        self.mine = np.zeros((LAYERS, BLOCKS, DIM), np.uint8)
+        self.here = KVLayout.from_tensors("layer block dim", self.mine)
+        self.visitor = agents("visitor", layouts={})
+        self.peer = self.visitor.meet(self.owner.card())
+        self.theirs = self.owner.layouts["kv"].tensors
+        self.load = kvplan.compile(self.peer.layouts["kv"], self.here)
+        self.store = kvplan.compile(self.here, self.peer.layouts["kv"])
+
+
+@pytest.fixture
+def both(agents):
+    return Both(agents)
