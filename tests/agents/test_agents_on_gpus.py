@@ -10,7 +10,7 @@ import pytest
 
 import kvplan
 from kvplan import Agent, PathError
-from tests.agents.simulated_ipc import (
+from tests.agents.cuda_ipc.simulated_ipc import (
     BLOCKS,
     Both,
     assert_nothing_is_left,

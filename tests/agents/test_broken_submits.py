@@ -18,7 +18,7 @@ from kvplan.agents.cuda_ipc.cuda_ipc_messages import (
     slot_word,
 )
 from kvplan.errors import LayoutError
-from tests.agents.simulated_ipc import Both, cache, devices_that_are_left_alone, joined
+from tests.agents.cuda_ipc.simulated_ipc import Both, cache, devices_that_are_left_alone, joined
 from tests.interrupts import Interrupt
 from tests.patience import PATIENCE, until
 from tests.simulated.executors import executor_on

@@ -23,7 +23,7 @@ from kvplan.agents.cuda_ipc.cuda_ipc_messages import (
     note_messages,
     slot_word,
 )
-from tests.agents.simulated_ipc import Both, cache, devices_that_are_left_alone, joined
+from tests.agents.cuda_ipc.simulated_ipc import Both, cache, devices_that_are_left_alone, joined
 from tests.patience import PATIENCE, until
 from tests.simulated.executors import executor_on
 

@@ -14,7 +14,7 @@ from kvplan.agents.cuda_ipc.cuda_ipc_messages import NOTE, note_messages
 from kvplan.agents.cuda_ipc.cuda_ipc_way import CudaIpcWay
 from kvplan.agents.relocation import regions_of
 from kvplan.verification.raw_bytes import Contents
-from tests.agents.simulated_ipc import (
+from tests.agents.cuda_ipc.simulated_ipc import (
     ORIGIN,
     cache,
     devices_that_are_left_alone,

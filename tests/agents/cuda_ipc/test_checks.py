@@ -16,7 +16,7 @@ from kvplan.agents.cuda_ipc.cuda_ipc_messages import Message
 from kvplan.agents.cuda_ipc.cuda_ipc_way import CudaIpcWay
 from kvplan.agents.relocation import regions_of
 from kvplan.cuda.ipc import openings, shared_words
-from tests.agents.simulated_ipc import (
+from tests.agents.cuda_ipc.simulated_ipc import (
     BLOCKS,
     ORIGIN,
     ROW,

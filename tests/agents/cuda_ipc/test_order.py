@@ -10,7 +10,7 @@ import pytest
 
 import kvplan
 from kvplan.agents.cuda_ipc.cuda_ipc_messages import PASSED_WORD, PUBLISHED_WORD
-from tests.agents.simulated_ipc import (
+from tests.agents.cuda_ipc.simulated_ipc import (
     assert_nothing_is_left,
     cache,
     devices_that_are_left_alone,
