@@ -17,16 +17,19 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
+from benchmarks.engines.__main__ import PACKAGES, about
 from benchmarks.engines.columns import SLOW
 from benchmarks.engines.engine import Setup, environment, start
-from benchmarks.engines.measures import Measures, cpu_seconds, now, pace, tokens
+from benchmarks.engines.measures import Measures
+from benchmarks.engines.rows import save
 from benchmarks.engines.shapes import FULL, SHAPES, SMOKE
 from benchmarks.engines.ways import way_of
-from benchmarks.gpu.environment import gpu, versions
+from benchmarks.gpu.environment import versions
 from benchmarks.record import document, machine
 from kvplan.execute.gpu.selection import Choice, Selection
 from kvplan.plan.layers import Cutting
@@ -37,7 +40,7 @@ CUTS: Mapping[str, Cutting | None] = {"equal": None, "told": None, "doubling": C
                                       "whole": Cutting(1)}  # fmt: skip
 KERNEL = "-kernel"
 DEFAULT = ("equal", "told", "whole", "equal-kernel", "told-kernel")
-_WARM_UPS, _STORE_S, _RESAMPLES = 3, 0.004, 1000
+_WARM_UPS, _RESAMPLES = 3, 1000
 
 
 class Hit(NamedTuple):
@@ -45,14 +48,13 @@ class Hit(NamedTuple):
 
     Attributes:
         kind: name of the groups of layers.
-        ttft, thread, cpu: ms to the first token, and CPU time of the engine's thread and of all threads.
+        ttft, cpu: ms to the first token, and CPU time of all threads.
         pace: ms of a fixed piece of Python, the longer one of before and behind the hit.
         resident: ms to the first token where nothing is loaded.
     """
 
     kind: str
     ttft: float
-    thread: float
     cpu: float
     pace: float
     resident: float
@@ -68,7 +70,7 @@ class Range(NamedTuple):
 
 def pairs(turns: Sequence[Sequence[Hit]], kind: str, base: str) -> list[tuple[Hit, Hit]]:
     """Return the two hits of each turn in which the CPU had the same pace for both, within a tenth; or of all turns."""
-    every = [({hit.kind: hit for hit in turn}[kind], {hit.kind: hit for hit in turn}[base]) for turn in turns]
+    every = [(by_kind[kind], by_kind[base]) for by_kind in ({hit.kind: hit for hit in turn} for turn in turns)]
     alike = [pair for pair in every if max(one.pace for one in pair) <= SLOW * min(one.pace for one in pair)]
     return alike or every
 
@@ -78,7 +80,7 @@ def paired(turns: Sequence[Sequence[Hit]], kind: str, base: str, compare: Callab
 
     Turns in which the CPU had different paces for the two hits are left out, unless there are no others.
 
-    >>> turns = [[Hit("a", 2.0 * k, 1, 1, 1, 1), Hit("b", 4.0 * k, 1, 1, 1, 1)] for k in (1, 2, 3)]
+    >>> turns = [[Hit("a", 2.0 * k, 1, 1, 1), Hit("b", 4.0 * k, 1, 1, 1)] for k in (1, 2, 3)]
     >>> paired(turns, "a", "b", lambda one, other: one.ttft / other.ttft)
     Range(median=0.5, least=0.5, most=0.5)
     """
@@ -111,8 +113,8 @@ def summary(turns: Sequence[Sequence[Hit]]) -> list[dict[str, Any]]:
         row["ttft over resident"] = round(statistics.median(hit.ttft - hit.resident for hit in mine), 2)
         if kind != kinds[0]:
             row["pairs"] = len(pairs(turns, kind, kinds[0]))
-        for name, compare in COMPARED.items() if kind != kinds[0] else ():
-            row[name] = [round(value, 3) for value in paired(turns, kind, kinds[0], compare)]
+            for name, compare in COMPARED.items():
+                row[name] = [round(value, 3) for value in paired(turns, kind, kinds[0], compare)]
         rows.append(row)
     return rows
 
@@ -149,20 +151,12 @@ def hit(measures: Measures, kind: str, number: int) -> Hit:
     """Serve a hit of the host, and one of the GPU."""
     work = measures.work
     (held,) = work.held
-    prompt = measures.prompt(held, number, work.suffix)
-    again = measures.prompt(held, number, 0)["prompt_token_ids"] + tokens(1, 10**6 + number, work.suffix)
-    measures.empty_gpu()
-    before, used, thread, began = pace(), cpu_seconds(), time.thread_time(), now()
-    (served,) = measures.generate([prompt], measures.sampling(1))
-    taken, thread = now() - began, time.thread_time() - thread
-    time.sleep(_STORE_S)
-    used, behind = cpu_seconds() - used, pace()
-    if served.num_cached_tokens != held:
-        raise RuntimeError(f"{served.num_cached_tokens} tokens of a hit were held; {held} were stored")
-    began = now()
-    measures.generate([{"prompt_token_ids": again}], measures.sampling(1))
-    ms = [round(1e3 * value, 3) for value in (taken, thread, used, max(before, behind), now() - began)]
-    return Hit(kind, *ms)
+    loaded = measures.alone(held, work.suffix, 1, number)
+    if loaded["cached"] != [held]:
+        raise RuntimeError(f"{loaded['cached'][0]} tokens of a hit were held; {held} were stored")
+    there = measures.resident(held, work.suffix, 1, number)
+    seconds = [*loaded["ttft"], *loaded["cpus"], *loaded["pace"], *there["ttft"]]
+    return Hit(kind, *(round(1e3 * each, 3) for each in seconds))
 
 
 def turns_of(
@@ -176,20 +170,21 @@ def turns_of(
         seconds: time for all turns.
         cut: for each kind, the layers of each group of its latest load; written.
     """
-    chance, number = random.Random(1), 0  # noqa: S311  # as above
+    chance, numbers = random.Random(1), count()  # noqa: S311  # as above
     with changing(cut) as now_is:
-        end, warm = 0.0, _WARM_UPS
-        while warm or not end or time.monotonic() < end:
-            turn = []
-            for kind in chance.sample(kinds, len(kinds)):
-                now_is[0] = kind
-                turn.append(hit(measures, kind, number))
-                number += 1
-            if warm:
-                warm -= 1
-                continue
-            end = end or time.monotonic() + seconds
-            yield turn
+
+        def turn() -> list[Hit]:
+            made = []
+            for now_is[0] in chance.sample(kinds, len(kinds)):
+                made.append(hit(measures, now_is[0], next(numbers)))
+            return made
+
+        for _ in range(_WARM_UPS):
+            turn()
+        end = time.monotonic() + seconds
+        yield turn()
+        while time.monotonic() < end:
+            yield turn()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -217,7 +212,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not torch.cuda.is_available():
             print("no CUDA device: this benchmark needs one, or --smoke", file=sys.stderr)
             return 2
-    started = machine()
+    made = {**document([], scale=work, started=machine()), "shape": shape, "way": setup.way, "fields": Hit._fields}
+    made["machine"]["gpu"] = about(setup.device)
+    made["versions"] |= versions(PACKAGES)
     measures = Measures(start(setup), work)
     measures.fill(held)
     turns: list[list[Hit]] = []
@@ -225,26 +222,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for turn in turns_of(measures, chosen.kinds, chosen.seconds, cut):
         turns.append(turn)
         if chosen.out is not None:
-            save(chosen.out, turns, {**made(setup, started), "groups": cut})
+            save(chosen.out, {**made, "groups": cut, "rows": summary(turns), "samples": turns})
     for row in summary(turns):
         print(json.dumps(row))
     return 0
-
-
-def made(setup: Setup, started: dict[str, Any]) -> dict[str, Any]:
-    """Return what made a record."""
-    found = document([], scale=setup.work, started=started)
-    found["machine"]["gpu"] = {} if setup.device == "cpu" else gpu()
-    found["versions"] |= versions(("vllm", "torch", "triton"))
-    return {**found, "shape": setup.shape, "way": setup.way}
-
-
-def save(path: Path, turns: Sequence[Sequence[Hit]], about: Mapping[str, Any]) -> None:
-    """Write the medians, and a line for each turn."""
-    lines = ",\n".join(f"  {json.dumps(turn)}" for turn in turns)
-    text = json.dumps({**about, "rows": summary(turns), "fields": Hit._fields, "turns": "the turns"}, indent=1)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text.replace('"the turns"', f"[\n{lines}\n ]") + "\n")
 
 
 if __name__ == "__main__":

@@ -189,24 +189,36 @@ def layer_groups(
     Cutting(groups=4, halvings=0, doubling=True)
     """
     groups = max(min(most, nbytes // max(least_nbytes, 1)), 1)
-    found = Cutting(groups)
+    usual = Cutting(groups)
     if groups == most and groups > 1:
-        for halvings in range(HALVINGS, 0, -1):
-            made = Cutting(groups, halvings)
-            if min(made.sizes(layers)) * nbytes >= layers * max(halved_nbytes, units * piece_nbytes):
-                found = made
-                break
-    if hiding is None or not 0 < hiding.copying * HIDES <= hiding.seconds or groups < min(DOUBLINGS) or layers < 1:
-        return found
-    usual = found.sizes(layers)
+        usual = _halved(nbytes, units, layers, groups, halved_nbytes, piece_nbytes)
+    if hiding is None or groups < min(DOUBLINGS) or layers < 1:
+        return usual
+    return _doubled(nbytes, units, layers, piece_nbytes, hiding, usual)
+
+
+def _halved(nbytes: int, units: int, layers: int, groups: int, least_nbytes: int, piece_nbytes: int) -> Cutting:
+    """Return groups of the same size. The first and the last are halved while their pieces are large enough."""
+    for halvings in range(HALVINGS, 0, -1):
+        made = Cutting(groups, halvings)
+        if min(made.sizes(layers)) * nbytes >= layers * max(least_nbytes, units * piece_nbytes):
+            return made
+    return Cutting(groups)
+
+
+def _doubled(nbytes: int, units: int, layers: int, piece_nbytes: int, hiding: Hiding, usual: Cutting) -> Cutting:
+    """Return groups that double, if the compute hides their copies and they pay; otherwise the usual groups."""
+    if not 0 < hiding.copying * HIDES <= hiding.seconds:
+        return usual
+    before = usual.sizes(layers)
     for count in DOUBLINGS:
         made = Cutting(count, doubling=True)
         sizes = made.sizes(layers)
-        later = hiding.copying * (sizes[0] - usual[0]) / layers
-        saved = len(usual) - len(sizes)
+        later = hiding.copying * (sizes[0] - before[0]) / layers
+        saved = len(before) - len(sizes)
         if saved > 0 and later < GROUP_SECONDS * saved and sizes[0] * nbytes >= layers * units * piece_nbytes:
             return made
-    return found
+    return usual
 
 
 def cuttings(most: int = LAYER_GROUPS) -> tuple[Cutting, ...]:

@@ -37,13 +37,7 @@ def rate(text: str) -> float:
     >>> rate("55.1")
     55.1
     """
-    try:
-        gbps = float(text)
-    except ValueError:
-        gbps = 0.0
-    if not 0 < gbps < float("inf"):
-        raise argparse.ArgumentTypeError(f"{quoted(text)} is not a rate in GB/s above 0")
-    return gbps
+    return _above_0(text, "a rate in GB/s")
 
 
 def milliseconds(text: str) -> float:
@@ -52,13 +46,17 @@ def milliseconds(text: str) -> float:
     >>> milliseconds("15")
     0.015
     """
+    return _above_0(text, "a time in milliseconds", 1000)
+
+
+def _above_0(text: str, what: str, divisor: int = 1) -> float:
     try:
-        seconds = float(text) / 1000
+        number = float(text) / divisor
     except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"{quoted(text)} is not a time in milliseconds above 0")
-    return seconds
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{quoted(text)} is not {what} above 0")
+    return number
 
 
 def context_lengths(text: str) -> tuple[int, ...]:

@@ -89,14 +89,12 @@ class _Pass(NamedTuple):
     """A measured forward pass: events around it, and around the times at which the stream waited for loads.
 
     ``host`` is the CPU's clock at the beginning, and from the end on the seconds in which the CPU launched the pass.
-    ``waits`` are the seconds of the calls that let the stream wait: in some, the CPU waits until copies are issued.
     """
 
     tokens: int
     host: float
     whole: tuple[Any, Any]
     stalls: list[tuple[Any, Any]]
-    waits: list[float]
 
 
 class StepClock:
@@ -120,6 +118,7 @@ class StepClock:
         self._event = event or (_Moment if device == "cpu" else _torch_event)
         self._spare: list[tuple[Any, Any]] = []
         self._now: _Pass | None = None
+        self._waited = 0.0  # seconds of this pass's calls of stall: in some, the CPU waits until copies are issued
         self._ended: deque[_Pass] = deque()
         self._steps, self._next = 0, 1
         self._gap = random.Random(0)  # noqa: S311  # not secret, and the same on all ranks
@@ -135,7 +134,7 @@ class StepClock:
         self.chosen = True
         self._next += 1 if self._steps < ALL_MEASURED else self._gap.choice(GAPS)
         if len(self._ended) < MEASURED:
-            self._now = _Pass(tokens, time.perf_counter(), self._began(), [], [])
+            self._now, self._waited = _Pass(tokens, time.perf_counter(), self._began(), []), 0.0
 
     def stall(self, wait: Callable[[], object]) -> None:
         """Call a function that lets the stream wait for a load."""
@@ -148,14 +147,14 @@ class StepClock:
         try:
             wait()
         finally:
-            step.waits.append(time.perf_counter() - began)
+            self._waited += time.perf_counter() - began
             step.stalls[-1][1].record()
 
     def end(self) -> None:
         """End the measured step, if there is one."""
         if self._now is not None:
             self._now.whole[1].record()
-            host = time.perf_counter() - self._now.host - sum(self._now.waits)
+            host = time.perf_counter() - self._now.host - self._waited
             self._ended.append(self._now._replace(host=host))
             self._now = None
 
@@ -163,7 +162,7 @@ class StepClock:
         """Return tokens and seconds of the steps whose end has passed since the last call; this does not wait."""
         found = []
         while self._ended and self._ended[0].whole[1].query():
-            tokens, host, whole, stalls, _ = self._ended.popleft()
+            tokens, host, whole, stalls = self._ended.popleft()
             found.append((tokens, max(_seconds(whole) - sum(map(_seconds, stalls)), host)))
             self._spare += [whole, *stalls]
         return found

@@ -45,7 +45,7 @@ def test_each_kind_has_its_groups_and_its_path():
 
 
 def hits(pace, **ttft):
-    return [Hit(kind, ms * pace, ms, ms * pace, pace, pace) for kind, ms in ttft.items()]
+    return [Hit(kind, ms * pace, ms * pace, pace, pace) for kind, ms in ttft.items()]
 
 
 def test_hits_of_one_turn_are_compared():
@@ -64,7 +64,7 @@ def test_hits_of_one_turn_are_compared():
 def test_the_record_is_the_summary_of_its_turns():
     record = json.loads(RECORD.read_text())
     assert tuple(record["fields"]) == Hit._fields
-    turns = [[Hit(*each) for each in turn] for turn in record["turns"]]
+    turns = [[Hit(*each) for each in turn] for turn in record["samples"]]
     assert record["rows"] == summary(turns)
     assert record["machine"]["gpu"]["name"] == "NVIDIA H200"
     assert {hit.kind for turn in turns for hit in turn} == set(DEFAULT)
