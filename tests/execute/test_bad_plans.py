@@ -17,6 +17,7 @@ from kvplan import (
     TransferError,
 )
 from tests.execute.small_caches import cache, paged
+from tests.simulated.objects import Tensor
 
 
 @pytest.fixture
@@ -135,27 +136,11 @@ def test_memory_that_is_not_there_or_not_the_cpu_s(executor):
         executor.submit(kvplan.compile(real, KVLayout.from_spec(spec)).plan([0], [0]))
 
 
-class OnDevice:
-    """A tensor of another device, as far as its members go."""
-
-    def __init__(self, array: np.ndarray) -> None:
-        self._array, self.shape, self.device = array, array.shape, "cuda:0"
-
-    def data_ptr(self) -> int:
-        return self._array.ctypes.data
-
-    def stride(self) -> tuple[int, ...]:
-        return tuple(step // self._array.itemsize for step in self._array.strides)
-
-    def element_size(self) -> int:
-        return self._array.itemsize
-
-
 def test_the_host_path_takes_no_device_memory(executor):
-    device = KVLayout.from_tensors("block dim", OnDevice(cache(4, 8)))
+    device = KVLayout.from_tensors("block dim", Tensor(cache(4, 8)))
     plan = kvplan.compile(device, KVLayout.from_tensors("block dim", cache(4, 8))).plan([0], [0])
     assert plan.direction == "store"
     with pytest.raises(PathError, match="this plan is a 'store'"):
         executor.submit(plan)
     with pytest.raises(LayoutError, match="lives on one device"):
-        KVLayout.from_tensors("layer: block dim", [OnDevice(cache(4, 8)), cache(4, 8)])
+        KVLayout.from_tensors("layer: block dim", [Tensor(cache(4, 8)), cache(4, 8)])

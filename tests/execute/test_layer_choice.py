@@ -25,12 +25,15 @@ from kvplan.plan.layers import Cutting, split_layers
 from tests.paged_caches import Move, Paged
 from tests.profiles import examples
 from tests.simulated import Device
-from tests.simulated.executors import MOVE, OnDevice, both_ways, executor_on, favouring, pair_on
+from tests.simulated.executors import MOVE, OnDevice, Pair, both_ways, executor_on, favouring, pair_on
 
 ALWAYS_CUT = Limits(layer_group_nbytes=1)
 LAYERS = 6
 CACHE = OnDevice("layer: block kv token head dim", layer=LAYERS)
 POOLS = [Paged("block layer kv token head dim", layer=LAYERS), Paged("layer block kv token head dim", layer=LAYERS)]
+
+
+DEEP = replace(CACHE, layer=16), replace(POOLS[0], layer=16)
 
 
 def priced(chance: np.random.Generator) -> kvplan.cost.profile.DeviceProfile:
@@ -186,10 +189,16 @@ def test_a_small_transfer_by_layer_is_one_group():
     assert not asking.call_count
 
 
-def doubling(plan: kvplan.Plan, direction: str) -> tuple[kvplan.cost.profile.DeviceProfile, Limits]:
-    """A made-up link that moves a plan in a millisecond, and limits by which its groups may double."""
+@contextmanager
+def doubling(direction: str, path: str = "auto") -> Iterator[tuple[kvplan.Executor, Pair, kvplan.Plan]]:
+    """An executor whose groups may double, and a plan that its made-up link moves in a millisecond."""
+    device = Device()
+    pair = pair_on(device, direction, *DEEP)
+    plan = pair.plan(MOVE)
     profile = replace(default(), how="shipped", ceilings=default().ceilings | {direction: plan.nbytes / 1e6})
-    return profile, Limits(layer_group_nbytes=1, halved_nbytes=plan.nbytes, halved_piece_nbytes=1)
+    limits = Limits(layer_group_nbytes=1, halved_nbytes=plan.nbytes, halved_piece_nbytes=1)
+    with executor_on(device, path, profile, limits=limits) as executor:
+        yield executor, pair, plan
 
 
 def sizes_of(executor: kvplan.Executor, plan: kvplan.Plan, seconds: float | None) -> list[int]:
@@ -200,11 +209,7 @@ def sizes_of(executor: kvplan.Executor, plan: kvplan.Plan, seconds: float | None
 
 @both_ways
 def test_groups_double_where_the_compute_hides_the_copies(direction):
-    device = Device()
-    pair = pair_on(device, direction, replace(CACHE, layer=16), replace(POOLS[0], layer=16))
-    plan = pair.plan(MOVE)
-    profile, limits = doubling(plan, direction)
-    with executor_on(device, profile=profile, limits=limits) as executor:
+    with doubling(direction) as (executor, pair, plan):
         sizes = {}
         for seconds in (None, 0, 2.99e-3, 3e-3, np.float32(1)):
             sizes[seconds] = sizes_of(executor, plan, seconds)
@@ -213,6 +218,7 @@ def test_groups_double_where_the_compute_hides_the_copies(direction):
         assert executor.submit(plan, beside_seconds=1).result().launches < 8, "by layer only"
         groups = [executor.candidates(plan, by_layer=True, beside_seconds=told)[0].groups for told in (None, 1)]
         assert groups == [8, 5]
+        device = executor._backend.resources.device
         device.is_current = lambda: False
         assert sizes_of(executor, plan, 1) == [1, 2, 4, 8, 1]
         del device.is_current
@@ -220,11 +226,7 @@ def test_groups_double_where_the_compute_hides_the_copies(direction):
 
 @both_ways
 def test_groups_that_double_are_prepared(direction):
-    device = Device()
-    pair = pair_on(device, direction, replace(CACHE, layer=16), replace(POOLS[0], layer=16))
-    plan = pair.plan(MOVE)
-    profile, limits = doubling(plan, direction)
-    with executor_on(device, path="kernel", profile=profile, limits=limits) as executor:
+    with doubling(direction, "kernel") as (executor, pair, plan):
         executor.prepare(pair.plan(Move([0], [0])), by_layer=True)
         tables = executor._backend.resources.tables
         ready = set(tables._functions), sum(map(len, tables._known.values()))
@@ -247,16 +249,12 @@ def test_the_profile_of_a_named_path_is_looked_up_when_it_is_prepared():
 
 
 def test_nothing_doubles_where_no_speed_is_measured():
-    device = Device()
-    layouts = replace(CACHE, layer=16), replace(POOLS[0], layer=16)
-    pair, pageable = (pair_on(device, "load", *layouts, pin=pin) for pin in (True, False))
-    plan = pair.plan(MOVE)
-    profile, limits = doubling(plan, "load")
-    with executor_on(device, profile=profile, limits=limits) as executor:
+    with doubling("load") as (executor, pair, plan):
+        pageable = pair_on(executor._backend.resources.device, "load", *DEEP, pin=False)
         assert sizes_of(executor, pageable.plan(MOVE), 1) == [2] * 8
         pageable.check()
         assert sizes_of(executor, pair.plan(Move([], [])), 1) == sizes_of(executor, pair.plan(Move([], [])), None)
-        choose = executor._backend.selection
+        choose, profile = executor._backend.selection, executor._backend.selection.profile
         choose._profile = replace(profile, how="default")
         assert choose._hiding(plan, 1.0) is None
         choose._profile = replace(profile, ceilings=profile.ceilings | {"load": 0.0})

@@ -15,6 +15,7 @@ from hypothesis import given
 import kvplan
 from kvplan import KVLayout
 from tests.profiles import examples
+from tests.simulated.objects import Tensor
 from tests.strategies import cases, layout_of
 
 
@@ -348,20 +349,8 @@ def test_many_layers_in_one_block_are_checked_quickly():
     assert KVLayout.from_tensors("block: layer kv dim", blocks).num_blocks == 2000
 
 
-class Pinned:
+class Pinned(Tensor):
     """Bytes of a buffer that says it is a page-locked allocation of its own."""
-
-    def __init__(self, array: np.ndarray) -> None:
-        self._array, self.shape, self.device = array, array.shape, "cpu"
-
-    def data_ptr(self) -> int:
-        return self._array.ctypes.data
-
-    def stride(self) -> tuple[int, ...]:
-        return tuple(step // self._array.itemsize for step in self._array.strides)
-
-    def element_size(self) -> int:
-        return self._array.itemsize
 
     def is_pinned(self) -> bool:
         return True
@@ -369,7 +358,7 @@ class Pinned:
 
 def test_no_descriptor_spans_two_registrations_however_they_come_together():
     memory, target = np.zeros((4, 64), np.int8), np.zeros((4, 64), np.int8)
-    halves = [Pinned(memory[:2]), Pinned(memory[2:])]
+    halves = [Pinned(part, "cpu") for part in (memory[:2], memory[2:])]
     dst = KVLayout.from_tensors("layer block dim", target.reshape(2, 2, 64))
     together = KVLayout.from_tensors("layer: block dim", halves)
     apart = [KVLayout.from_tensors("block dim", half, layer_start=k) for k, half in enumerate(halves)]
