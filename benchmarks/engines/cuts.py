@@ -192,6 +192,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.engines.cuts", description=__doc__)
     parser.add_argument("--shape", choices=tuple(SHAPES), default="gqa1")
     parser.add_argument("--held", type=int, default=6000, help="tokens that the host holds; default 6000")
+    parser.add_argument("--new", type=int, help="new tokens behind them; default 512")
     parser.add_argument("--kinds", type=lambda text: text.split(","), default=DEFAULT,
                         help=f"{', '.join(CUTS)}, each also with {KERNEL}; default {','.join(DEFAULT)}")  # fmt: skip
     parser.add_argument("--seconds", type=float, default=60.0)
@@ -202,8 +203,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"unknown {', '.join(unknown)}; give some of {', '.join(CUTS)}, also with {KERNEL}")
     shape, base = ("tiny", SMOKE) if chosen.smoke else (chosen.shape, FULL)
     held = base.held[0] if chosen.smoke else chosen.held
+    new = chosen.new or base.suffix
     work = replace(base, held=(held,), prompts=base.prompts[:1] if held < base.held[1] else base.prompts[1:],
-                   suffixes=(base.suffix,))  # fmt: skip
+                   suffix=new, suffixes=(new,))  # fmt: skip
     setup = Setup(shape, "kvplan-layers" if chosen.smoke else WAY, work, "cpu" if chosen.smoke else "cuda", "piecewise")
     os.environ.update(environment(way_of(setup.way), SHAPES[shape], work))
     if not chosen.smoke:

@@ -215,7 +215,7 @@ class Peer:
         assert nixl is not None  # the transport is NIXL
         if way == "packed" and (why := nixl.why_not_packed(order.plan, reading=order.reading)) is not None:
             raise PathError(f"{order.plan!r} cannot be packed: {why}")
-        if way == "auto":
+        if way == "auto" and not nixl.direct_at_once(order.plan, reading=order.reading):
             way, _ = nixl.way_of(order.plan, reading=order.reading)
         if way == "packed":
             return self._pack(order, by_layer=by_layer, priority=priority)

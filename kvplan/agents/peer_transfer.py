@@ -45,12 +45,13 @@ class PeerTransfer(PeerEnding):
         plan: the plan that it moves.
         attempt: number of the current attempt, from 1.
         quiet: whether a stream delivers its note, so that any thread can end it once its bytes have moved.
+        asked: whether NIXL moves it and sends its note: only a look tells that it has ended, in any thread.
         left: whether the lane has left it to its caller for some time.
         until: its deadline as ``time.monotonic`` counts, or None.
     """
 
     # Defaults that most transfers keep, so that a submit need not set them.
-    quiet = left = False
+    quiet = left = asked = False
     _frame: weakref.ref[_Frame] | None = None
     _launched = False
     _waking: Wake | None = None
@@ -62,7 +63,7 @@ class PeerTransfer(PeerEnding):
         """Return whether it has ended; see :meth:`kvplan.Transfer.done`."""
         if self._over.happened:
             return True
-        if self.quiet:
+        if self.quiet or self.asked:
             self._end_quietly()
         elif self._lane is not None:
             self._lane.hurry()
@@ -72,7 +73,7 @@ class PeerTransfer(PeerEnding):
         """Block until it has ended; see :meth:`kvplan.Transfer.synchronize`."""
         if not self._over.happened:
             check_process(self._generation)
-            if self._lane is not None and not (self.quiet and self._ends_soon(timeout)):
+            if self._lane is not None and not ((self.quiet or self.asked) and self._ends_soon(timeout)):
                 self._lane.hurry()
             if not self._over.wait(timeout):
                 raise self._late(timeout)
@@ -175,8 +176,12 @@ class PeerTransfer(PeerEnding):
             # Nothing happens at its end but the end itself.
             by_stream = self._taken[0] is delivered if self._taken else not order.note
             self.quiet = by_stream and (order.after is None or not isinstance(order.after, PeerTransfer))
+        elif opened is None and self.inner is not None and self.inner.sleepers is None:
+            self.asked = True
         self._launched = True
-        if self.quiet:
+        if self.asked and self._end_quietly():  # few bytes have moved at once: no thread need be woken for their end
+            pass
+        elif self.quiet or self.asked:
             lane.leave()
         else:
             lane.watch(self)

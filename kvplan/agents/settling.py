@@ -104,6 +104,8 @@ class Lane:
             self._line.remove(transfer)  # one C call
         except ValueError:  # the other one was first
             return
+        if self._line:  # the thread may have gone to sleep until the submit of this transfer is over
+            self.leave()
 
     def stop(self) -> None:
         """End the thread after the transfers that it has."""

@@ -77,6 +77,10 @@ class NixlLink:
         log.debug("%r goes %s: %s", plan, choice.way, choice.why)
         return choice.way, choice.why
 
+    def direct_at_once(self, plan: Plan, *, reading: bool) -> bool:
+        """Return whether it is known without :meth:`way_of` that a small plan goes direct."""
+        return self._packed is not None and self._packed.direct_at_once(plan, reading=reading)
+
     def pack(self, order: Order, *, by_layer: bool, priority: str) -> PackedTransfer:
         """Begin a packed transfer. Its note is sent with it if it writes; otherwise the caller sends and counts it."""
         if self._packed is None or self.why is not None:

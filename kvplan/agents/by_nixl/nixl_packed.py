@@ -14,7 +14,7 @@ from kvplan.agents.by_nixl.packed_way import PackedWay, Slots, allocated, ring_f
 from kvplan.agents.by_nixl.ring_pages import enter, ring_pages
 from kvplan.agents.packed.pack_end import End
 from kvplan.cost.wires.crossing import crossing_of
-from kvplan.cost.wires.wire_model import WireChoice, choose_way
+from kvplan.cost.wires.wire_model import WireChoice, choose_way, direct_at_once
 from kvplan.cost.wires.wire_profile import WireProfile
 from kvplan.cost.wires.wire_store import find_wire, wire_name
 from kvplan.errors import TransferError
@@ -187,6 +187,17 @@ class NixlPacked:
         own = plan.layouts[0][1 if reading else 0].device if plan.layouts else "cpu"
         nbytes = self._slots.nbytes
         return choose_way(crossing_of(plan, most=nbytes), self._wire(own), pull=reading, slot_nbytes=nbytes)
+
+    def direct_at_once(self, plan: Plan, *, reading: bool) -> bool:
+        """Return whether a descriptor for each piece of a small plan is faster than a packed transfer begins.
+
+        Other plans need :meth:`choose`, which takes longer than a block moves.
+        """
+        if not plan.layouts:
+            return False
+        own = plan.layouts[0][1 if reading else 0].device
+        pieces = sum(part.group.packed.shape[1] * part.units.shape[1] for part in plan.parts)
+        return direct_at_once(plan.nbytes, pieces, self._wire(own), pull=reading)
 
     def _wire(self, device: str) -> WireProfile:
         """Return the profile of the wire between memory like a device's."""

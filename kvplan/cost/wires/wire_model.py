@@ -202,6 +202,25 @@ def choose_way(
     return WireChoice(way, direct, packed, _why(way, crossing, direct, packed))
 
 
+def direct_at_once(nbytes: int, pieces: int, wire: WireProfile, *, pull: bool = True) -> bool:
+    """Return whether a descriptor for each piece has moved all before a packed transfer would move its first byte.
+
+    Then nothing else about the plan matters for the choice.
+
+    Args:
+        nbytes: bytes of the plan.
+        pieces: its contiguous pieces, at most.
+        wire: profile of the wire.
+        pull: whether the receiver asks for the bytes.
+
+    >>> from kvplan.cost.wires.wire_profile import default_wire
+    >>> [direct_at_once(pieces << 10, pieces, default_wire()) for pieces in (16, 65536)]
+    [True, False]
+    """
+    begins = wire.start + wire.latency * (1 + pull)
+    return bool(nbytes) and direct_cost(Crossing(nbytes, 1, pieces, 0, 0), wire).seconds <= begins
+
+
 def _why(way: str, crossing: Crossing, direct: WayCost, packed: WayCost) -> str:
     if not crossing.nbytes:
         return "no byte moves"
