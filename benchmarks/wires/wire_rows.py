@@ -35,9 +35,12 @@ def rows_of(wire: Wire, found: Found) -> list[Row]:
     latency = found["note"]["us"] / 2
     limit = LATENCIES * latency + LATENCY_MORE_US if wire.memory == "gpu" else None
     rule = f"{LATENCIES} notes + {LATENCY_MORE_US:.0f} us" if limit else ""
-    for name in WAYS:
-        beside = {"a note": latency, "direct pull": found["one block"]["direct pull"]}
-        rows.append(Row(group, f"one block, {name}", "us", found["one block"][name], beside, limit, rule))
+    one = found["one block"]
+    for name, operation in (("pull", "READ"), ("push", "WRITE")):
+        alone = min(taken for what, taken in one.items() if what.startswith(operation))
+        beside = {"a note": latency, "NIXL alone": alone, "packed": one[f"packed {name}"]}
+        detail = {way: taken for way, taken in one.items() if way.endswith(name) or way.startswith(operation)}
+        rows.append(Row(group, f"one block, {name}", "us", one[f"auto {name}"], beside, limit, rule, detail=detail))
     return rows
 
 

@@ -30,6 +30,7 @@ from kvplan.plan.packing.packing import packing_of
 from kvplan.plan.plan import Plan
 
 PACKED_VERSION = 3  # in the card of an agent that takes packed transfers
+MOST_LEFT_OUT = 3  # looks in a row that are left out, since another thread calls NIXL, which moves its bytes as a look does
 
 
 def moves_alone(device: str, wire: str) -> bool:
@@ -90,6 +91,7 @@ class NixlPacked:
         self._profiles: dict[str, WireProfile] = {}  # by NIXL's name of the memory
         self._closed = False
         self._entered = False  # whether the ring's GPU is the current device of the thread
+        self._left_out = 0  # looks in a row
 
     def serve_peers(self) -> int:
         """Take requests of peers from now on; return the version for the card, or 0 if it takes none."""
@@ -260,8 +262,19 @@ class NixlPacked:
         return False
 
     def _look(self) -> bool:
-        """Poll in the agent's own thread."""
+        """Poll in the agent's own thread.
+
+        A small direct transfer takes as long as two looks. A look beside it waits for NIXL's lock, then the caller for
+        the interpreter. So while nothing packed is in flight, a look is left out if another thread has the lock.
+        """
         ring = self.lanes.ring
+        if self._left_out < MOST_LEFT_OUT and not self._busy():
+            lock = self._nixl.agent().lock
+            if not lock.acquire(blocking=False):
+                self._left_out += 1
+                return False
+            lock.release()
+        self._left_out = 0
         if ring is not None and not self._entered:
             self._entered = True
             enter(ring.memory.device)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kvplan import KVPlanError
 from kvplan.cost.wires.crossing import Crossing
-from kvplan.cost.wires.wire_model import best_slot, choose_way, direct_cost, packed_cost
+from kvplan.cost.wires.wire_model import best_slot, choose_way, direct_at_once, direct_cost, packed_cost
 from kvplan.cost.wires.wire_profile import MIB, SLOT_SIZES, CopyCosts, WireProfile, default_wire
 
 # Seconds that are easy to add: 1 for a post, 0.1 a descriptor, 0.01 a message of the wire, 0.001 a byte.
@@ -34,6 +34,33 @@ def test_direct_is_the_longer_of_posting_and_wire():
 def test_direct_adds_up_if_one_cpu_posts_and_moves():
     found = direct_cost(crossing(), replace(WIRE, overlaps=False))
     assert found.seconds == pytest.approx(5 + (1 + 40 * 0.1) + (40 * 0.01 + 4000 * 0.001))
+
+
+def test_few_pieces_go_direct_without_a_look_at_the_rest_of_the_plan():
+    """By hand, direct takes 5 + 1 + 0.1 a piece; nothing packed moves before the start and one or two latencies."""
+    wire = replace(WIRE, start=2.0)
+    assert [direct_at_once(10, pieces, wire) for pieces in (59, 61)] == [True, False]
+    assert [direct_at_once(10, pieces, wire, pull=False) for pieces in (9, 11)] == [True, False]
+    assert not direct_at_once(0, 0, wire)
+
+
+@given(
+    units=st.integers(1, 1 << 14), runs=st.integers(1, 64), merged=st.floats(0, 1), nbytes=st.integers(1, 1 << 20),
+    wire=st.builds(
+        lambda start, latency, descriptor, overlaps, memory: replace(
+            default_wire(memory), start=start, latency=latency, descriptor=descriptor, overlaps=overlaps
+        ),
+        st.floats(0, 1e-2), st.floats(1e-6, 1e-3), st.floats(1e-8, 1e-4), st.booleans(),
+        st.sampled_from(["DRAM", "VRAM"]),
+    ),
+    pull=st.booleans(),
+)  # fmt: skip
+def test_what_goes_direct_at_once_is_what_the_choice_says(units, runs, merged, nbytes, wire, pull):
+    """Pieces may merge, and then there are fewer descriptors; the choice knows how many."""
+    pieces = units * runs
+    whole = Crossing(units * nbytes, units, max(int(pieces * merged), 1), pieces, units)
+    if direct_at_once(whole.nbytes, pieces, wire, pull=pull):
+        assert choose_way(whole, wire, pull=pull).way == "direct"
 
 
 def test_a_list_is_posted_for_each_pair():
