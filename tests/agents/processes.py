@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 
+from tests.agents.answering import answered
 from tests.agents.workers import serve
 from tests.patience import PATIENCE
 
@@ -33,8 +34,7 @@ class Other:
         theirs.close()
 
     def answer(self):
-        assert self.pipe.poll(PATIENCE), "the other process does not answer"
-        kind, value = self.pipe.recv()
+        kind, value = answered(self.pipe, self.process, PATIENCE)
         if kind == "error":
             raise OtherError(value)
         return value

@@ -84,4 +84,4 @@ class Worker:
 
 def serve(name: str, seed: int, options: dict, pipe) -> None:
     """Do what the pipe asks for, until it asks for the end."""
-    answer(Worker(name, seed, options), pipe)
+    answer(lambda: Worker(name, seed, options), pipe)

@@ -95,9 +95,17 @@ def found(gbps: float, *, posted: float | None = None, whole: float = 100.0, row
     one = {"nbytes": 1 << 30, "descriptors": 131072, "posted rows": 8192, "GB/s": speeds,
            "CPU ms per GB": {name: [1.0, 2.0] for name in ways},
            "messages": {name: {"chunks": 32, "posted": 32} for name in ways}}  # fmt: skip
-    made = {"one message": {"READ": whole / 2, "WRITE": whole}, "rows": {row: one}, "note": {"us": 20.0},
-            "one block": {f"{way} {name}": us for way, us in (("auto", 69.0), ("packed", 500.0), ("direct", 68.0))
-                          for name in ("pull", "push")} | {"READ flat": 30.0, "READ strided": 31.0, "WRITE flat": 32.0}}
+    made = {
+        "one message": {"READ": whole / 2, "WRITE": whole},
+        "rows": {row: one},
+        "note": {"us": 20.0},
+        "one block": {
+            f"{way} {name}": us
+            for way, us in (("auto", 69.0), ("packed", 500.0), ("direct", 68.0))
+            for name in ("pull", "push")
+        }
+        | {"READ flat": 30.0, "READ strided": 31.0, "WRITE flat": 32.0},
+    }
     if posted is not None:
         made["NIXL as it comes"] = {row: {"GB/s": {"READ flat": posted, "WRITE flat": posted / 2}, "rows": 8192}}
     return made

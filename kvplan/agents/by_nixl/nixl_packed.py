@@ -30,7 +30,9 @@ from kvplan.plan.packing.packing import packing_of
 from kvplan.plan.plan import Plan
 
 PACKED_VERSION = 3  # in the card of an agent that takes packed transfers
-MOST_LEFT_OUT = 3  # looks in a row that are left out, since another thread calls NIXL, which moves its bytes as a look does
+MOST_LEFT_OUT = (
+    3  # looks in a row that are left out, since another thread calls NIXL, which moves its bytes as a look does
+)
 
 
 def moves_alone(device: str, wire: str) -> bool:

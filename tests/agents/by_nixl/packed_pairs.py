@@ -89,7 +89,7 @@ def serve(name: str, number: int, options: dict, pipe: Any) -> None:
     """Be the other process."""
     del name, number
     choose_wire(options["transports"])
-    answer(FarEnd(), pipe)
+    answer(FarEnd, pipe)
 
 
 def far_end(transports: str) -> Other:

@@ -148,7 +148,7 @@ class Worker(workers.Worker):
 
 def serve(name: str, seed: int, options: dict[str, Any], pipe: Any) -> None:
     """Do what the pipe asks for, until it asks for the end."""
-    answer(Worker(name, seed, options), pipe)
+    answer(lambda: Worker(name, seed, options), pipe)
 
 
 class Neighbour(Other):

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.agents.answering import answer
+from tests.agents.answering import answer, answered
 from tests.gpu.processes.visiting import shared_pages
 
 PATIENCE = 120.0  # seconds
@@ -133,7 +133,7 @@ class Worker:
 def serve(name: str, ordinal: int, environment: dict[str, str], pipe: Any) -> None:
     """Do what the pipe asks for, until it asks for the end."""
     os.environ.update(environment)
-    answer(Worker(name, ordinal), pipe)
+    answer(lambda: Worker(name, ordinal), pipe)
 
 
 class Other:
@@ -163,8 +163,7 @@ class Other:
         if not self._made:
             self._made = True
             self.answer()
-        assert self.pipe.poll(PATIENCE), "the other process does not answer"
-        kind, value = self.pipe.recv()
+        kind, value = answered(self.pipe, self.process, PATIENCE)
         assert kind != "error", value
         return value
 
