@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from kvplan import Agent
+import numpy as np
+
+import kvplan
+from kvplan import Agent, KVLayout
 from tests.nixl import double
 from tests.patience import until
 
@@ -21,6 +24,27 @@ class KnownAgents:
         self.me.close()
         self.you.close()
         self.network.check_released()
+
+
+class Far(KnownAgents):
+    """Two agents with a layout each; a transfer is done after so many looks."""
+
+    def __init__(self, transports=("shm", "nixl"), looks=2) -> None:
+        super().__init__()
+        self.network.looks = looks
+        self.mine = np.zeros((3, 8, 64), np.uint8)
+        self.theirs = (np.arange(8 * 3 * 64) % 251).astype(np.uint8).reshape(8, 3, 64)
+        self.me = self.agent("me", {"kv": KVLayout.from_tensors("layer block dim", self.mine)}, transports)
+        self.you = self.agent("you", {"kv": KVLayout.from_tensors("block layer dim", self.theirs)}, transports)
+
+    def agent(self, name, layouts, transports):
+        return Agent(name, layouts, transports=transports, agent=double.Agent(self.network, name))
+
+    def meet(self):
+        self.peer = self.me.meet(self.you.card())
+        self.load = kvplan.compile(self.peer.layouts["kv"], self.me.layouts["kv"])
+        self.store = kvplan.compile(self.me.layouts["kv"], self.peer.layouts["kv"])
+        return self.peer
 
 
 def heard(agent, count=1):

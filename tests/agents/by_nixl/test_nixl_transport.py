@@ -9,32 +9,12 @@ import numpy as np
 import pytest
 
 import kvplan
-from kvplan import Agent, KVLayout, LayoutError, PathError, TransferError
+from kvplan import KVLayout, LayoutError, PathError, TransferError
 from kvplan.agents.by_nixl.nixl_end import NixlEnd
 from kvplan.agents.peer import Peer
-from tests.agents.by_nixl.known_agents import KnownAgents, heard
+from tests.agents.by_nixl.known_agents import Far, heard
 from tests.nixl import double
 from tests.patience import PATIENCE
-
-
-class Far(KnownAgents):
-    """Two agents that know each other through NIXL only."""
-
-    def __init__(self, transports=("shm", "nixl")) -> None:
-        super().__init__()
-        self.mine = np.zeros((3, 8, 64), np.uint8)
-        self.theirs = (np.arange(8 * 3 * 64) % 251).astype(np.uint8).reshape(8, 3, 64)
-        self.me = self.agent("me", {"kv": KVLayout.from_tensors("layer block dim", self.mine)}, transports)
-        self.you = self.agent("you", {"kv": KVLayout.from_tensors("block layer dim", self.theirs)}, transports)
-
-    def agent(self, name, layouts, transports):
-        return Agent(name, layouts, transports=transports, agent=double.Agent(self.network, name))
-
-    def meet(self):
-        self.peer = self.me.meet(self.you.card())
-        self.load = kvplan.compile(self.peer.layouts["kv"], self.me.layouts["kv"])
-        self.store = kvplan.compile(self.me.layouts["kv"], self.peer.layouts["kv"])
-        return self.peer
 
 
 @pytest.fixture

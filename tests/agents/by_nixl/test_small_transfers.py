@@ -5,42 +5,24 @@ from __future__ import annotations
 import threading
 from collections import Counter
 
-import numpy as np
 import pytest
 
-import kvplan
-from kvplan import Agent, KVLayout, TransferError
+from kvplan import TransferError
 from kvplan.agents.by_nixl.nixl_packed import MOST_LEFT_OUT, NixlPacked
 from kvplan.agents.by_nixl.packed_way import PackedWay
 from kvplan.agents.settling import Lane
-from tests.agents.by_nixl.known_agents import KnownAgents, heard
-from tests.nixl import double
+from tests.agents.by_nixl.known_agents import Far, heard
 from tests.patience import PATIENCE, until
 
 
-class Pair(KnownAgents):
-    """Two agents with one layout each, on a double of NIXL that is done after so many looks."""
-
-    def __init__(self, looks: int) -> None:
-        super().__init__()
-        self.network.looks = looks
-        self.mine = np.zeros((3, 8, 64), np.uint8)
-        self.theirs = (np.arange(8 * 3 * 64) % 251).astype(np.uint8).reshape(8, 3, 64)
-        self.me = self._agent("me", KVLayout.from_tensors("layer block dim", self.mine))
-        self.you = self._agent("you", KVLayout.from_tensors("block layer dim", self.theirs))
-        self.peer = self.me.meet(self.you.card())
-        self.load = kvplan.compile(self.peer.layouts["kv"], self.me.layouts["kv"])
-
-    def _agent(self, name, layout):
-        return Agent(name, {"kv": layout}, transports=("nixl",), agent=double.Agent(self.network, name))
-
-    def same(self, src, dst):
-        return (self.mine[:, dst] == self.theirs[src]).all()
+def same(pair, src, dst):
+    return (pair.mine[:, dst] == pair.theirs[src]).all()
 
 
 @pytest.fixture
 def pair(request):
-    made = Pair(request.param)
+    made = Far(("nixl",), request.param)
+    made.meet()
     yield made
     made.close()
 
@@ -68,7 +50,7 @@ def wakes(monkeypatch):
 def test_bytes_that_have_moved_at_once_end_the_transfer_in_its_submit(pair, wakes):
     transfer = pair.peer.submit(pair.load.plan([5], [2]), note=b"read", way="direct")
     assert transfer._over.happened
-    assert pair.same(5, 2)
+    assert same(pair, 5, 2)
     assert transfer.result().nbytes == 192
     assert heard(pair.you) == [("me", b"read")]
     assert not wakes
@@ -82,7 +64,7 @@ def test_a_caller_that_waits_looks_itself(pair, wakes, monkeypatch):
         transfer = pair.peer.submit(pair.load.plan([k], [7 - k]), way="direct")
         assert not transfer._over.happened
         transfer.synchronize(PATIENCE)
-        assert pair.same(k, 7 - k)
+        assert same(pair, k, 7 - k)
     assert not wakes
 
 
@@ -90,7 +72,7 @@ def test_a_caller_that_waits_looks_itself(pair, wakes, monkeypatch):
 def test_a_caller_that_asks_now_and_then_ends_it_by_asking(pair, wakes):
     transfer = pair.peer.submit(pair.load.plan([1], [1]), way="direct")
     until(transfer.done)
-    assert pair.same(1, 1)
+    assert same(pair, 1, 1)
     assert not wakes
 
 
@@ -143,7 +125,7 @@ def test_several_threads_submit_and_wait(pair):
     for thread in threads:
         thread.join()
     assert not errors
-    assert all(pair.same(number, number) for number in range(4))
+    assert all(same(pair, number, number) for number in range(4))
     assert (pair.me.stats().transfers, pair.me.stats().in_flight) == (240, 0)
 
 
