@@ -134,17 +134,25 @@ def _cells(rows: Sequence[Row]) -> list[list[str]]:
     head = [rows[0].group, "ours", "limit", "", *(cell for name in names for cell in (name, "ours/it")), "ok?"]
     body = []
     for row in rows:
-        limit = "" if row.limit is None else _number(row.limit, row.unit)
+        limit = "" if row.limit is None else number_with_unit(row.limit, row.unit)
         beside = []
         for name in names:
             value, ratio = row.beside.get(name), row.ratios.get(name)
-            beside += ["" if value is None else _number(value, row.unit), "" if ratio is None else f"{ratio:.2f}"]
+            beside += [
+                "" if value is None else number_with_unit(value, row.unit),
+                "" if ratio is None else f"{ratio:.2f}",
+            ]
         verdict = {None: "", True: "yes", False: "NO"}[row.ok]
-        body.append([row.what, _number(row.ours, row.unit), limit, row.rule, *beside, verdict])
+        body.append([row.what, number_with_unit(row.ours, row.unit), limit, row.rule, *beside, verdict])
     return [head, *body]
 
 
-def _number(value: float, unit: str) -> str:
+def number_with_unit(value: float, unit: str) -> str:
+    """Return a figure as tables show it.
+
+    >>> number_with_unit(1234.5, "us"), number_with_unit(0.125, "x")
+    ('1,234 us', '0.12 x')
+    """
     digits = 2 if abs(value) < 10 else 1 if abs(value) < 100 else 0
     return f"{value:,.{digits}f} {unit}"
 

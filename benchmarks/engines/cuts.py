@@ -31,6 +31,7 @@ from benchmarks.engines.shapes import FULL, SHAPES, SMOKE
 from benchmarks.engines.ways import way_of
 from benchmarks.gpu.environment import versions
 from benchmarks.record import document, machine
+from kvplan.cli.arguments.values import positive
 from kvplan.execute.gpu.selection import Choice, Selection
 from kvplan.plan.layers import Cutting
 
@@ -192,7 +193,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.engines.cuts", description=__doc__)
     parser.add_argument("--shape", choices=tuple(SHAPES), default="gqa1")
     parser.add_argument("--held", type=int, default=6000, help="tokens that the host holds; default 6000")
-    parser.add_argument("--new", type=int, help="new tokens behind them; default 512")
+    parser.add_argument("--new", type=positive, help="new tokens behind them; default 512")
     parser.add_argument("--kinds", type=lambda text: text.split(","), default=DEFAULT,
                         help=f"{', '.join(CUTS)}, each also with {KERNEL}; default {','.join(DEFAULT)}")  # fmt: skip
     parser.add_argument("--seconds", type=float, default=60.0)

@@ -6,11 +6,13 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from benchmarks.engines import limits_page
 from benchmarks.engines.columns import steady, summary
 from benchmarks.engines.picture import OUT as PICTURE
 from benchmarks.engines.rows import tables
 
 ROOT = Path(__file__).parents[2]
+LIMITS_PAGE = ROOT / "benchmarks" / "engines" / "README.md"
 PAGE = ROOT / "docs" / "evidence" / "first-token.md"
 MARKS = "<!-- engine numbers -->", "<!-- end of engine numbers -->"
 PICTURE_MARKS = "<!-- engine trace -->", "<!-- end of engine trace -->"
@@ -22,9 +24,13 @@ RESULTS = tuple(
         "8b-long-one-stream",
         "8b-two-gpus",
         "8b-blocks-of-64",
+        "8b-blocks-of-64-again",
         "8b-alone-async",
         "8b",
         "8b-simple",
+        "gqa1-told",
+        "gqa1-told-again",
+        "gqa1-suffixes",
         "gqa1-steady",
         "gqa1-rare-looks",
         "gqa1-both-layouts",
@@ -44,6 +50,7 @@ TWO_PACES = (
     "The CPU changed between two paces every few seconds, and only times of one request are sorted by its pace. All "
     "other figures of this run tell more about the CPU than about the ways."
 )
+TOLD = "vLLM's worker tells the executor how long its step computes from this run on."
 EARLIER = {  # what else a reader must know of a result
     "engines-nvidia-h200-8b-alone": f"{FIRST_CALL} {EVEN}",
     "engines-nvidia-h200-8b-short-ends": "The groups at both ends of a load are short from this run on.",
@@ -63,6 +70,21 @@ EARLIER = {  # what else a reader must know of a result
     "engines-nvidia-h200-mla": (
         "Of the chats, only one way has a round at the CPU's quick pace, so they compare nothing."
     ),
+    "engines-nvidia-h200-8b-blocks-of-64-again": (
+        "The machine of `gqa1-told-again`, and its CPU was slow still. A load by layers has one stream of kernels."
+    ),
+    "engines-nvidia-h200-gqa1-told": (
+        f"{TOLD} The machine's CPU was at its quick pace for the first third of the run, and then mostly at its slow "
+        "one. No round of kvplan's chats is left."
+    ),
+    "engines-nvidia-h200-gqa1-told-again": (
+        "The same machine, three minutes after the run before. Its CPU was slow most of the time, so of the requests "
+        "that are counted few are left, and within one way they differ by half."
+    ),
+    "engines-nvidia-h200-gqa1-suffixes": (
+        "The same machine between the two runs before, on a CPU that was mostly slow. In the first round of each way, "
+        "some requests with 2,048 new tokens found 800 held tokens in place of 6,000."
+    ),
     "engines-nvidia-h200-gqa1-rare-looks": (
         f"{TWO_PACES} From this run on, the executor's thread looks every 0.1 s, and one step of seven is measured."
     ),
@@ -70,7 +92,7 @@ EARLIER = {  # what else a reader must know of a result
         f"{TWO_PACES} The executor's thread looked every 0.1 s already; one of eight steps that load was measured."
     ),
 }
-TRACE = ROOT / "benchmarks" / "results" / "engines" / "engines-nvidia-h200-trace.json"
+TRACE = ROOT / "benchmarks" / "results" / "engines" / "traces" / "engines-nvidia-h200-trace.json"
 
 
 def recorded() -> list[Path]:
@@ -82,6 +104,7 @@ def pages() -> Iterator[tuple[Path, tuple[str, str], str]]:
     """Yield the pages, the marks in them, and what stands between."""
     yield PAGE, MARKS, numbers()
     yield PAGE, PICTURE_MARKS, trace()
+    yield LIMITS_PAGE, limits_page.MARKS, limits_page.limits(recorded())
 
 
 def source_of(result: Path, gpu: Mapping[str, str], versions: Mapping[str, str]) -> str:
