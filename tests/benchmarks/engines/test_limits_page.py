@@ -13,7 +13,8 @@ def row(what, ours, limit, *, ok, more=False, rule="0.9 x the best", unit="ms"):
 
 def test_each_limit_counts_its_runs_and_shows_the_one_with_the_most_room(tmp_path):
     runs = {
-        "first.json": [row("TTFT", 9.0, 10.0, ok=True), row("chats", 90.0, 100.0, ok=False, more=True, unit="tokens/s")],
+        "first.json": [row("TTFT", 9.0, 10.0, ok=True),
+                       row("chats", 90.0, 100.0, ok=False, more=True, unit="tokens/s")],
         "second.json": [row("TTFT", 8.0, 10.0, ok=True), row("TTFT", 12.0, 10.0, ok=False, rule="another"),
                         row("chats", 80.0, 100.0, ok=False, more=True, unit="tokens/s")],
         "third.json": [row("TTFT", 30.0, 20.0, ok=False), row("CPU", 1.0, None, ok=None),
