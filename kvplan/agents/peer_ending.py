@@ -14,6 +14,7 @@ from kvplan.base.threads import error_of
 from kvplan.errors import TransferError
 from kvplan.execute.stats import Tally
 from kvplan.execute.transfer import Transfer, TransferResult, cancellation
+from kvplan.nixl.nixl_transfer import NixlTransfer
 from kvplan.plan.plan import Plan
 
 _HOLDS = {
@@ -139,12 +140,8 @@ class PeerEnding(LatchedTransfer):
         The lane's thread does the same, perhaps at the same time. A signal handler may interrupt this call at any
         point, and then the lane's thread completes the end.
         """
-        inner = self._inners[-1]
-        if self._cancelled or not inner.done():
-            return self._over.happened
-        try:
-            result = inner.result()
-        except TransferError:
+        result = None if self._cancelled else self._result_here(self._inners[-1])
+        if result is None:
             return self._over.happened
         if self._link.lost(self._opened) is not None:
             return self._over.happened
@@ -152,6 +149,15 @@ class PeerEnding(LatchedTransfer):
         self._finish(result, None)
         self._tally.settle()
         return True
+
+    def _result_here(self, inner: Transfer) -> TransferResult | None:
+        """Return the result of the inner transfer if its bytes have moved; None if not, or something is wrong."""
+        if isinstance(inner, NixlTransfer):
+            return inner.moved()
+        try:
+            return inner.result() if inner.done() else None
+        except TransferError:
+            return None
 
     def _settle_moved(self) -> TransferError | None:
         """Ask whether the peer lives, then send the note; return the error, or None."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import starmap
+from functools import partial
+from itertools import starmap, takewhile
 from typing import Any
 
 from kvplan.agents.latched_transfer import BEGUN
@@ -15,10 +16,11 @@ from kvplan.agents.peer_ending import Order, PeerEnding
 from kvplan.agents.settling import Lane
 from kvplan.agents.way import delivered
 from kvplan.base.latch import Wake, bounded
-from kvplan.base.process import check_process
+from kvplan.base.process import check_process, generation
 from kvplan.base.threads import Standby, error_of
 from kvplan.errors import TransferError
 from kvplan.execute.transfer import StreamlessTransfer, Transfer, check_layer, wait_on_cpu
+from kvplan.nixl.nixl_transfer import NixlTransfer, end_all
 from kvplan.plan.plan import Plan
 
 __all__ = ["Order", "PeerTransfer"]
@@ -45,13 +47,13 @@ class PeerTransfer(PeerEnding):
         plan: the plan that it moves.
         attempt: number of the current attempt, from 1.
         quiet: whether a stream delivers its note, so that any thread can end it once its bytes have moved.
-        asked: whether NIXL moves it and sends its note: only a look tells that it has ended, in any thread.
+        polled: whether it is a direct transfer of NIXL without ``after=``: callers that ask for its end ask NIXL, too.
         left: whether the lane has left it to its caller for some time.
         until: its deadline as ``time.monotonic`` counts, or None.
     """
 
     # Defaults that most transfers keep, so that a submit need not set them.
-    quiet = left = asked = False
+    quiet = left = polled = False
     _frame: weakref.ref[_Frame] | None = None
     _launched = False
     _waking: Wake | None = None
@@ -63,7 +65,7 @@ class PeerTransfer(PeerEnding):
         """Return whether it has ended; see :meth:`kvplan.Transfer.done`."""
         if self._over.happened:
             return True
-        if self.quiet or self.asked:
+        if self.quiet or self.polled:
             self._end_quietly()
         elif self._lane is not None:
             self._lane.hurry()
@@ -73,7 +75,7 @@ class PeerTransfer(PeerEnding):
         """Block until it has ended; see :meth:`kvplan.Transfer.synchronize`."""
         if not self._over.happened:
             check_process(self._generation)
-            if self._lane is not None and not ((self.quiet or self.asked) and self._ends_soon(timeout)):
+            if self._lane is not None and not ((self.quiet or self.polled) and self._ends_soon(timeout)):
                 self._lane.hurry()
             if not self._over.wait(timeout):
                 raise self._late(timeout)
@@ -91,12 +93,15 @@ class PeerTransfer(PeerEnding):
         return True
 
     def _end_quietly(self) -> bool:
-        """End it in the caller's thread, if it can be; return whether it has ended. The lane then has no work with it.
+        """End it in the caller's thread, if it can be; return whether it has ended.
 
-        Its thread would compete with the caller's next submits for the interpreter.
+        The lane then has no work with it, since its thread would compete with the caller's next submits for the
+        interpreter. NIXL's handles are released by that thread all the same: no interrupt comes there.
         """
+        if self.polled and self._generation != generation():
+            return False  # a forked child has no lane, and another thread may have been within NIXL
         ended = self._end_here()
-        if ended and self._lane is not None:
+        if ended and self.quiet and self._lane is not None:
             self._lane.drop(self)
         return ended
 
@@ -164,6 +169,7 @@ class PeerTransfer(PeerEnding):
                 self.submit()
                 if opened is not None:
                     self._after(opened, urgent=urgent)
+            self._hand_over(lane, opened)
         except BaseException:
             self._refused = self.inner is None
             if self._refused:
@@ -171,21 +177,24 @@ class PeerTransfer(PeerEnding):
             self._launched = not self._refused  # a caller that keeps the error keeps the frame, too
             lane.waker(None)
             raise
+        self._frame = None
+
+    def _hand_over(self, lane: Lane, opened: Any) -> None:
+        """Tell the lane that the submit is over, and who ends the transfer."""
         order = self._order
-        if opened is not None and opened.gpu is not None and order.attempts == 1 and self.until is None:
+        if opened is None:
+            self.polled = isinstance(self.inner, NixlTransfer)
+        elif opened.gpu is not None and order.attempts == 1 and self.until is None:
             # Nothing happens at its end but the end itself.
             by_stream = self._taken[0] is delivered if self._taken else not order.note
             self.quiet = by_stream and (order.after is None or not isinstance(order.after, PeerTransfer))
-        elif opened is None and self.inner is not None and self.inner.sleepers is None:
-            self.asked = True
         self._launched = True
-        if self.asked and self._end_quietly():  # few bytes have moved at once: no thread need be woken for their end
-            pass
-        elif self.quiet or self.asked:
+        if self.polled:
+            self._end_quietly()  # few bytes have moved at once
+        if self.quiet or self.polled:
             lane.leave()
         else:
             lane.watch(self)
-        self._frame = None
 
     def _after(self, opened: Any, *, urgent: bool) -> None:
         """Tell the transport of the submitted transfer, and of its note.
@@ -209,6 +218,16 @@ class PeerTransfer(PeerEnding):
         self.attempt += 1
         self._fates.append(BEGUN)  # from here on, the inner transfer says whether it can be cancelled
         self._inners.extend(starmap(self._start, [()]))  # one C call keeps what the submit returns
+
+    def tidy(self, line: Sequence[PeerTransfer]) -> Sequence[PeerTransfer]:
+        """Release NIXL's handles of the first transfers of a line, as many as callers have ended."""
+        ended = list(takewhile(PeerTransfer._ended_by_a_caller, line))
+        if ended:
+            error_of(partial(end_all, [one._inners[-1] for one in ended]))
+        return ended
+
+    def _ended_by_a_caller(self) -> bool:
+        return self.polled and self._over.happened and self._ends[0][1] is None
 
     def begin(self, standby: Standby, wake: Wake) -> None:
         """Wait for the ``after=`` on the CPU, then submit; the lane calls this if the submit could not do it."""

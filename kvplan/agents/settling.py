@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
-from typing import Protocol
+from typing import Any, Protocol
 
 from kvplan.base.latch import Wake, woken
 from kvplan.base.threads import Standby, Worker
@@ -25,11 +25,13 @@ class Settled(Protocol):
     Attributes:
         until: its deadline as ``time.monotonic`` counts, or None.
         quiet: whether a caller that asks for its end can end it, too; nobody waits for its end otherwise.
+        polled: whether such a caller can see its end, too; the lane's thread then does the rest.
         left: whether the lane's thread has left it to its caller for a look's time.
     """
 
     until: float | None
     quiet: bool
+    polled: bool
     left: bool
 
     @property
@@ -47,6 +49,9 @@ class Settled(Protocol):
 
     def settle(self) -> bool:
         """End it, now that the inner transfer has ended; return False if it was submitted again."""
+
+    def tidy(self, line: Sequence[Any]) -> Sequence[Settled]:
+        """Release what it and the next ones of a line hold if callers have seen their ends; return these."""
 
 
 class Lane:
@@ -104,8 +109,6 @@ class Lane:
             self._line.remove(transfer)  # one C call
         except ValueError:  # the other one was first
             return
-        if self._line:  # the thread may have gone to sleep until the submit of this transfer is over
-            self.leave()
 
     def stop(self) -> None:
         """End the thread after the transfers that it has."""
@@ -122,12 +125,13 @@ class Lane:
                 self._rest()
                 continue
             self._idle = 0
+            if tidied := head.tidy(list(self._line)):
+                for one in tidied:
+                    self.drop(one)
+                continue
             self._expire()
             if head.submitting():  # the transport may not have taken the note yet
-                self._asleep = True  # its submit wakes this thread; no other call of the lane's does
-                if head.submitting():
-                    self._wake.get()
-                self._asleep = False
+                self._doze()  # the end of the submit wakes this thread, unless callers can end the transfer
                 continue
             if self._leaves(head):
                 continue
@@ -150,17 +154,23 @@ class Lane:
         A caller that waits for each of its transfers ends all of them, and this thread never competes with it.
         """
         inner, line = head.inner, list(self._line)
-        if self._hurried or self._stopped or inner is None or not all(one.quiet for one in line):
+        if self._hurried or self._stopped or inner is None or not all(one.quiet or one.polled for one in line):
             return False
-        if head.left and inner.done():
+        if head.left and (head.polled or inner.done()):
             return False
         for one in line:
             one.left = True
         self._dozing = True
         if not self._hurried:
-            woken(self._wake, LOOK_SECONDS)
+            self._doze()
         self._dozing = False
         return True
+
+    def _doze(self) -> None:
+        """Wait for a look's time, or until a caller hurries this thread."""
+        self._dozing = True
+        woken(self._wake, LOOK_SECONDS)
+        self._dozing = False
 
     def _rest(self) -> None:
         """Wait for the next transfer: for a look's time, or until a submit wakes this thread."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from kvplan.plan.nixl_lists import nixl_lists
 from kvplan.plan.plan import Plan
 
 LOOK_SECONDS = 50e-6  # seconds between two polls of a transfer in flight
+DONE = "DONE"  # NIXL's state of a transfer that has moved all bytes
 PAUSE_SECONDS = 0.05  # seconds before a second attempt; the pause doubles before each further attempt
 
 log = logging.getLogger("kvplan.nixl")
@@ -50,6 +52,7 @@ class NixlTransfer(StreamlessTransfer):
         self._descriptors = 0
         self._held: list[Any] = []  # handles of NIXL, the transfer's own first
         self._over = False
+        self._told = ""  # DONE, or why the attempt failed, if NIXL has told that already
         self._result: TransferResult | None = None
         self._error: TransferError | None = None
 
@@ -59,6 +62,31 @@ class NixlTransfer(StreamlessTransfer):
             if not self._over:
                 self._look()
             return self._over
+
+    @property
+    def lock(self) -> Any:
+        """The lock that every call of NIXL takes."""
+        return self._end.lock
+
+    def moved(self) -> TransferResult | None:
+        """Return the result if all bytes have moved; None if that is not known, or another thread calls NIXL.
+
+        It only asks. The handles of NIXL stay until :meth:`done`, or the peer's end: NIXL would release a handle twice
+        after an interrupt of its ``release``. So a caller that may be interrupted leaves that to a thread of its own.
+        """
+        if not self._told:
+            lock, nixl = self._end.lock, self._end.nixl
+            for _ in filter(None, map(lock.acquire, (False,))):  # no interrupt comes between the lock and the try
+                try:
+                    if self._held and not self._told:
+                        self._told = _ended_as(nixl.check_xfer_state(self._held[0]))
+                except Exception as error:
+                    if not _raised_by(nixl, error):
+                        raise  # by a signal handler
+                    self._told = in_words(error)
+                finally:
+                    lock.release()
+        return self._result_now() if self._told == DONE else None
 
     def synchronize(self, timeout: float | None = None) -> None:
         """See :meth:`Transfer.synchronize`."""
@@ -86,7 +114,7 @@ class NixlTransfer(StreamlessTransfer):
             if src is None or dst is None:
                 if self._note:
                     nixl.send_notif(self._connection.name, self._note)
-                self._finish()
+                self._told = DONE
                 return
             mine, theirs = (dst, src) if self._reading else (src, dst)
             self._descriptors = mine.descriptors
@@ -99,9 +127,9 @@ class NixlTransfer(StreamlessTransfer):
             self._held.insert(0, nixl.make_prepped_xfer(operation, sides[0], every, sides[1], every, self._note))
             state = nixl.transfer(self._held[0])
         except Exception as error:  # noqa: BLE001  # any error of NIXL is the transfer's
-            self._failed(in_words(error))
+            self._told = in_words(error)
         else:
-            self._take(state)
+            self._told = _ended_as(state)  # a submit releases nothing; see moved()
 
     def moves(self) -> bool:
         """Return whether NIXL has the transfer and reports that it is in progress."""
@@ -111,11 +139,23 @@ class NixlTransfer(StreamlessTransfer):
 
     def give_up(self, why: str) -> None:
         """End the transfer now as failed."""
+        if self._told == DONE and not self._over:
+            self._look()
         if not self._over:
             self._release()
             self._ended(self._problem(why))
 
     def _look(self) -> None:
+        if not self._told:
+            self._ask()
+        if self._told == DONE:
+            self._release()
+            self._finish()
+        elif self._told:
+            self._failed(self._told)
+
+    def _ask(self) -> None:
+        """Ask NIXL, and try again or give up if it is time."""
         now = time.monotonic()
         if self._until is not None and now > self._until:
             self.give_up(f"it did not end within its deadline of {self._deadline} seconds")
@@ -124,26 +164,21 @@ class NixlTransfer(StreamlessTransfer):
                 self._try_again()
         else:
             try:
-                state = self._end.nixl.check_xfer_state(self._held[0])
-            except Exception as error:  # noqa: BLE001
-                self._failed(in_words(error))
-            else:
-                self._take(state)
+                self._told = _ended_as(self._end.nixl.check_xfer_state(self._held[0]))
+            except Exception as error:  # noqa: BLE001  # any error of NIXL is the transfer's
+                self._told = in_words(error)
 
-    def _take(self, state: str) -> None:
-        if state == "DONE":
-            self._release()
-            self._finish()
-        elif state != "PROC":
-            self._failed(f"NIXL reports the state {state}")
+    def _result_now(self) -> TransferResult:
+        seconds = time.perf_counter() - self._posted
+        return TransferResult(self.plan.nbytes, seconds, "nixl", self._descriptors, 1)
 
     def _finish(self) -> None:
-        seconds = time.perf_counter() - self._posted
-        self._result = TransferResult(self.plan.nbytes, seconds, "nixl", self._descriptors, 1)
+        self._result = self._result_now()
         self._end.tally.add(self._result, "read" if self._reading else "write")
         self._ended(None)
 
     def _failed(self, what: str) -> None:
+        self._told = ""
         self._release()
         if self.attempt >= self._attempts:
             self._ended(self._problem(what))
@@ -191,3 +226,29 @@ class NixlTransfer(StreamlessTransfer):
     def __repr__(self) -> str:
         state = "in flight" if not self._over else "failed" if self._error else "done"
         return f"Transfer({self.plan!r}, {state})"
+
+
+def end_all(transfers: Sequence[Any]) -> None:
+    """End transfers of one process that have moved, which releases NIXL's handles.
+
+    Other threads that call NIXL wait for its lock once, and not for each transfer.
+    """
+    with transfers[0].lock:
+        for one in transfers:
+            one.done()
+
+
+def _ended_as(state: str) -> str:
+    """Return DONE, or why an attempt failed, from a state that NIXL reports; "" if it moves still."""
+    return "" if state == "PROC" else DONE if state == DONE else f"NIXL reports the state {state}"
+
+
+def _raised_by(nixl: Any, error: Exception) -> bool:
+    """Return whether NIXL raised an error, and not a signal handler that ran meanwhile."""
+    module, own = type(error).__module__, type(nixl).__module__
+    if module == own or module.startswith("nixl"):
+        return True
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    return last is None or last.tb_frame.f_globals.get("__name__") == own

@@ -29,8 +29,9 @@ class KnownAgents:
 class Far(KnownAgents):
     """Two agents with a layout each; a transfer is done after so many looks."""
 
-    def __init__(self, transports=("shm", "nixl"), looks=2) -> None:
+    def __init__(self, transports=("shm", "nixl"), looks=2, **options) -> None:
         super().__init__()
+        self.options = options
         self.network.looks = looks
         self.mine = np.zeros((3, 8, 64), np.uint8)
         self.theirs = (np.arange(8 * 3 * 64) % 251).astype(np.uint8).reshape(8, 3, 64)
@@ -38,7 +39,7 @@ class Far(KnownAgents):
         self.you = self.agent("you", {"kv": KVLayout.from_tensors("block layer dim", self.theirs)}, transports)
 
     def agent(self, name, layouts, transports):
-        return Agent(name, layouts, transports=transports, agent=double.Agent(self.network, name))
+        return Agent(name, layouts, transports=transports, agent=double.Agent(self.network, name), **self.options)
 
     def meet(self):
         self.peer = self.me.meet(self.you.card())

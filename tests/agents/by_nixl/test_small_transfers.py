@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
-from kvplan import TransferError
+from kvplan import TransferError, join
 from kvplan.agents.by_nixl.nixl_packed import MOST_LEFT_OUT, NixlPacked
 from kvplan.agents.by_nixl.packed_way import PackedWay
 from kvplan.agents.settling import Lane
+from kvplan.cost.wires.wire_model import WayCost, WireChoice
+from kvplan.cost.wires.wire_profile import default_wire
 from tests.agents.by_nixl.known_agents import Far, heard
+from tests.interrupts import Interrupt
+from tests.nixl import double
 from tests.patience import PATIENCE, until
 
 
@@ -129,32 +135,169 @@ def test_several_threads_submit_and_wait(pair):
     assert (pair.me.stats().transfers, pair.me.stats().in_flight) == (240, 0)
 
 
-class Sleeping:
-    """A transfer whose submit is at work until it is told otherwise."""
-
-    until, quiet, left, inner = None, True, False, None
-
-    def __init__(self) -> None:
-        self.asked, self.at_work = threading.Event(), True
-
-    def submitting(self):
-        self.asked.set()
-        return self.at_work
+# ---- callers that are interrupted ------------------------------------------------------------------------------------
 
 
-def test_a_lane_that_sleeps_until_a_submit_is_over_wakes_if_its_transfer_is_dropped():
-    lane = Lane(set())
-    first, second = Sleeping(), Sleeping()
+def settled(pair):
+    """Wait until nothing is in flight, and no handle of NIXL is left."""
+    mine = pair.peer.nixl.own
+    until(lambda: not (pair.me.stats().in_flight or mine.stats().in_flight or pair.network.agents["me"].live))
+
+
+@pytest.mark.parametrize("pair", [0, 2], indirect=True)
+@pytest.mark.parametrize("jumps", [False, True])
+def test_a_wait_that_is_interrupted_anywhere_loses_nothing_and_fails_nothing(pair, jumps, monkeypatch):
+    """The lane's thread alone releases NIXL's handles: NIXL releases one twice if an interrupt comes within."""
+    monkeypatch.setattr("kvplan.agents.peer_transfer.LOOK_SECONDS", PATIENCE)
+    at, came = 0, True
+    while came:
+        at += 1
+        transfer = pair.peer.submit(pair.load.plan([at % 8], [at % 5]), note=b"%d" % at, way="direct")
+        interrupt = Interrupt(at, jumps=jumps)
+        came = interrupt.within(lambda: transfer.synchronize(PATIENCE))  # noqa: B023
+        until(transfer.done)
+        settled(pair)
+        assert heard(pair.you) == [("me", b"%d" % at)], interrupt.where
+    assert at > 1 or jumps
+    assert (pair.me.stats().transfers, pair.me.stats().failed) == (at, 0)
+
+
+@looks(2)
+def test_a_submit_that_is_interrupted_behind_the_post_is_ended_by_the_lane(pair):
+    """Also while the caller keeps the error, and with it the frame of the submit."""
+    at, kept = 1, []
+
+    def submit():
+        try:
+            pair.peer.submit(pair.load.plan([1], [1]), way="direct")
+        except KeyboardInterrupt as error:
+            kept.append(error)
+
+    while True:
+        interrupt = Interrupt(at)
+        interrupt.within(submit)
+        if not interrupt.where:
+            break
+        until(lambda: not pair.me.stats().in_flight)
+        at += 1
+    assert kept
+    pair.network.agents["me"].live.clear()  # of posts that were interrupted themselves
+
+
+class HandlerError(Exception):
+    """What a signal handler raises."""
+
+
+@looks(2)
+def test_what_a_signal_handler_raises_within_a_look_comes_to_the_caller(pair, monkeypatch):
+    pair.network.frozen = True
+    transfer = pair.peer.submit(pair.load.plan([1], [1]), way="direct")
+    check, main = double.Agent.check_xfer_state, threading.main_thread()
+
+    def handler():
+        raise HandlerError
+
+    def interrupted(self, handle):
+        if threading.current_thread() is main:
+            handler()
+        return check(self, handle)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(double.Agent, "check_xfer_state", interrupted)
+        for ask in (transfer.done, lambda: transfer.synchronize(PATIENCE)):
+            with pytest.raises(HandlerError):
+                ask()
+    pair.network.frozen = False
+    transfer.synchronize(PATIENCE)
+    assert same(pair, 1, 1)
+
+
+@looks(3)
+def test_an_error_of_nixl_within_a_callers_look_is_the_transfers(pair):
+    transfer = pair.peer.submit(pair.load.plan([1], [1]), way="direct")
+    pair.network.failures = ["look"]
+    with pytest.raises(TransferError, match="reading from 'you' failed"):
+        transfer.synchronize(PATIENCE)
+    settled(pair)
+
+
+# ---- looks, locks and choices ----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def elsewhere(lock):
+    """Let another thread have a lock."""
+    held, free = threading.Event(), threading.Event()
+
+    def hold():
+        with lock:
+            held.set()
+            free.wait(PATIENCE)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait(PATIENCE)
+    try:
+        yield free
+    finally:
+        free.set()
+        thread.join()
+
+
+@looks(1 << 30)
+def test_a_caller_that_asks_never_waits_for_another_call_of_nixl(pair):
+    transfer = pair.peer.submit(pair.load.plan([1], [1]), way="direct")
+    with elsewhere(pair.peer.nixl.own.lock):
+        assert not transfer.done()
+        with pytest.raises(TransferError, match="has not finished"):
+            transfer.synchronize(0.01)
+
+
+@looks(0)
+def test_a_lane_that_sleeps_is_woken_for_a_transfer_that_nobody_asks_for(pair):
+    pair.peer.submit(pair.load.plan([1], [1]), way="direct")
+    settled(pair)
+    (lane,) = pair.me._core.lanes._lanes.values()
+    until(lambda: lane._asleep)
+    pair.network.looks = 3
+    pair.peer.submit(pair.load.plan([2], [2]), way="direct")
+    settled(pair)
+    assert same(pair, 2, 2)
+
+
+def test_a_lane_that_meets_a_submit_at_work_goes_on_when_it_is_over(pair_of_sleepers):
+    lane, first, second = pair_of_sleepers
     lane.take(first)
     lane.thread.start()
-    lane.waker(None)
-    until(lambda: lane._asleep)
     lane.take(second)
-    lane.leave()  # the thread looks at the first one again, and sleeps again
-    until(lambda: lane._asleep)
+    lane.waker(None)
+    lane.hurry()
     lane.drop(first)
-    assert second.asked.wait(PATIENCE)
-    lane.drop(second)
+    assert second.met.wait(PATIENCE)
+
+
+class Sleeper:
+    """A transfer whose submit is at work until it is dropped."""
+
+    until, quiet, polled, left, inner = None, True, False, False, None
+
+    def __init__(self) -> None:
+        self.met = threading.Event()
+
+    def submitting(self):
+        self.met.set()
+        return True
+
+    def tidy(self, line):
+        return ()
+
+
+@pytest.fixture
+def pair_of_sleepers():
+    lane, some = Lane(set()), [Sleeper(), Sleeper()]
+    yield lane, *some
+    for one in some:
+        lane.drop(one)
     lane.stop()
     assert lane.thread.join(PATIENCE)
 
@@ -172,23 +315,45 @@ def looked(pair, packed, count):
 
 
 @looks(0)
-def test_a_look_is_left_out_a_few_times_while_another_thread_calls_nixl(pair):
+def test_a_look_is_left_out_a_few_times_while_another_thread_calls_nixl(pair, monkeypatch):
     agent = pair.me._core.nixl.agent()
     packed = NixlPacked("me", pair.me._core.nixl, dict, None, PackedWay(threaded=False), set())
     assert looked(pair, packed, 2) == [True, True]
-    held, free = threading.Event(), threading.Event()
+    for _ in range(2):
+        with elsewhere(agent.lock) as free:
+            assert looked(pair, packed, MOST_LEFT_OUT) == [False] * MOST_LEFT_OUT
+            timer = threading.Timer(0.05, free.set)
+            timer.start()
+            assert looked(pair, packed, 1) == [True]  # it waits
+        assert looked(pair, packed, 2) == [True, True]
+    monkeypatch.setattr(packed, "_busy", lambda: True)
+    with elsewhere(agent.lock) as free:
+        timer = threading.Timer(0.05, free.set)
+        timer.start()
+        assert looked(pair, packed, 1) == [True]  # packed transfers are in flight: it waits
 
-    def hold():
-        with agent.lock:
-            held.set()
-            free.wait(PATIENCE)
 
-    thread = threading.Thread(target=hold)
-    thread.start()
-    held.wait(PATIENCE)
-    assert looked(pair, packed, MOST_LEFT_OUT) == [False] * MOST_LEFT_OUT
-    timer = threading.Timer(0.05, free.set)
-    timer.start()
-    assert looked(pair, packed, 1) == [True]  # it waits
-    thread.join()
-    assert looked(pair, packed, 2) == [True, True]
+def test_few_pieces_are_not_counted_and_many_are(monkeypatch):
+    pair = Far(("nixl",), 0, progress="step")
+    pair.meet()
+    plan, packed = pair.load.plan([1], [1]), pair.me._core.packed
+    wire = replace(default_wire("DRAM"), latency=1.0, start=0.0, descriptor=0.0, message=0.0, byte=0.0, overlaps=True)
+    chosen = []
+    monkeypatch.setattr(NixlPacked, "choose", lambda self, plan, *, reading: chosen.append(plan) or DIRECT)
+    for post, pull, at_once in ((0.9, True, True), (1.1, True, False), (-0.1, False, True), (0.1, False, False)):
+        # direct takes a latency and the post; packed begins after two latencies of a pull, and one of a push
+        packed._profiles["DRAM"] = replace(wire, post=post)
+        some = plan if pull else pair.store.plan([1], [1])
+        assert pair.peer.nixl.direct_at_once(some, reading=pull) == at_once
+        pair.peer.submit(some).synchronize(PATIENCE)
+        assert len(chosen) == (0 if at_once else 1)
+        chosen.clear()
+    many = pair.load.plan(range(8), range(8))
+    for pieces, at_once in ((24.5, True), (23.5, False)):  # 8 blocks have 3 pieces each
+        packed._profiles["DRAM"] = replace(wire, post=0.0, descriptor=1.0 / pieces)
+        assert pair.peer.nixl.direct_at_once(many, reading=True) == at_once
+    assert not pair.peer.nixl.direct_at_once(join([pair.load.plan([], [])]), reading=True)
+    pair.close()
+
+
+DIRECT = WireChoice("direct", WayCost("direct", 0.0, 0, 0.0, 0.0, ""), WayCost("packed", 1.0, 0, 0.0, 0.0, ""), "")
