@@ -160,8 +160,8 @@ class PeerTransfer(PeerEnding):
         frame = _Frame()
         self._frame = weakref.ref(frame, lane.waker)
         self._lane = lane
-        lane.take(self)
         try:
+            lane.take(self)
             self._link.enter(self)
             if self._order.after is not None and opened is None:
                 self._deferred = True

@@ -62,7 +62,11 @@ class NixlPeer:
             transfer = NixlTransfer(
                 self.connection, plan, reading=reading, note=note, attempts=attempts, deadline=deadline
             )
-            transfer.begin()
+            try:
+                transfer.begin()
+            except BaseException:  # an interrupt: the caller gets no transfer
+                transfer.abandon()
+                raise
         return transfer
 
     def _reads(self, plan: Plan) -> bool:

@@ -118,18 +118,24 @@ class NixlTransfer(StreamlessTransfer):
                 return
             mine, theirs = (dst, src) if self._reading else (src, dst)
             self._descriptors = mine.descriptors
-            sides = []
             for whose, side in (("NIXL_INIT_AGENT", mine), (self._connection.name, theirs)):
-                sides.append(nixl.prep_xfer_dlist(whose, *side))
-                self._held.append(sides[-1])
+                self._held.append(nixl.prep_xfer_dlist(whose, *side))
+            here, there = self._held
             every = np.arange(self._descriptors, dtype=np.int32)
             operation = "READ" if self._reading else "WRITE"
-            self._held.insert(0, nixl.make_prepped_xfer(operation, sides[0], every, sides[1], every, self._note))
+            self._held.insert(0, nixl.make_prepped_xfer(operation, here, every, there, every, self._note))
             state = nixl.transfer(self._held[0])
         except Exception as error:  # noqa: BLE001  # any error of NIXL is the transfer's
             self._told = in_words(error)
         else:
             self._told = _ended_as(state)  # a submit releases nothing; see moved()
+
+    def abandon(self) -> None:
+        """Leave the handles to the next release of any transfer's: this one was interrupted, and nobody has it."""
+        if self in self._connection.flying:
+            self._connection.flying.remove(self)
+        self._end.kept += [(handle, self.plan) for handle in self._held]
+        self._held = []
 
     def moves(self) -> bool:
         """Return whether NIXL has the transfer and reports that it is in progress."""
