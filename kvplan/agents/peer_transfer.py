@@ -154,8 +154,8 @@ class PeerTransfer(PeerEnding):
     def launch(self, lane: Lane, opened: Any, *, urgent: bool = False) -> None:
         """Submit it, or leave that to the lane if it waits on the CPU for its ``after=``.
 
-        A signal handler may raise an error at any point of this. The lane then still ends what was submitted: when this
-        call is over, ``frame`` is gone, which wakes the lane.
+        A signal handler may raise an error at any point of this. The lane then still ends what was submitted, or left
+        to it: when this call is over, ``frame`` is gone, which wakes the lane.
         """
         frame = _Frame()
         self._frame = weakref.ref(frame, lane.waker)
@@ -171,7 +171,7 @@ class PeerTransfer(PeerEnding):
                     self._after(opened, urgent=urgent)
             self._hand_over(lane, opened)
         except BaseException:
-            self._refused = self.inner is None
+            self._refused = self.inner is None and not self._deferred
             if self._refused:
                 self._link.leave_flight(self)
             self._launched = not self._refused  # a caller that keeps the error keeps the frame, too
@@ -227,7 +227,7 @@ class PeerTransfer(PeerEnding):
         return ended
 
     def _ended_by_a_caller(self) -> bool:
-        return self.polled and self._over.happened and self._ends[0][1] is None
+        return self.polled and self._over.happened
 
     def begin(self, standby: Standby, wake: Wake) -> None:
         """Wait for the ``after=`` on the CPU, then submit; the lane calls this if the submit could not do it."""

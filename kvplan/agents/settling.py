@@ -131,7 +131,7 @@ class Lane:
                 continue
             self._expire()
             if head.submitting():  # the transport may not have taken the note yet
-                self._doze()  # the end of the submit wakes this thread, unless callers can end the transfer
+                self._doze()  # it asks again then; the end of the submit need not wake it
                 continue
             if self._leaves(head):
                 continue
@@ -160,10 +160,11 @@ class Lane:
             return False
         for one in line:
             one.left = True
-        self._dozing = True
-        if not self._hurried:
+        self._dozing = True  # before the question: a caller that hurries this thread asks it, too
+        if self._hurried:
+            self._dozing = False
+        else:
             self._doze()
-        self._dozing = False
         return True
 
     def _doze(self) -> None:

@@ -247,6 +247,7 @@ def elsewhere(lock):
     held.wait(PATIENCE)
     try:
         yield free
+        assert free.is_set() or thread.is_alive()
     finally:
         free.set()
         thread.join()
@@ -273,41 +274,70 @@ def test_a_lane_that_sleeps_is_woken_for_a_transfer_that_nobody_asks_for(pair):
     assert same(pair, 2, 2)
 
 
-def test_a_lane_that_meets_a_submit_at_work_goes_on_when_it_is_over(pair_of_sleepers):
-    lane, first, second = pair_of_sleepers
-    lane.take(first)
-    lane.thread.start()
-    lane.take(second)
-    lane.waker(None)
-    lane.hurry()
-    lane.drop(first)
-    assert second.met.wait(PATIENCE)
-
-
-class Sleeper:
-    """A transfer whose submit is at work until it is dropped."""
+class Submitting:
+    """A transfer whose submit is at work."""
 
     until, quiet, polled, left, inner = None, True, False, False, None
 
     def __init__(self) -> None:
-        self.met = threading.Event()
+        self.asked, self.again = 0, threading.Event()
 
     def submitting(self):
-        self.met.set()
+        self.asked += 1
+        if self.asked > 1:
+            self.again.set()
         return True
 
     def tidy(self, line):
         return ()
 
 
-@pytest.fixture
-def pair_of_sleepers():
-    lane, some = Lane(set()), [Sleeper(), Sleeper()]
-    yield lane, *some
-    for one in some:
-        lane.drop(one)
+def test_a_lane_that_meets_a_submit_at_work_asks_again_though_nobody_wakes_it():
+    lane, one = Lane(set()), Submitting()
+    lane.take(one)
+    lane.thread.start()
+    assert one.again.wait(PATIENCE)
+    lane.drop(one)
     lane.stop()
     assert lane.thread.join(PATIENCE)
+
+
+@looks(0)
+@pytest.mark.parametrize("failure", ["", "post"])
+def test_a_forgotten_peers_transfer_ended_as_nixl_has_told_already(pair, failure):
+    """Also where nobody has asked since: by NIXL's agent alone, which has no thread that does."""
+    own = pair.peer.nixl.own
+    pair.network.failures = [failure] if failure else []
+    transfer = own.peers["you"].submit(pair.load.plan([3], [3]))
+    own.forget(own.peers["you"])
+    assert transfer.done()
+    if failure:
+        with pytest.raises(TransferError, match="RemoteDisconnectError"):
+            transfer.synchronize()
+    else:
+        assert same(pair, 3, 3)
+    assert (own.stats().transfers, own.stats().failed, own.stats().in_flight) == ((0, 1, 0) if failure else (1, 0, 0))
+    assert not pair.network.agents["me"].live
+
+
+@looks(2)
+def test_a_transfer_that_waits_is_not_refused_by_an_interrupt_behind_its_submit(pair, monkeypatch):
+    """The lane has it already, and submits it when what it waits for has come."""
+    event = threading.Event()
+
+    def watch(self, transfer):
+        self.waker(None)
+        until(lambda: transfer._waking is not None)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Lane, "watch", watch)
+    with pytest.raises(KeyboardInterrupt):
+        pair.peer.submit(pair.load.plan([4], [4]), after=event, way="direct")
+    assert pair.me.stats().in_flight == 1
+    event.set()
+    settled(pair)
+    assert same(pair, 4, 4)
+    assert pair.me.stats().transfers == 1
 
 
 def looked(pair, packed, count):
