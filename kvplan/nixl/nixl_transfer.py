@@ -135,7 +135,7 @@ class NixlTransfer(StreamlessTransfer):
         """Leave the handles to the next release of any transfer's: this one was interrupted, and nobody has it."""
         if self in self._connection.flying:
             self._connection.flying.remove(self)
-        self._end.kept += [(handle, self.plan) for handle in self._held]
+        self._end.kept.extend([(handle, self.plan) for handle in self._held])
         self._held = []
 
     def moves(self) -> bool:
