@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import starmap, takewhile
+from itertools import starmap
 from typing import Any
 
 from kvplan.agents.latched_transfer import BEGUN
@@ -220,14 +220,11 @@ class PeerTransfer(PeerEnding):
         self._inners.extend(starmap(self._start, [()]))  # one C call keeps what the submit returns
 
     def tidy(self, line: Sequence[PeerTransfer]) -> Sequence[PeerTransfer]:
-        """Release NIXL's handles of the first transfers of a line, as many as callers have ended."""
-        ended = list(takewhile(PeerTransfer._ended_by_a_caller, line))
+        """Release NIXL's handles of the transfers of a line that callers have ended."""
+        ended = [one for one in line if one.polled and one._over.happened]
         if ended:
             error_of(partial(end_all, [one._inners[-1] for one in ended]))
         return ended
-
-    def _ended_by_a_caller(self) -> bool:
-        return self.polled and self._over.happened
 
     def begin(self, standby: Standby, wake: Wake) -> None:
         """Wait for the ``after=`` on the CPU, then submit; the lane calls this if the submit could not do it."""

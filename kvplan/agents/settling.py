@@ -12,7 +12,9 @@ from kvplan.base.latch import Wake, woken
 from kvplan.base.threads import Standby, Worker
 from kvplan.execute.transfer import Transfer
 
-SLICE_SECONDS = 0.05  # a wait for a GPU's transfer ends after this time if a transfer of the lane has a deadline
+# A wait for a GPU's transfer ends after this time if a transfer of the lane has a deadline, and one for NIXL's always:
+# those behind it that callers have ended hold handles.
+SLICE_SECONDS = 0.05
 # To wake a thread costs a submit about 10 us, and the thread then competes with it for the interpreter. So the thread
 # looks for new transfers by itself, and only a call that asks for a transfer's end wakes it. After IDLE_LOOKS looks
 # without a transfer it sleeps until the next submit.
@@ -51,7 +53,7 @@ class Settled(Protocol):
         """End it, now that the inner transfer has ended; return False if it was submitted again."""
 
     def tidy(self, line: Sequence[Any]) -> Sequence[Settled]:
-        """Release what it and the next ones of a line hold if callers have seen their ends; return these."""
+        """Release what the transfers of a line hold whose ends callers have seen; return these."""
 
 
 class Lane:
@@ -137,7 +139,7 @@ class Lane:
                 continue
             if head.inner is None:
                 head.begin(self._standby, self._wake)
-            if self._ended(head.inner) and head.settle():
+            if self._ended(head) and head.settle():
                 self.drop(head)
         self._standby.dismiss()
 
@@ -185,13 +187,14 @@ class Lane:
                 woken(self._wake, LOOK_SECONDS)
         self._dozing = self._asleep = False
 
-    def _ended(self, inner: Transfer | None) -> bool:
+    def _ended(self, head: Settled) -> bool:
         """Wait until a transfer has ended, or something has happened; return whether it has ended."""
+        inner = head.inner
         if inner is None:
             return True
         due = min((one.until for one in list(self._line) if one.until is not None), default=None)
         if inner.sleepers is None:
-            limit = None if due is None else SLICE_SECONDS
+            limit = SLICE_SECONDS if head.polled or due is not None else None
             try:
                 inner.synchronize(limit)
             except Exception:  # noqa: BLE001  # it failed, or it has not ended in time; the caller sees which

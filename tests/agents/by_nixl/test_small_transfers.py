@@ -303,6 +303,21 @@ def test_a_lane_that_meets_a_submit_at_work_asks_again_though_nobody_wakes_it():
 
 
 @looks(0)
+def test_small_ones_behind_a_long_one_hold_no_handles(pair):
+    pair.network.looks = 1 << 30
+    long = pair.peer.submit(pair.load.plan([7], [7]), way="direct")
+    pair.network.looks = 0
+    for _ in range(100):
+        pair.peer.submit(pair.load.plan([1], [1]), way="direct").synchronize(PATIENCE)
+    until(lambda: len(pair.network.agents["me"].live) == 3)
+    assert (pair.peer.nixl.own.stats().in_flight, long.done()) == (1, False)
+    for handle in list(pair.network.agents["me"].live):
+        handle.left = 0
+    long.synchronize(PATIENCE)
+    settled(pair)
+
+
+@looks(0)
 @pytest.mark.parametrize("failure", ["", "post"])
 def test_a_forgotten_peers_transfer_ended_as_nixl_has_told_already(pair, failure):
     """Also where nobody has asked since: by NIXL's agent alone, which has no thread that does."""
