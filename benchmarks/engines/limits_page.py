@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from benchmarks.record import number_with_unit
 
@@ -16,21 +16,13 @@ class Met(NamedTuple):
     """A limit in one recorded run.
 
     Attributes:
-        what, rule: the figure, and its limit in words.
-        ours, limit: both, in ``unit``.
-        unit: their unit.
-        ok: whether it holds.
         room: how far the figure is within its limit, as a share of the limit; negative if it is not.
+        row: the row of the record; see :class:`benchmarks.record.Row`.
         run: file of the run.
     """
 
-    what: str
-    rule: str
-    ours: float
-    limit: float
-    unit: str
-    ok: bool
     room: float
+    row: Mapping[str, Any]
     run: Path
 
 
@@ -38,22 +30,20 @@ def met(results: Sequence[Path]) -> Iterator[Met]:
     """Yield the limits of recorded runs that compare something."""
     for result in results:
         for row in json.loads(result.read_text())["rows"]:
-            if row.get("limit") is None or row.get("ok") is None:
-                continue
-            over = row["ours"] / row["limit"] - 1.0
-            room = over if row["more_is_better"] else -over
-            yield Met(row["what"], row["rule"], row["ours"], row["limit"], row["unit"], row["ok"], room, result)
+            if row["ok"] is not None and row["limit"] is not None:
+                over = row["ours"] / row["limit"] - 1.0
+                yield Met(over if row["more_is_better"] else -over, row, result)
 
 
 def limits(results: Sequence[Path]) -> str:
     """Return markdown: for each limit the number of runs in which it holds, and the run in which it holds best."""
     found: dict[tuple[str, str], list[Met]] = {}
     for one in met(results):
-        found.setdefault((one.what, one.rule), []).append(one)
+        found.setdefault((one.row["what"], one.row["rule"]), []).append(one)
     lines = [MARKS[0], "| what | asked for | holds in | best: kvplan, limit |", "| --- | --- | --- | --- |"]
     for (what, rule), some in sorted(found.items()):
-        best = max(some, key=lambda one: one.room)
-        shown = ", ".join(number_with_unit(value, best.unit) for value in (best.ours, best.limit))
-        place = f"../results/engines/{best.run.name}"
-        lines.append(f"| {what} | {rule} | {sum(one.ok for one in some)} of {len(some)} | [{shown}]({place}) |")
+        _, row, run = max(some, key=lambda one: one.room)
+        shown = ", ".join(number_with_unit(row[name], row["unit"]) for name in ("ours", "limit"))
+        held = sum(one.row["ok"] for one in some)
+        lines.append(f"| {what} | {rule} | {held} of {len(some)} | [{shown}](../results/engines/{run.name}) |")
     return "\n".join([*lines, MARKS[1]])

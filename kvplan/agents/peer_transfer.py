@@ -46,8 +46,8 @@ class PeerTransfer(PeerEnding):
     Attributes:
         plan: the plan that it moves.
         attempt: number of the current attempt, from 1.
-        quiet: whether a stream delivers its note, so that any thread can end it once its bytes have moved.
-        polled: whether it is a direct transfer of NIXL without ``after=``: callers that ask for its end ask NIXL, too.
+        quiet: whether a stream or NIXL delivers its note, so that any thread can end it once its bytes have moved.
+        polled: whether it is a direct transfer of NIXL without ``after=``, which is quiet: its callers ask NIXL.
         left: whether the lane has left it to its caller for some time.
         until: its deadline as ``time.monotonic`` counts, or None.
     """
@@ -65,7 +65,7 @@ class PeerTransfer(PeerEnding):
         """Return whether it has ended; see :meth:`kvplan.Transfer.done`."""
         if self._over.happened:
             return True
-        if self.quiet or self.polled:
+        if self.quiet:
             self._end_quietly()
         elif self._lane is not None:
             self._lane.hurry()
@@ -75,7 +75,7 @@ class PeerTransfer(PeerEnding):
         """Block until it has ended; see :meth:`kvplan.Transfer.synchronize`."""
         if not self._over.happened:
             check_process(self._generation)
-            if self._lane is not None and not ((self.quiet or self.polled) and self._ends_soon(timeout)):
+            if self._lane is not None and not (self.quiet and self._ends_soon(timeout)):
                 self._lane.hurry()
             if not self._over.wait(timeout):
                 raise self._late(timeout)
@@ -101,7 +101,7 @@ class PeerTransfer(PeerEnding):
         if self.polled and self._generation != generation():
             return False  # a forked child has no lane, and another thread may have been within NIXL
         ended = self._end_here()
-        if ended and self.quiet and self._lane is not None:
+        if ended and not self.polled and self._lane is not None:
             self._lane.drop(self)
         return ended
 
@@ -183,7 +183,7 @@ class PeerTransfer(PeerEnding):
         """Tell the lane that the submit is over, and who ends the transfer."""
         order = self._order
         if opened is None:
-            self.polled = isinstance(self.inner, NixlTransfer)
+            self.quiet = self.polled = isinstance(self.inner, NixlTransfer)
         elif opened.gpu is not None and order.attempts == 1 and self.until is None:
             # Nothing happens at its end but the end itself.
             by_stream = self._taken[0] is delivered if self._taken else not order.note
@@ -191,7 +191,7 @@ class PeerTransfer(PeerEnding):
         self._launched = True
         if self.polled:
             self._end_quietly()  # few bytes have moved at once
-        if self.quiet or self.polled:
+        if self.quiet:
             lane.leave()
         else:
             lane.watch(self)

@@ -27,7 +27,7 @@ class Settled(Protocol):
     Attributes:
         until: its deadline as ``time.monotonic`` counts, or None.
         quiet: whether a caller that asks for its end can end it, too; nobody waits for its end otherwise.
-        polled: whether such a caller can see its end, too; the lane's thread then does the rest.
+        polled: whether it is quiet, and the lane's thread still has work with it behind its end.
         left: whether the lane's thread has left it to its caller for a look's time.
     """
 
@@ -133,7 +133,7 @@ class Lane:
                 continue
             self._expire()
             if head.submitting():  # the transport may not have taken the note yet
-                self._doze()  # it asks again then; the end of the submit need not wake it
+                self._doze(hurried=True)  # it asks again then; the end of the submit need not wake it
                 continue
             if self._leaves(head):
                 continue
@@ -156,23 +156,20 @@ class Lane:
         A caller that waits for each of its transfers ends all of them, and this thread never competes with it.
         """
         inner, line = head.inner, list(self._line)
-        if self._hurried or self._stopped or inner is None or not all(one.quiet or one.polled for one in line):
+        if self._hurried or self._stopped or inner is None or not all(one.quiet for one in line):
             return False
         if head.left and (head.polled or inner.done()):
             return False
         for one in line:
             one.left = True
-        self._dozing = True  # before the question: a caller that hurries this thread asks it, too
-        if self._hurried:
-            self._dozing = False
-        else:
-            self._doze()
+        self._doze(hurried=False)
         return True
 
-    def _doze(self) -> None:
-        """Wait for a look's time, or until a caller hurries this thread."""
-        self._dozing = True
-        woken(self._wake, LOOK_SECONDS)
+    def _doze(self, *, hurried: bool) -> None:
+        """Wait for a look's time, or until a caller hurries this thread; not at all if one has, unless ``hurried``."""
+        self._dozing = True  # before the question: a caller that hurries this thread asks for it
+        if hurried or not self._hurried:
+            woken(self._wake, LOOK_SECONDS)
         self._dozing = False
 
     def _rest(self) -> None:

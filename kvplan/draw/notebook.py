@@ -40,7 +40,7 @@ def program_html(program: Any) -> str:
 
 def plan_html(plan: Any) -> str:
     """Return a :class:`kvplan.Plan` as HTML."""
-    runs = sum(part.units.shape[1] * part.group.packed.shape[1] for part in plan.moving)
+    runs = sum(part.copies for part in plan.moving)
     facts = {"direction": plan.direction, "moves": f"{count_of(plan.units, 'unit')}, {exact(plan.nbytes)}"}
     for k, (src, dst) in enumerate(plan.layouts):
         number = f" {k}" if len(plan.layouts) > 1 else ""

@@ -36,6 +36,11 @@ class Part(NamedTuple):
         """Return the bytes that the part moves."""
         return self.group.nbytes * int(self.units.shape[1])
 
+    @property
+    def copies(self) -> int:
+        """Return the contiguous copies of all units, before those that touch are merged."""
+        return int(self.group.packed.shape[1] * self.units.shape[1])
+
 
 class Seams(NamedTuple):
     """The addresses that no descriptor may cross, in ascending order, for each side."""
@@ -59,7 +64,7 @@ def flat(parts: Sequence[Part], seams: Seams, max_nbytes: int | None) -> Descrip
     """
     if not parts:
         return Descriptors(*(np.empty(0, dtype=np.int64) for _ in range(3)))
-    chosen = loops.loaded or loops.loops_for(sum(part.group.packed.shape[1] * part.units.shape[1] for part in parts))
+    chosen = loops.loaded or loops.loops_for(sum(part.copies for part in parts))
     possible = None if chosen is loops_numpy else possible_merges(tuple(part.group for part in parts))
     if possible is None:
         return loops_numpy.flat([(*part.group.offsets, part.units) for part in parts], seams.src, seams.dst, max_nbytes)

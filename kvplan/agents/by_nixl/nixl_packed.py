@@ -30,9 +30,8 @@ from kvplan.plan.packing.packing import packing_of
 from kvplan.plan.plan import Plan
 
 PACKED_VERSION = 3  # in the card of an agent that takes packed transfers
-MOST_LEFT_OUT = (
-    3  # looks in a row that are left out, since another thread calls NIXL, which moves its bytes as a look does
-)
+# Looks in a row that are left out while another thread calls NIXL: most of its calls move bytes as a look does.
+MOST_LEFT_OUT = 3
 
 
 def moves_alone(device: str, wire: str) -> bool:
@@ -188,20 +187,20 @@ class NixlPacked:
 
     def choose(self, plan: Plan, *, reading: bool) -> WireChoice:
         """Return the faster way of a plan that can be packed, by a model of the wire."""
-        own = plan.layouts[0][1 if reading else 0].device if plan.layouts else "cpu"
-        nbytes = self._slots.nbytes
-        return choose_way(crossing_of(plan, most=nbytes), self._wire(own), pull=reading, slot_nbytes=nbytes)
+        nbytes, wire = self._slots.nbytes, self._wire_of(plan, reading=reading)
+        return choose_way(crossing_of(plan, most=nbytes), wire, pull=reading, slot_nbytes=nbytes)
 
     def direct_at_once(self, plan: Plan, *, reading: bool) -> bool:
         """Return whether a descriptor for each piece of a small plan is faster than a packed transfer begins.
 
         Other plans need :meth:`choose`, which takes longer than a block moves.
         """
-        if not plan.layouts:
-            return False
-        own = plan.layouts[0][1 if reading else 0].device
-        pieces = sum(part.group.packed.shape[1] * part.units.shape[1] for part in plan.parts)
-        return direct_at_once(plan.nbytes, pieces, self._wire(own), pull=reading)
+        pieces = sum(part.copies for part in plan.parts)
+        return direct_at_once(plan.nbytes, pieces, self._wire_of(plan, reading=reading), pull=reading)
+
+    def _wire_of(self, plan: Plan, *, reading: bool) -> WireProfile:
+        """Return the profile of the wire between memory like this process's side of a plan."""
+        return self._wire(plan.layouts[0][1 if reading else 0].device if plan.layouts else "cpu")
 
     def _wire(self, device: str) -> WireProfile:
         """Return the profile of the wire between memory like a device's."""

@@ -213,7 +213,7 @@ class KernelPath(Path):
         piece = transfer.slot(nbytes)
         base, copied = self._base(transfer, plan, piece, nbytes, rows)
         self._loops.write_units(piece.words, base, 0, HEADER, part.units, table.header)
-        copies = count * part.group.packed.shape[1]
+        copies = part.copies
         transfer.count(copies, 1)
         ready = _ready(table, size, rows, base, (piece.address, copied))
         self._recipes.keep(plan, table, ready, piece.nbytes, copies)
@@ -234,7 +234,7 @@ class KernelPath(Path):
         copies = rows = words = 0
         for part, table in alike:
             units, count = part.units, part.units.shape[1]
-            copies += count * part.group.packed.shape[1]
+            copies += part.copies
             rows += count * table.items
             words += 2 * count
             step = max(most // table.items, 1)  # the kernel counts the rows of a header in 32 bits

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 import kvplan
 from kvplan import Agent, KVLayout
@@ -53,3 +54,19 @@ def heard(agent, count=1):
     found = []
     until(lambda: found.extend(agent.notes()) or len(found) >= count)
     return found
+
+
+def looks(*counts):
+    """Run a test with two agents that have met by NIXL, the fixture ``pair``, for each number of looks."""
+    return pytest.mark.parametrize("pair", counts, indirect=True)
+
+
+def same(pair, src, dst):
+    """Whether a block here has the bytes of a block there."""
+    return (pair.mine[:, dst] == pair.theirs[src]).all()
+
+
+def settled(pair):
+    """Wait until nothing is in flight, and no handle of NIXL is left."""
+    mine = pair.peer.nixl.own
+    until(lambda: not (pair.me.stats().in_flight or mine.stats().in_flight or pair.network.agents["me"].live))

@@ -15,26 +15,10 @@ from kvplan.agents.by_nixl.packed_way import PackedWay
 from kvplan.agents.settling import Lane
 from kvplan.cost.wires.wire_model import WayCost, WireChoice
 from kvplan.cost.wires.wire_profile import default_wire
-from tests.agents.by_nixl.known_agents import Far, heard
-from tests.interrupts import Interrupt
-from tests.nixl import double
+from tests.agents.by_nixl.known_agents import Far, heard, looks, same, settled
 from tests.patience import PATIENCE, until
 
-
-def same(pair, src, dst):
-    return (pair.mine[:, dst] == pair.theirs[src]).all()
-
-
-@pytest.fixture
-def pair(request):
-    made = Far(("nixl",), request.param)
-    made.meet()
-    yield made
-    made.close()
-
-
-def looks(count):
-    return pytest.mark.parametrize("pair", [count], indirect=True)
+DIRECT = WireChoice("direct", WayCost("direct", 0.0, 0, 0.0, 0.0, ""), WayCost("packed", 1.0, 0, 0.0, 0.0, ""), "")
 
 
 @pytest.fixture
@@ -133,103 +117,6 @@ def test_several_threads_submit_and_wait(pair):
     assert not errors
     assert all(same(pair, number, number) for number in range(4))
     assert (pair.me.stats().transfers, pair.me.stats().in_flight) == (240, 0)
-
-
-# ---- callers that are interrupted ------------------------------------------------------------------------------------
-
-
-def settled(pair):
-    """Wait until nothing is in flight, and no handle of NIXL is left."""
-    mine = pair.peer.nixl.own
-    until(lambda: not (pair.me.stats().in_flight or mine.stats().in_flight or pair.network.agents["me"].live))
-
-
-@pytest.mark.parametrize("pair", [0, 2], indirect=True)
-@pytest.mark.parametrize("jumps", [False, True])
-def test_a_wait_that_is_interrupted_anywhere_loses_nothing_and_fails_nothing(pair, jumps, monkeypatch):
-    """The lane's thread alone releases NIXL's handles: NIXL releases one twice if an interrupt comes within."""
-    monkeypatch.setattr("kvplan.agents.peer_transfer.LOOK_SECONDS", PATIENCE)
-    at, came = 0, True
-    while came:
-        at += 1
-        transfer = pair.peer.submit(pair.load.plan([at % 8], [at % 5]), note=b"%d" % at, way="direct")
-        interrupt = Interrupt(at, jumps=jumps)
-        came = interrupt.within(lambda: transfer.synchronize(PATIENCE))  # noqa: B023
-        until(transfer.done)
-        settled(pair)
-        assert heard(pair.you) == [("me", b"%d" % at)], interrupt.where
-    assert at > 1 or jumps
-    assert (pair.me.stats().transfers, pair.me.stats().failed) == (at, 0)
-
-
-@looks(2)
-def test_a_submit_that_is_interrupted_anywhere_leaves_nothing(pair):
-    """Also while the caller keeps the error, and with it the frame of the submit. The next transfer cleans up."""
-    at, kept = 1, []
-
-    def submit():
-        try:
-            pair.peer.submit(pair.load.plan([1], [1]), way="direct")
-        except KeyboardInterrupt as error:
-            kept.append(error)
-
-    while True:
-        interrupt = Interrupt(at)
-        interrupt.within(submit)
-        if not interrupt.where:
-            break
-        until(lambda: not pair.me.stats().in_flight)
-        pair.peer.submit(pair.load.plan([2], [2]), way="direct").synchronize(PATIENCE)
-        if (
-            interrupt.where.startswith(("return", "c_return of RLock.__exit__"))
-            and pair.peer.nixl.own.stats().in_flight
-        ):
-            pair.me.forget(pair.peer)  # posted, and lost on the way from NIXL to the lane
-            pair.meet()
-        settled(pair)
-        at += 1
-    assert kept
-    settled(pair)
-
-
-class HandlerError(Exception):
-    """What a signal handler raises."""
-
-
-@looks(2)
-def test_what_a_signal_handler_raises_within_a_look_comes_to_the_caller(pair, monkeypatch):
-    pair.network.frozen = True
-    transfer = pair.peer.submit(pair.load.plan([1], [1]), way="direct")
-    check, main = double.Agent.check_xfer_state, threading.main_thread()
-
-    def handler():
-        raise HandlerError
-
-    def interrupted(self, handle):
-        if threading.current_thread() is main:
-            handler()
-        return check(self, handle)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(double.Agent, "check_xfer_state", interrupted)
-        for ask in (transfer.done, lambda: transfer.synchronize(PATIENCE)):
-            with pytest.raises(HandlerError):
-                ask()
-    pair.network.frozen = False
-    transfer.synchronize(PATIENCE)
-    assert same(pair, 1, 1)
-
-
-@looks(3)
-def test_an_error_of_nixl_within_a_callers_look_is_the_transfers(pair):
-    transfer = pair.peer.submit(pair.load.plan([1], [1]), way="direct")
-    pair.network.failures = ["look"]
-    with pytest.raises(TransferError, match="reading from 'you' failed"):
-        transfer.synchronize(PATIENCE)
-    settled(pair)
-
-
-# ---- looks, locks and choices ----------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -335,27 +222,7 @@ def test_a_forgotten_peers_transfer_ended_as_nixl_has_told_already(pair, failure
     assert not pair.network.agents["me"].live
 
 
-@looks(2)
-def test_a_transfer_that_waits_is_not_refused_by_an_interrupt_behind_its_submit(pair, monkeypatch):
-    """The lane has it already, and submits it when what it waits for has come."""
-    event = threading.Event()
-
-    def watch(self, transfer):
-        self.waker(None)
-        until(lambda: transfer._waking is not None)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Lane, "watch", watch)
-    with pytest.raises(KeyboardInterrupt):
-        pair.peer.submit(pair.load.plan([4], [4]), after=event, way="direct")
-    assert pair.me.stats().in_flight == 1
-    event.set()
-    settled(pair)
-    assert same(pair, 4, 4)
-    assert pair.me.stats().transfers == 1
-
-
-def looked(pair, packed, count):
+def looked(packed, count):
     """Look so often, and return whether each look polled."""
     polls = []
     original, packed.poll = packed.poll, lambda: polls.append(True) or original()
@@ -371,19 +238,17 @@ def looked(pair, packed, count):
 def test_a_look_is_left_out_a_few_times_while_another_thread_calls_nixl(pair, monkeypatch):
     agent = pair.me._core.nixl.agent()
     packed = NixlPacked("me", pair.me._core.nixl, dict, None, PackedWay(threaded=False), set())
-    assert looked(pair, packed, 2) == [True, True]
+    assert looked(packed, 2) == [True, True]
     for _ in range(2):
         with elsewhere(agent.lock) as free:
-            assert looked(pair, packed, MOST_LEFT_OUT) == [False] * MOST_LEFT_OUT
-            timer = threading.Timer(0.05, free.set)
-            timer.start()
-            assert looked(pair, packed, 1) == [True]  # it waits
-        assert looked(pair, packed, 2) == [True, True]
+            assert looked(packed, MOST_LEFT_OUT) == [False] * MOST_LEFT_OUT
+            threading.Timer(0.05, free.set).start()
+            assert looked(packed, 1) == [True]  # it waits
+        assert looked(packed, 2) == [True, True]
     monkeypatch.setattr(packed, "_busy", lambda: True)
     with elsewhere(agent.lock) as free:
-        timer = threading.Timer(0.05, free.set)
-        timer.start()
-        assert looked(pair, packed, 1) == [True]  # packed transfers are in flight: it waits
+        threading.Timer(0.05, free.set).start()
+        assert looked(packed, 1) == [True]  # packed transfers are in flight: it waits
 
 
 def test_few_pieces_are_not_counted_and_many_are(monkeypatch):
@@ -407,6 +272,3 @@ def test_few_pieces_are_not_counted_and_many_are(monkeypatch):
         assert pair.peer.nixl.direct_at_once(many, reading=True) == at_once
     assert not pair.peer.nixl.direct_at_once(join([pair.load.plan([], [])]), reading=True)
     pair.close()
-
-
-DIRECT = WireChoice("direct", WayCost("direct", 0.0, 0, 0.0, 0.0, ""), WayCost("packed", 1.0, 0, 0.0, 0.0, ""), "")

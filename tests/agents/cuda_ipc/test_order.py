@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -24,32 +28,54 @@ from tests.simulated.executors import executor_on
 devices = pytest.fixture(devices_that_are_left_alone)
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_a_transfer_waits_for_what_the_owner_published(seed):
-    """Streams advance in random order, so that a missing wait shows as wrong bytes."""
+class Visit(NamedTuple):
+    """A visitor on cuda:0 that may read an owner's cache on cuda:1."""
+
+    devices: Any
+    theirs: Any
+    mine: Any
+    program: Any
+    executor: Any
+    ends: Any
+    owned: list[Callable[[], object]]  # called at the end: they destroy what the test has made
+
+
+@contextmanager
+def visit(seed):
+    """Let streams advance in random order, so that a missing wait shows as wrong bytes; nothing is left in the end."""
     devices = gpus(seed=seed)
     with driven(devices):
         theirs, there = cache(devices, 1, 1)
         mine, here = cache(devices, 0, 2)
         with executor_on(devices[0], "kernel") as executor, joined(there, "cuda:0") as ends:
-            compute, user = devices[1].stream(), devices[0].stream()
-            program = kvplan.compile(ends.layout, here)
-            new = np.random.default_rng(seed + 9).integers(0, 256, theirs.shape, np.uint8)
-            devices[1].put(compute, lambda: theirs.__setitem__(slice(None), new))
-            ends.offer.publish(OnGpu(compute, 1))
-            mark = np.zeros(1)
-            devices[0].put(user, lambda: mark.__setitem__(0, 1))
-            event = Event.on(devices[0], user)
-            for after in (None, Stream(user), event, executor.submit(program.plan([0], [0]))):
-                given = ends.opened.before(None, after)
-                executor.submit(program.plan([1, 5], [0, 7]), after=given).synchronize()
-                np.testing.assert_array_equal(mine[:, [0, 7]], new[:, [1, 5]])
-            assert ends.opened.before(None, None) is None  # all that was published has passed
-            devices[0].run()
-        for device, stream in zip(devices[::-1], (compute, user), strict=True):
-            device.destroy_stream(stream)
-        devices[0].destroy_event(event.cuda_event)
+            made = Visit(devices, theirs, mine, kvplan.compile(ends.layout, here), executor, ends, [])
+            yield made
+        for destroy in made.owned:
+            destroy()
         assert_nothing_is_left(devices)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_transfer_waits_for_what_the_owner_published(seed):
+    with visit(seed) as (devices, theirs, mine, program, executor, ends, owned):
+        compute, user = devices[1].stream(), devices[0].stream()
+        new = np.random.default_rng(seed + 9).integers(0, 256, theirs.shape, np.uint8)
+        devices[1].put(compute, lambda: theirs.__setitem__(slice(None), new))
+        ends.offer.publish(OnGpu(compute, 1))
+        mark = np.zeros(1)
+        devices[0].put(user, lambda: mark.__setitem__(0, 1))
+        event = Event.on(devices[0], user)
+        for after in (None, Stream(user), event, executor.submit(program.plan([0], [0]))):
+            given = ends.opened.before(None, after)
+            executor.submit(program.plan([1, 5], [0, 7]), after=given).synchronize()
+            np.testing.assert_array_equal(mine[:, [0, 7]], new[:, [1, 5]])
+        assert ends.opened.before(None, None) is None  # all that was published has passed
+        devices[0].run()
+        owned += [
+            partial(devices[1].destroy_stream, compute),
+            partial(devices[0].destroy_stream, user),
+            partial(devices[0].destroy_event, event.cuda_event),
+        ]
 
 
 class OnGpu:
@@ -75,23 +101,18 @@ def test_what_the_owner_published_is_waited_for_on_the_cpu_where_the_caller_s_ob
 
 @pytest.mark.parametrize("seed", range(10))
 def test_the_owner_s_stream_waits_for_the_visitor_s_transfers(seed):
-    devices = gpus(seed=seed)
-    with driven(devices):
-        theirs, there = cache(devices, 1, 1)
+    with visit(seed) as (devices, theirs, mine, program, executor, ends, _):
         before = theirs.copy()
-        mine, here = cache(devices, 0, 2)
-        with executor_on(devices[0], "kernel") as executor, joined(there, "cuda:0") as ends:
-            compute = devices[1].stream()
-            ends.offer.wait_for_visitors(OnGpu(compute, 1))  # no visitor has submitted
-            pull = executor.submit(kvplan.compile(ends.layout, here).plan([1, 5], [0, 7]))
-            ends.after(pull, b"", urgent=False)
-            ends.offer.wait_for_visitors(OnGpu(compute, 1))
-            devices[1].put(compute, lambda: theirs.fill(0))  # the owner's next blocks
-            devices[0].run()
-            pull.synchronize()
-            np.testing.assert_array_equal(mine[:, [0, 7]], before[:, [1, 5]])
-            assert not theirs.any()
-        assert_nothing_is_left(devices)
+        compute = devices[1].stream()
+        ends.offer.wait_for_visitors(OnGpu(compute, 1))  # no visitor has submitted
+        pull = executor.submit(program.plan([1, 5], [0, 7]))
+        ends.after(pull, b"", urgent=False)
+        ends.offer.wait_for_visitors(OnGpu(compute, 1))
+        devices[1].put(compute, lambda: theirs.fill(0))  # the owner's next blocks
+        devices[0].run()
+        pull.synchronize()
+        np.testing.assert_array_equal(mine[:, [0, 7]], before[:, [1, 5]])
+        assert not theirs.any()
 
 
 def test_streams_of_other_gpus_are_refused(devices):
@@ -106,21 +127,15 @@ def test_streams_of_other_gpus_are_refused(devices):
 
 @pytest.mark.parametrize("seed", range(10))
 def test_work_of_all_streams_that_were_published_is_waited_for(seed):
-    devices = gpus(seed=seed)
-    with driven(devices):
-        theirs, there = cache(devices, 1, 1)
-        mine, here = cache(devices, 0, 2)
-        with executor_on(devices[0], "kernel") as executor, joined(there, "cuda:0") as ends:
-            slow, fast = devices[1].stream(), devices[1].stream()
-            devices[1].put(slow, lambda: theirs[:, 1].fill(7))
-            ends.offer.publish(OnGpu(slow, 1))
-            devices[1].put(fast, lambda: theirs[:, 5].fill(8))
-            ends.offer.publish(OnGpu(fast, 1))
-            program = kvplan.compile(ends.layout, here)
-            executor.submit(program.plan([1, 5], [0, 7]), after=ends.opened.before(None, None)).synchronize()
-            assert (mine[:, 0] == 7).all()
-            assert (mine[:, 7] == 8).all()
-        assert_nothing_is_left(devices)
+    with visit(seed) as (devices, theirs, mine, program, executor, ends, _):
+        slow, fast = devices[1].stream(), devices[1].stream()
+        devices[1].put(slow, lambda: theirs[:, 1].fill(7))
+        ends.offer.publish(OnGpu(slow, 1))
+        devices[1].put(fast, lambda: theirs[:, 5].fill(8))
+        ends.offer.publish(OnGpu(fast, 1))
+        executor.submit(program.plan([1, 5], [0, 7]), after=ends.opened.before(None, None)).synchronize()
+        assert (mine[:, 0] == 7).all()
+        assert (mine[:, 7] == 8).all()
 
 
 def test_who_comes_later_waits_for_what_was_published_before(devices):

@@ -23,7 +23,7 @@ def test_each_limit_counts_its_runs_and_shows_the_one_with_the_most_room(tmp_pat
     for name, rows in runs.items():
         (tmp_path / name).write_text(json.dumps({"rows": rows}))
     results = [tmp_path / name for name in runs]
-    assert [(one.what, one.run.name, round(one.room, 2)) for one in met(results)] == [
+    assert [(one.row["what"], one.run.name, round(one.room, 2)) for one in met(results)] == [
         ("TTFT", "first.json", 0.1), ("chats", "first.json", -0.1), ("TTFT", "second.json", 0.2),
         ("TTFT", "second.json", -0.2), ("chats", "second.json", -0.2), ("TTFT", "third.json", -0.5),
     ]  # fmt: skip
