@@ -229,9 +229,10 @@ def test_a_wait_that_is_interrupted_at_any_point_leaves_no_alarm(do, error):
 
 
 def test_a_call_aside_that_is_interrupted_runs_at_most_once():
-    before, made, at, one = threads(), [], 1, Interrupt(1, tell)
-    while one.points >= one.at or not made:
-        made.clear()
+    before, every, at, one = threads(), [[]], 1, Interrupt(1, tell)
+    while one.points >= one.at or not every[-1]:
+        made = []  # of this call alone: threads of earlier tests may end meanwhile, so that one of ours is not awaited
+        every.append(made)
         one = Interrupt(at, tell)
         with suppress(ToldError):
             one.within(partial(aside, partial(made.append, None)))
@@ -239,6 +240,7 @@ def test_a_call_aside_that_is_interrupted_runs_at_most_once():
         assert len(made) <= 1, one.where
         at += 1
     assert at > 3
+    assert max(map(len, every)) == 1
 
 
 def test_really_no_more_threads():
