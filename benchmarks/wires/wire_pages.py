@@ -16,6 +16,8 @@ WIRE, ALONE = RESULTS / "nvidia-h200-one-gpu.json", RESULTS / "staging-nvidia-h2
 # Shown once they are recorded.
 TWO_GPUS, BESIDE = RESULTS / "nvidia-h200.json", RESULTS / "nvidia-h200-beside-decode.json"
 SMALLER = RESULTS / "nvidia-h200-1-gib.json"  # the same with --mib 1024 --packed-only
+# One after the other on one machine: --packed-only --rows 256 8192 65536 --repeats 5, --slots 24 64 and then 8 256.
+RINGS = {"24 slots of 64 MiB": "nvidia-h200-slots-of-64-mib.json", "8 of 256 MiB": "nvidia-h200-slots-of-256-mib.json"}
 PAGE = ROOT / "docs" / "processes" / "packed.md"
 MARKS = "<!-- packed on a GPU -->", "<!-- end of packed on a GPU -->"
 COPY, SGLANG, EACH, ONE = "one contiguous copy", "SGLang's kernel", "a descriptor each", "one message"
@@ -24,7 +26,7 @@ WIRE_NAMES = {"cuda_ipc": "`cuda_ipc`", "cuda_ipc_50": "`cuda_ipc` at 50 GB/s", 
 
 def pages() -> Iterator[tuple[Path, tuple[str, str], str]]:
     """Yield the page, the marks in it, and what stands between."""
-    yield PAGE, MARKS, "\n".join([MARKS[0], *alone(), "", *between(), *two_gpus(), *beside(), MARKS[1]])
+    yield PAGE, MARKS, "\n".join([MARKS[0], *alone(), "", *between(), *two_gpus(), *rings(), *beside(), MARKS[1]])
 
 
 def _rows(result: Path) -> dict[tuple[str, str], dict[str, Any]]:
@@ -79,6 +81,24 @@ def two_gpus() -> Iterator[str]:
         each = f"{found[EACH]:.2g} | {row['ratios'][EACH]:.0f}" if EACH in found else "- | -"
         yield (f"| {wire}, {what} | {row['ours']:.3g} | {row['ratios'][ONE]:.2f} | {other['ours']:.3g} | "
                f"{other['ratios'][ONE]:.2f} | {each} |")  # fmt: skip
+
+
+def rings() -> Iterator[str]:
+    """Yield the table of two rings between two GPUs, if both were recorded: the speed, and the dearer side's CPU."""
+    found = {name: RESULTS / file for name, file in RINGS.items()}
+    if not all(file.exists() for file in found.values()):
+        return
+    heads = [f"{name}, of one message | CPU, ms a GB" for name in found]
+    yield ""
+    yield f"| two processes, two GPUs, NIXL | {' | '.join(heads)} |"
+    yield f"| --- |{' --- | --- |' * len(heads)}"
+    several = [_rows(file) for file in found.values()]
+    for (group, what), row in several[0].items():
+        if ONE not in row["beside"] or row["unit"] != "GB/s":
+            continue
+        work = what.replace("packed", "CPU ms per GB of a packed")
+        cells = [f"{rows[group, what]['ratios'][ONE]:.2f} | {rows[group, work]['ours']:.2f}" for rows in several]
+        yield f"| {WIRE_NAMES[group.split(',')[0]]}, {what} | {' | '.join(cells)} |"
 
 
 def beside() -> Iterator[str]:

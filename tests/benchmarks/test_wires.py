@@ -159,6 +159,20 @@ def test_pages_show_two_gpus_and_decode_once_they_are_recorded(tmp_path, monkeyp
     )
 
 
+def test_pages_show_two_rings_once_both_are_recorded(tmp_path, monkeypatch):
+    monkeypatch.setattr(wire_pages, "RESULTS", tmp_path)
+    for (name, file), gbps in zip(wire_pages.RINGS.items(), (71.0, 80.0), strict=True):
+        assert not [*wire_pages.rings()], name
+        save(tmp_path / file, document(rows_of(WIRES["cuda_ipc"], found(gbps)), scale=FULL, started=machine()))
+    shown = [*wire_pages.rings()]
+    assert len(shown) == 5
+    assert shown[1] == (
+        "| two processes, two GPUs, NIXL | 24 slots of 64 MiB, of one message | CPU, ms a GB "
+        "| 8 of 256 MiB, of one message | CPU, ms a GB |"
+    )
+    assert shown[3] == "| `cuda_ipc`, rows of 8 KiB, packed pull | 0.71 | 2.00 | 0.80 | 2.00 |"
+
+
 @nixl
 def test_a_machine_without_gpus_says_so(monkeypatch, capsys):
     monkeypatch.setattr(wires, "devices", tuple)

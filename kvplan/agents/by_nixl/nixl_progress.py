@@ -17,6 +17,7 @@ from kvplan.base.threads import Worker
 SPIN_SECONDS = 5e-5  # after a look that moved a transfer on: the next ones follow without a nap
 BUSY_NAP = 20e-6  # seconds between two looks while transfers are in flight
 MOST_BUSY_NAP = 1e-4  # the same while their steps are far apart
+FAR_SHARE, MOST_FAR_NAP = 1 / 32, 5e-4  # of a gap so long that its share is longer: large chunks, and slow wires
 GAP_SHARE = 1 / 8  # of a nap while transfers are in flight: its share of the longest of the latest gaps between steps
 QUIET_SHARE = 1 / 16  # its share of the time since the last step; it is never longer than this time
 AHEAD_NAP = 2e-3  # longest nap while several chunks are on the way; requests and pushes of other peers wait, too
@@ -25,8 +26,10 @@ STEPS = 5e-4  # seconds of a thread's steps for a chunk: if a chunk may move in 
 LEAST_AHEAD_NAP = 10e-6
 LEAST_GAPS, GAPS = 4, 8  # the latest gaps; a transfer of one chunk has fewer, so QUIET_SHARE alone holds for it
 RATED = 12  # chunks that have to come until it is known how fast; some come together, as their sender looks
+RATED_SECONDS, LEAST_RATED = 1e-2, 4  # in this time so many chunks are enough
 RECENT_NAP = 30e-6  # seconds between two looks when nothing is in flight: the next transfer is likely to come soon
 RECENT_SECONDS = 0.02  # since a transfer was in flight
+RECENT_SHARE, SOON_SECONDS = 1 / 8, 1e-3  # a nap's share of this time behind its first part, up to IDLE_NAP
 IDLE_NAP = 2e-4  # the same later: a peer's direct transfer over TCP moves on by these looks
 REST_NAP = 2e-3  # the same after REST_SECONDS
 REST_SECONDS = 10.0
@@ -64,12 +67,14 @@ def nap_after(
     if busy:
         if gap is not None and ahead * AHEAD_SHARE > LEAST_AHEAD_NAP:
             return min(ahead * AHEAD_SHARE, AHEAD_NAP)
-        nap = 0.0 if gap is None else min(max(gap * GAP_SHARE, seconds * QUIET_SHARE), seconds, MOST_BUSY_NAP)
-        if nap > BUSY_NAP:
-            return nap
+        if gap is not None:
+            most = max(MOST_BUSY_NAP, min(gap * FAR_SHARE, MOST_FAR_NAP))
+            nap = min(max(gap * GAP_SHARE, seconds * QUIET_SHARE), seconds, most)
+            if nap > BUSY_NAP:
+                return nap
         return 0.0 if seconds < SPIN_SECONDS else BUSY_NAP
     if seconds < RECENT_SECONDS:
-        return RECENT_NAP
+        return max(RECENT_NAP, min((seconds - SOON_SECONDS) * RECENT_SHARE, IDLE_NAP))
     if driven:
         return min(seconds * REST_SHARE, REST_NAP)
     return IDLE_NAP if seconds < REST_SECONDS else REST_NAP
@@ -157,7 +162,7 @@ class Naps:
         if max(longest, seconds * QUIET_SHARE) <= LEAST_AHEAD_NAP or not (self.patient or self.fast()):
             return nap_after(seconds, busy=True)  # no nap would be longer anyway, or none may be
         # A thread that works more than half of the time may be what a transfer waits for: it takes no long naps.
-        ahead = self._ahead() - seconds if sum(self._gaps) >= sum(self._looks) else 0.0
+        ahead = self._ahead() - seconds if sum(self._gaps) + seconds >= sum(self._looks) else 0.0
         return nap_after(seconds, busy=True, gap=longest if len(self._gaps) >= LEAST_GAPS else 0.0, ahead=ahead)
 
     def _mark(self, at: float) -> None:
@@ -167,7 +172,7 @@ class Naps:
             return
         marks.append((at, chunks, nbytes))
         for begun, some, before in reversed(marks):  # a longer time may hold a pause, or the begin of a transfer
-            if chunks - some >= RATED and at > begun:
+            if chunks - some >= (RATED if at - begun < RATED_SECONDS else LEAST_RATED) and at > begun:
                 made = _Speed((nbytes - before) / (at - begun), (at - begun) / (chunks - some))
                 if made.rate > self._speed.rate:
                     self._speed = made

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from kvplan.agents.by_nixl.nixl_progress import AHEAD_NAP, BUSY_NAP, MOST_BUSY_NAP, RATED, SPIN_SECONDS, STEPS, Naps
+from kvplan.agents.by_nixl.nixl_progress import (
+    AHEAD_NAP,
+    BUSY_NAP,
+    LEAST_RATED,
+    MOST_BUSY_NAP,
+    MOST_FAR_NAP,
+    RATED,
+    SPIN_SECONDS,
+    STEPS,
+    Naps,
+)
 from kvplan.agents.by_nixl.packed_way import GPU_SLOTS
 from kvplan.agents.packed.pack_starts import LEG_UNITS
 from tests.agents.by_nixl.virtual_wire import Two
@@ -117,13 +127,35 @@ class Far:
 
 def test_a_nap_is_three_quarters_of_the_time_that_the_bytes_on_the_way_take():
     far = Far()
-    assert far.come([1e-3] * RATED) == 0.0  # it is not known how fast they move
-    assert far.come([1e-3]) == pytest.approx(1.5e-3)
+    assert far.come([8e-4] * RATED) == 0.0  # it is not known how fast they move
+    assert far.come([8e-4]) == pytest.approx(1.2e-3)
     far.let(1)
-    assert far.come([1e-3]) == pytest.approx(0.75e-3)
-    assert far.naps.after(far.at + 5e-4, moved=False, busy=True) == pytest.approx(0.375e-3)  # half of it has passed
+    assert far.come([8e-4]) == pytest.approx(0.6e-3)
+    assert far.naps.after(far.at + 4e-4, moved=False, busy=True) == pytest.approx(0.3e-3)  # half of it has passed
     far.let(0)
-    assert far.come([1e-3]) == 0.0
+    assert far.come([8e-4]) == 0.0
+
+
+def test_the_speed_of_large_chunks_is_known_by_few_of_them():
+    """A transfer has few of them. In 10 ms or more, an error of one chunk is small enough."""
+    far = Far(chunks=1)
+    assert far.come([2.6e-3] * LEAST_RATED) == 0.0
+    assert far.come([2.6e-3]) == pytest.approx(1.95e-3)  # four in 10.4 ms
+    far = Far(chunks=1)
+    assert far.come([2.4e-3] * (LEAST_RATED + 1)) == 0.0
+    assert far.come([2.4e-3]) == pytest.approx(1.8e-3)  # five in 12 ms
+
+
+@pytest.mark.parametrize("reading", [True, False])
+def test_large_chunks_are_looked_at_rarely_in_the_first_transfer_too(reading):
+    """Eight slots of 256 MiB at 50 GB/s: 16 chunks of 5.4 ms. With naps of 0.1 ms there would be 45 looks a chunk."""
+    seconds = (256 << 20) / 50e9
+    for most, turns in ((25, 1), (20, 3)):
+        two = Two(seconds, 8, patient=True, together=True)
+        for _ in range(turns):
+            taken = two.move(16, reading=reading)
+        assert 16 * seconds < taken < 1.02 * 16 * seconds
+        assert max(two.near.looks, two.far.looks) <= 16 * most
 
 
 def test_the_speed_is_that_of_the_fastest_chunks():
@@ -173,7 +205,7 @@ def test_naps_are_bounded_and_begin_anew():
     far = Far()
     assert far.come([1.0] * 14) == AHEAD_NAP
     far.let(0)
-    assert far.naps.after(14.5, moved=False, busy=True) == MOST_BUSY_NAP
+    assert far.naps.after(14.5, moved=False, busy=True) == MOST_FAR_NAP
     far.naps.after(15.0, moved=False, busy=False)
     assert far.naps.after(60.0, moved=False, busy=True) == 0.0  # a submit has begun something: its steps come soon
     assert far.naps.after(60.0 + SPIN_SECONDS, moved=False, busy=True) == BUSY_NAP

@@ -82,12 +82,21 @@ def test_naps_become_longer_after_the_last_transfer(monkeypatch):
 
 
 def test_naps_become_long_at_once_where_nixl_has_a_thread(monkeypatch):
-    """In the first 10 s, there are 5,600 looks instead of 48,000; no nap is longer than 1 % of the time before it."""
+    """In the first 10 s, there are 5,200 looks instead of 48,000. A nap takes 1 % of the time before it."""
     run = Run(monkeypatch, [MOVED, *[IDLE] * 20_000], driven=True)
     ends = list(accumulate(nap + LOOK for nap in run.naps))
     assert run.naps == sorted(run.naps)
-    assert all(nap <= max(end * 0.01, nixl_progress.RECENT_NAP) for nap, end in zip(run.naps, ends, strict=True))
-    assert sum(end < nixl_progress.REST_SECONDS for end in ends) == pytest.approx(5_600, rel=0.05)
+    assert all(nap <= max(end * 0.01, nixl_progress.IDLE_NAP) for nap, end in zip(run.naps, ends, strict=True))
+    assert sum(end < nixl_progress.REST_SECONDS for end in ends) == pytest.approx(5_200, rel=0.02)
+
+
+def test_naps_are_short_in_the_first_millisecond_behind_a_transfer(monkeypatch):
+    """The next one is likely to come then. Later, a nap takes an eighth of the time behind this millisecond at most."""
+    run = Run(monkeypatch, [MOVED, *[IDLE] * 200])
+    begins = [0.0, *accumulate(nap + LOOK for nap in run.naps)]
+    assert all(nap == nixl_progress.RECENT_NAP for nap, at in zip(run.naps, begins, strict=False) if at < 1e-3)
+    assert all(nap <= max(3e-5, (at - 1e-3 + 2 * LOOK) / 8) for nap, at in zip(run.naps, begins, strict=False))
+    assert sum(at < nixl_progress.RECENT_SECONDS for at in begins) == pytest.approx(130, rel=0.05)  # 500 of 30 us
 
 
 def test_a_submit_ends_a_nap_and_the_next_ones_are_short(monkeypatch):
