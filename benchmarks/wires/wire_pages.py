@@ -16,8 +16,8 @@ WIRE, ALONE = RESULTS / "nvidia-h200-one-gpu.json", RESULTS / "staging-nvidia-h2
 # Shown once they are recorded.
 TWO_GPUS, BESIDE = RESULTS / "nvidia-h200.json", RESULTS / "nvidia-h200-beside-decode.json"
 SMALLER = RESULTS / "nvidia-h200-1-gib.json"  # the same with --mib 1024 --packed-only
-# One after the other on one machine: --packed-only --rows 256 8192 65536 --repeats 5, --slots 24 64 and then 8 256.
-RINGS = {"24 slots of 64 MiB": "nvidia-h200-slots-of-64-mib.json", "8 of 256 MiB": "nvidia-h200-slots-of-256-mib.json"}
+# The second one behind the first on the same machine, with --packed-only --slots 8 256.
+RINGS = {"24 slots of 64 MiB": "nvidia-h200.json", "8 of 256 MiB": "nvidia-h200-slots-of-256-mib.json"}
 PAGE = ROOT / "docs" / "processes" / "packed.md"
 MARKS = "<!-- packed on a GPU -->", "<!-- end of packed on a GPU -->"
 COPY, SGLANG, EACH, ONE = "one contiguous copy", "SGLang's kernel", "a descriptor each", "one message"

@@ -26,7 +26,6 @@ STEPS = 5e-4  # seconds of a thread's steps for a chunk: if a chunk may move in 
 LEAST_AHEAD_NAP = 10e-6
 LEAST_GAPS, GAPS = 4, 8  # the latest gaps; a transfer of one chunk has fewer, so QUIET_SHARE alone holds for it
 RATED = 12  # chunks that have to come until it is known how fast; some come together, as their sender looks
-RATED_SECONDS, LEAST_RATED = 1e-2, 4  # in this time so many chunks are enough
 RECENT_NAP = 30e-6  # seconds between two looks when nothing is in flight: the next transfer is likely to come soon
 RECENT_SECONDS = 0.02  # since a transfer was in flight
 RECENT_SHARE, SOON_SECONDS = 1 / 8, 1e-3  # a nap's share of this time behind its first part, up to IDLE_NAP
@@ -57,6 +56,8 @@ def nap_after(
     [0.0, 2e-05, 6.25e-05, 0.0001]
     >>> [nap_after(1e-4, busy=True, gap=gap) for gap in (1e-4, 4e-4, 1e-3)]
     [2e-05, 5e-05, 0.0001]
+    >>> [round(nap_after(10.0, busy=True, gap=gap), 6) for gap in (1e-3, 3.2e-3, 6.4e-3, 1.0)]
+    [0.0001, 0.0001, 0.0002, 0.0005]
     >>> [round(nap_after(1e-6, busy=True, gap=1e-3, ahead=ahead), 6) for ahead in (1e-5, 1e-4, 4e-4, 2e-2)]
     [0.0, 7.5e-05, 0.0003, 0.002]
     >>> [nap_after(seconds, busy=False) for seconds in (1e-3, 1.0, 60.0)]
@@ -162,7 +163,7 @@ class Naps:
         if max(longest, seconds * QUIET_SHARE) <= LEAST_AHEAD_NAP or not (self.patient or self.fast()):
             return nap_after(seconds, busy=True)  # no nap would be longer anyway, or none may be
         # A thread that works more than half of the time may be what a transfer waits for: it takes no long naps.
-        ahead = self._ahead() - seconds if sum(self._gaps) + seconds >= sum(self._looks) else 0.0
+        ahead = self._ahead() - seconds if sum(self._gaps) >= sum(self._looks) else 0.0
         return nap_after(seconds, busy=True, gap=longest if len(self._gaps) >= LEAST_GAPS else 0.0, ahead=ahead)
 
     def _mark(self, at: float) -> None:
@@ -170,9 +171,11 @@ class Naps:
         marks, (chunks, nbytes) = self._marks, self.moved()
         if marks and chunks == marks[-1][1]:
             return
+        if marks and chunks < marks[-1][1]:
+            marks.clear()  # a peer has gone, whose chunks were counted
         marks.append((at, chunks, nbytes))
         for begun, some, before in reversed(marks):  # a longer time may hold a pause, or the begin of a transfer
-            if chunks - some >= (RATED if at - begun < RATED_SECONDS else LEAST_RATED) and at > begun:
+            if chunks - some >= RATED and at > begun:
                 made = _Speed((nbytes - before) / (at - begun), (at - begun) / (chunks - some))
                 if made.rate > self._speed.rate:
                     self._speed = made
