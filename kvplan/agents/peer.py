@@ -18,6 +18,7 @@ from kvplan.errors import KVPlanError, LayoutError, PathError
 from kvplan.execute.executor import PRIORITIES
 from kvplan.execute.transfer import Transfer, check_after
 from kvplan.layout.kvlayout import KVLayout
+from kvplan.plan.by_pair import ByPair
 from kvplan.plan.plan import Plan
 
 if TYPE_CHECKING:
@@ -67,8 +68,7 @@ class Peer:
         self._sides: dict[int, tuple[weakref.ref[KVLayout], str | None]] = {}
         # By transport, priority and direction, for memory that one GPU alone reaches: the way of such a transfer.
         self._routes: dict[tuple[str, bool, str], _Route] = {}
-        # By the ids of a plan's only pair of layouts: both, held weakly, and what _direction returns.
-        self._ways: dict[tuple[int, int], tuple[weakref.ref[KVLayout], weakref.ref[KVLayout], tuple[bool, str]]] = {}
+        self._ways = ByPair[tuple[bool, str]]()  # what _direction returns
 
     def submit(
         self,
@@ -243,18 +243,7 @@ class Peer:
 
     def _direction(self, plan: Plan) -> tuple[bool, str]:
         """Return whether a plan reads from the peer, and by which transport; check that it is with this peer."""
-        layouts = plan.layouts
-        if len(layouts) == 1:  # as in most plans
-            src_layout, dst_layout = layouts[0]
-            known = self._ways.get((id(src_layout), id(dst_layout)))
-            if known is not None and known[0]() is src_layout and known[1]() is dst_layout:
-                return known[2]
-        way = self._look(plan)
-        if len(layouts) == 1:
-            if len(self._ways) > 1000:
-                self._ways.clear()
-            self._ways[id(src_layout), id(dst_layout)] = weakref.ref(src_layout), weakref.ref(dst_layout), way
-        return way
+        return self._ways.get(plan) or self._ways.keep(plan, self._look(plan))
 
     def _look(self, plan: Plan) -> tuple[bool, str]:
         found = []

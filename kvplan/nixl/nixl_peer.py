@@ -9,7 +9,8 @@ from kvplan.base.integers import integer
 from kvplan.errors import KVPlanError, LayoutError, PathError, TransferError
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.nixl.nixl_connection import Connection, spans_of
-from kvplan.nixl.nixl_transfer import NixlTransfer
+from kvplan.nixl.nixl_transfer import READ, WRITE, NixlTransfer
+from kvplan.plan.by_pair import ByPair
 from kvplan.plan.plan import Plan
 
 
@@ -26,6 +27,7 @@ class NixlPeer:
         self.layouts = dict(layouts)
         self.connection = connection
         self._spans = spans_of(self.layouts.values())
+        self._operations = ByPair[str]()
 
     def submit(
         self, plan: Plan, *, note: bytes = b"", attempts: int = 1, deadline: float | None = None
@@ -45,8 +47,7 @@ class NixlPeer:
             LayoutError: the destination is read-only.
             TransferError: the agent is closed, or the peer was removed.
         """
-        end = self.connection.end
-        end.check_open()
+        self.connection.end.check_open()
         if not isinstance(plan, Plan):
             raise KVPlanError(f"plan is a {type(plan).__name__}; submit takes what CopyProgram.plan or join made")
         if not isinstance(note, bytes):
@@ -55,13 +56,17 @@ class NixlPeer:
         attempts = integer("attempts", attempts, least=1, right=right, error=KVPlanError)
         if deadline is not None and (isinstance(deadline, bool) or not isinstance(deadline, Real) or not deadline > 0):
             raise KVPlanError(f"deadline is {deadline!r}; give a positive number of seconds, or None")
-        reading = self._reads(plan)
+        return self.post(plan, note=note, attempts=attempts, deadline=deadline)
+
+    def post(self, plan: Plan, *, note: bytes, attempts: int, deadline: float | None) -> NixlTransfer:
+        """Begin a transfer; the arguments but the plan's layouts are right. See :meth:`submit`."""
+        operation = self._operations.get(plan) or self._operations.keep(plan, self._operation(plan))
+        end = self.connection.end
         with end.lock:
+            end.check_open()
             if self.connection.forgotten:
                 raise TransferError(f"the peer {self.name!r} was forgotten; meet it again, by a new card")
-            transfer = NixlTransfer(
-                self.connection, plan, reading=reading, note=note, attempts=attempts, deadline=deadline
-            )
+            transfer = NixlTransfer(self.connection, plan, operation, note=note, attempts=attempts, deadline=deadline)
             try:
                 transfer.begin()
             except BaseException:  # an interrupt: the caller gets no transfer
@@ -69,8 +74,8 @@ class NixlPeer:
                 raise
         return transfer
 
-    def _reads(self, plan: Plan) -> bool:
-        """Check a plan's layouts; return True if it reads from the peer, False if it writes to it."""
+    def _operation(self, plan: Plan) -> str:
+        """Check a plan's layouts; return ``"READ"`` if it reads from the peer, ``"WRITE"`` if it writes to it."""
         here = self.connection.end
         sides = []
         for k, side in enumerate(("src", "dst")):
@@ -89,7 +94,7 @@ class NixlPeer:
         for _, dst in plan.layouts:
             if not dst.writable:
                 raise LayoutError(f"the destination {dst!r} is read-only")
-        return sides[0] == "dump"
+        return READ if sides[0] == "dump" else WRITE
 
     def __repr__(self) -> str:
         return f"NixlPeer({self.name!r}, layouts {list(self.layouts)})"

@@ -7,8 +7,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from kvplan.errors import TransferError
 from kvplan.execute.transfer import StreamlessTransfer, TransferResult
 from kvplan.nixl.nixl_connection import Connection, in_words
@@ -17,6 +15,7 @@ from kvplan.plan.plan import Plan
 
 LOOK_SECONDS = 50e-6  # seconds between two polls of a transfer in flight
 TOGETHER = 64  # transfers that are ended in one turn of the lock; half a millisecond
+READ, WRITE = "READ", "WRITE"  # NIXL's operations
 DONE = "DONE"  # NIXL's state of a transfer that has moved all bytes
 PAUSE_SECONDS = 0.05  # seconds before a second attempt; the pause doubles before each further attempt
 
@@ -35,13 +34,13 @@ class NixlTransfer(StreamlessTransfer):
     """
 
     def __init__(
-        self, connection: Connection, plan: Plan, *, reading: bool, note: bytes, attempts: int, deadline: float | None
+        self, connection: Connection, plan: Plan, operation: str, *, note: bytes, attempts: int, deadline: float | None
     ) -> None:
         self.plan = plan
         self.attempt = 0
         self._connection = connection
         self._end = connection.end
-        self._reading = reading
+        self._operation = operation
         self._note = note
         self._attempts = attempts
         self._begun = time.monotonic()
@@ -51,7 +50,7 @@ class NixlTransfer(StreamlessTransfer):
         self._again_at: float | None = None  # end of the pause between two attempts
         self._joined = 0
         self._descriptors = 0
-        self._held: list[Any] = []  # handles of NIXL, the transfer's own first
+        self._handle: Any = None  # NIXL's, while it has an attempt
         self._over = False
         self._told = ""  # DONE, or why the attempt failed, if NIXL has told that already
         self._result: TransferResult | None = None
@@ -72,15 +71,15 @@ class NixlTransfer(StreamlessTransfer):
     def moved(self) -> TransferResult | None:
         """Return the result if all bytes have moved; None if that is not known, or another thread calls NIXL.
 
-        It only asks. The handles of NIXL stay until :meth:`done`, or the peer's end: NIXL would release a handle twice
+        It only asks. NIXL's handle stays until :meth:`done`, or the peer's end: NIXL would release it twice
         after an interrupt of its ``release``. So a caller that may be interrupted leaves that to a thread of its own.
         """
         if not self._told:
             lock, nixl = self._end.lock, self._end.nixl
             for _ in filter(None, map(lock.acquire, (False,))):  # no interrupt comes between the lock and the try
                 try:
-                    if self._held and not self._told:
-                        self._told = _ended_as(nixl.check_xfer_state(self._held[0]))
+                    if self._handle is not None and not self._told:
+                        self._told = _ended_as(nixl.check_xfer_state(self._handle))
                 except Exception as error:
                     if not _raised_by(nixl, error):
                         raise  # by a signal handler
@@ -117,15 +116,12 @@ class NixlTransfer(StreamlessTransfer):
                     nixl.send_notif(self._connection.name, self._note)
                 self._told = DONE
                 return
-            mine, theirs = (dst, src) if self._reading else (src, dst)
+            mine, theirs = (dst, src) if self._operation == READ else (src, dst)
             self._descriptors = mine.descriptors
-            for whose, side in (("NIXL_INIT_AGENT", mine), (self._connection.name, theirs)):
-                self._held.append(nixl.prep_xfer_dlist(whose, *side))
-            here, there = self._held
-            every = np.arange(self._descriptors, dtype=np.int32)
-            operation = "READ" if self._reading else "WRITE"
-            self._held.insert(0, nixl.make_prepped_xfer(operation, here, every, there, every, self._note))
-            state = nixl.transfer(self._held[0])
+            here, there = nixl.get_xfer_descs(*mine), nixl.get_xfer_descs(*theirs)
+            # One handle: lists that NIXL prepares for later transfers would be two more, and take as long to make.
+            self._handle = nixl.initialize_xfer(self._operation, here, there, self._connection.name, self._note)
+            state = nixl.transfer(self._handle)
         except Exception as error:  # noqa: BLE001  # any error of NIXL is the transfer's
             self._told = in_words(error)
         else:
@@ -135,14 +131,15 @@ class NixlTransfer(StreamlessTransfer):
         """Leave the handles to the next release of any transfer's: this one was interrupted, and nobody has it."""
         if self in self._connection.flying:
             self._connection.flying.remove(self)
-        self._end.kept.extend([(handle, self.plan) for handle in self._held])
-        self._held = []
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            self._end.kept.append((handle, self.plan))
 
     def moves(self) -> bool:
         """Return whether NIXL has the transfer and reports that it is in progress."""
-        if self._held:
+        if self._handle is not None:
             self._look()
-        return bool(self._held)
+        return self._handle is not None
 
     def give_up(self, why: str) -> None:
         """End the transfer now as failed."""
@@ -171,7 +168,7 @@ class NixlTransfer(StreamlessTransfer):
                 self._try_again()
         else:
             try:
-                self._told = _ended_as(self._end.nixl.check_xfer_state(self._held[0]))
+                self._told = _ended_as(self._end.nixl.check_xfer_state(self._handle))
             except Exception as error:  # noqa: BLE001  # any error of NIXL is the transfer's
                 self._told = in_words(error)
 
@@ -181,7 +178,7 @@ class NixlTransfer(StreamlessTransfer):
 
     def _finish(self) -> None:
         self._result = self._result_now()
-        self._end.tally.add(self._result, "read" if self._reading else "write")
+        self._end.tally.add(self._result, self._operation.lower())
         self._ended(None)
 
     def _failed(self, what: str) -> None:
@@ -210,7 +207,7 @@ class NixlTransfer(StreamlessTransfer):
             self.begin()
 
     def _problem(self, what: str) -> TransferError:
-        verb = "reading from" if self._reading else "writing to"
+        verb = "reading from" if self._operation == READ else "writing to"
         tries = f" in {self.attempt} attempts" if self.attempt > 1 else ""
         return TransferError(
             f"{verb} {self._connection.name!r} failed{tries}: {what}; some of its {self.plan.nbytes} bytes may have "
@@ -226,9 +223,9 @@ class NixlTransfer(StreamlessTransfer):
             self._end.tally.fail(self.plan, "nixl", error)
 
     def _release(self) -> None:
-        """Release the handles of NIXL."""
-        held, self._held = self._held, []
-        self._end.release([(handle, self.plan) for handle in held])
+        """Release NIXL's handle."""
+        handle, self._handle = self._handle, None
+        self._end.release([] if handle is None else [(handle, self.plan)])
 
     def __repr__(self) -> str:
         state = "in flight" if not self._over else "failed" if self._error else "done"

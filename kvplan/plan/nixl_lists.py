@@ -75,6 +75,8 @@ def _by_destination(dst: Int64Array) -> Int64Array | slice:
 
 def _device_ids(layouts: list[KVLayout], address: Int64Array, side: str) -> tuple[str, Int64Array | int]:
     """Return the kind of memory of one side, and the number of the GPU of each address."""
+    if len(layouts) == 1:  # as in most plans
+        return memory_of(layouts[0].device, side)
     numbers = {layout.device: memory_of(layout.device, side) for layout in layouts}
     kinds = {memory for memory, _ in numbers.values()}
     if len(kinds) > 1:

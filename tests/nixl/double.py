@@ -166,6 +166,18 @@ class Agent:
         self.live.append(handle)
         return handle
 
+    def get_xfer_descs(self, rows, mem_type=None):
+        return rows, mem_type
+
+    def initialize_xfer(self, operation, local, remote, remote_agent, note=b""):
+        sides = self.prep_xfer_dlist("NIXL_INIT_AGENT", *local), self.prep_xfer_dlist(remote_agent, *remote)
+        try:
+            every = np.arange(len(local[0]))
+            return self.make_prepped_xfer(operation, sides[0], every, sides[1], every, note)
+        finally:
+            for side in sides:
+                self.live.remove(side)
+
     def transfer(self, handle, note=b""):
         assert not handle.released
         assert handle.state != "PROC", "NIXL_ERR_REPOST_ACTIVE"

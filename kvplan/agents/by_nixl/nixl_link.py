@@ -98,7 +98,7 @@ class NixlLink:
     def start(self, order: Order) -> Transfer:
         """Post a transfer; NIXL sends its note."""
         left = None if order.until is None else max(order.until - time.monotonic(), 1e-3)
-        return self._peer.submit(order.plan, note=order.note, attempts=order.attempts, deadline=left)
+        return self._peer.post(order.plan, note=order.note, attempts=order.attempts, deadline=left)
 
     def enter(self, transfer: Any) -> None:
         """Count a transfer as in flight; raise TransferError if the connection is not open."""

@@ -77,11 +77,16 @@ def direct_cost(crossing: Crossing, wire: WireProfile) -> WayCost:
     >>> found.limit, round(found.seconds * 1e3, 1)
     ('posting', 32.8)
     """
-    posting = crossing.pairs * wire.post + crossing.descriptors * wire.descriptor
-    moving = crossing.descriptors * wire.message + crossing.nbytes * wire.byte
-    seconds = wire.latency + (max(posting, moving) if wire.overlaps else posting + moving)
+    seconds, posting, moving = _direct_seconds(wire, crossing.pairs, crossing.descriptors, crossing.nbytes)
     limit = _largest({"wire": moving, "posting": posting, "latency": wire.latency})
     return WayCost("direct", seconds, crossing.descriptors, posting, 0.0, limit)
+
+
+def _direct_seconds(wire: WireProfile, pairs: int, descriptors: int, nbytes: int) -> tuple[float, float, float]:
+    """Return the seconds of a direct transfer, and of them those that post it, and those that the wire takes."""
+    posting = pairs * wire.post + descriptors * wire.descriptor
+    moving = descriptors * wire.message + nbytes * wire.byte
+    return wire.latency + (max(posting, moving) if wire.overlaps else posting + moving), posting, moving
 
 
 def packed_cost(
@@ -218,7 +223,7 @@ def direct_at_once(nbytes: int, pieces: int, wire: WireProfile, *, pull: bool = 
     [True, False]
     """
     begins = wire.start + wire.latency * (1 + pull)
-    return bool(nbytes) and direct_cost(Crossing(nbytes, 1, pieces, 0, 0), wire).seconds <= begins
+    return bool(nbytes) and _direct_seconds(wire, 1, pieces, nbytes)[0] <= begins
 
 
 def _why(way: str, crossing: Crossing, direct: WayCost, packed: WayCost) -> str:

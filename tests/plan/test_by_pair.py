@@ -1,0 +1,58 @@
+"""Values that are kept by pair of layouts."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+
+from kvplan import KVLayout, compile, join
+from kvplan.plan.by_pair import MOST, ByPair
+
+
+def layout():
+    return KVLayout.from_tensors("block dim", np.zeros((4, 8), np.int8))
+
+
+def plan_of(src, dst):
+    return compile(src, dst).plan([0], [1])
+
+
+def test_a_pair_has_its_own_value_in_each_direction():
+    a, b = layout(), layout()
+    known = ByPair[str]()
+    known.keep(plan_of(a, b), "there")
+    assert known.get(plan_of(b, a)) is None
+    known.keep(plan_of(b, a), "back")
+    assert (known.get(plan_of(a, b)), known.get(plan_of(b, a))) == ("there", "back")
+
+
+def test_joined_plans_of_several_pairs_have_none():
+    a, b, c = layout(), layout(), layout()
+    both = join([plan_of(a, b), plan_of(a, c)])
+    known = ByPair[str]()
+    assert known.keep(both, "kept nowhere") == "kept nowhere"
+    assert known.get(both) is None
+    assert known.get(plan_of(a, b)) is None
+
+
+def test_layouts_are_not_kept_alive_and_a_new_one_at_their_place_is_unknown():
+    known, b = ByPair[str](), layout()
+    a = layout()
+    known.keep(plan_of(a, b), "old")
+    (src, *_), = known._known.values()
+    del a
+    gc.collect()
+    assert src() is None
+    new = layout()
+    known._known[id(new), id(b)] = next(iter(known._known.values()))  # as if it had the id of the one that is gone
+    assert known.get(plan_of(new, b)) is None
+
+
+def test_pairs_are_bounded():
+    known, b = ByPair[int](), layout()
+    alive = [layout() for _ in range(MOST + 1)]
+    for k, a in enumerate(alive):
+        known.keep(plan_of(a, b), k)
+    assert len(known._known) == 1
+    assert known.get(plan_of(alive[-1], b)) == MOST
