@@ -154,6 +154,10 @@ def test_pages_show_two_gpus_and_decode_once_they_are_recorded(tmp_path, monkeyp
     assert len(shown) == 7
     assert shown[3] == "| `cuda_ipc`, rows of 8 KiB, packed pull | 71 | 0.71 | 60 | 0.60 | 3.5 | 20 |"
     assert shown[5] == "| `cuda_ipc` at 50 GB/s, rows of 8 KiB, packed pull | 48 | 0.48 | 48 | 0.48 | - | - |"
+    save(tmp_path / "smaller.json", document(rows_of(WIRES["cuda_ipc"], found(60.0)), scale=FULL, started=machine()))
+    assert [*wire_pages.two_gpus()][
+        5
+    ] == "| `cuda_ipc` at 50 GB/s, rows of 8 KiB, packed pull | 48 | 0.48 | - | - | - | - |"
     assert [*wire_pages.beside()][-1] == (
         "| `cuda_ipc` at 50 GB/s, rows of 8 KiB, packed push | 48 | x 1.020 | x 1.010 |"
     )
@@ -171,6 +175,21 @@ def test_pages_show_two_rings_once_both_are_recorded(tmp_path, monkeypatch):
         "| 8 of 256 MiB, of one message | CPU, ms a GB |"
     )
     assert shown[3] == "| `cuda_ipc`, rows of 8 KiB, packed pull | 0.71 | 2.00 | 0.80 | 2.00 |"
+
+
+def test_pages_show_one_block_once_all_runs_are_recorded(tmp_path, monkeypatch):
+    files = {"TWO_GPUS": tmp_path / "two.json", "SMALLER": tmp_path / "smaller.json"}
+    for name, file in files.items():
+        monkeypatch.setattr(wire_pages, name, file)
+    monkeypatch.setattr(wire_pages, "RESULTS", tmp_path)
+    for file in (*files.values(), tmp_path / wire_pages.RINGS["8 of 256 MiB"]):
+        assert not [*wire_pages.one_block()]
+        rows = [row for wire in ("cuda_ipc", "cuda_ipc_50") for row in rows_of(WIRES[wire], found(71.0, posted=3.5))]
+        save(file, document(rows, scale=FULL, started=machine()))
+    shown = [*wire_pages.one_block()]
+    assert len(shown) == 3 + 3 * 2
+    assert shown[3] == "| one block, pull, first run | 69 | 30 | 70 |"
+    assert shown[-1] == "| one block, push, third run | 69 | 32 | 70 |"
 
 
 @nixl

@@ -6,7 +6,8 @@ import gc
 
 import numpy as np
 
-from kvplan import KVLayout, compile, join
+import kvplan
+from kvplan import KVLayout, join
 from kvplan.plan.by_pair import MOST, ByPair
 
 
@@ -15,7 +16,7 @@ def layout():
 
 
 def plan_of(src, dst):
-    return compile(src, dst).plan([0], [1])
+    return kvplan.compile(src, dst).plan([0], [1])
 
 
 def test_a_pair_has_its_own_value_in_each_direction():
@@ -40,7 +41,7 @@ def test_layouts_are_not_kept_alive_and_a_new_one_at_their_place_is_unknown():
     known, b = ByPair[str](), layout()
     a = layout()
     known.keep(plan_of(a, b), "old")
-    (src, *_), = known._known.values()
+    ((src, *_),) = known._known.values()
     del a
     gc.collect()
     assert src() is None
