@@ -1,4 +1,4 @@
-"""What is known of a plan's pair of layouts, kept while both layouts live."""
+"""Values that are kept for each pair of layouts, while both layouts live."""
 
 from __future__ import annotations
 
