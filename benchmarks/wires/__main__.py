@@ -1,7 +1,8 @@
 """``python -m benchmarks.wires``: packed transfers between two processes by NIXL, over each wire of this machine.
 
 Each wire gets two processes of its own, since UCX reads its variables once. All bytes are compared before anything is
-timed. ``--beside decode`` measures what compute of both processes loses instead.
+timed. ``--beside decode`` measures what compute of both processes loses instead, ``--beside
+prefill`` when the last layer has arrived.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from typing import Any
 
 from benchmarks.record import Row, cpu_model, document, machine, save, table
 from benchmarks.wires.beside import ROW as BESIDE_ROW
-from benchmarks.wires.limits import FULL, SMOKE, WIRES, Scale, Wire, add_slots, slots_of
-from benchmarks.wires.wire_rows import beside_rows, rows_of
+from benchmarks.wires.limits import BESIDE, FULL, PREFILL_MIB, SMOKE, WIRES, Scale, Wire, add_slots, slots_of
+from benchmarks.wires.wire_rows import beside_rows, prefill_rows, rows_of
 from kvplan.cli.arguments.values import positive
 
 SECONDS = 200.0  # for one wire
@@ -41,7 +42,10 @@ def arguments_of(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--packed-only", action="store_true", help="leave the transfers with a descriptor for each row out, and limits"
     )
     parser.add_argument(
-        "--beside", choices=["decode"], help="measure the compute of both processes during transfers, and nothing else"
+        "--beside",
+        choices=list(BESIDE),
+        help="measure compute and transfers at once, and nothing else: what decode loses in both processes, or when "
+        "the last layer of a prefill has arrived",
     )
     add_slots(parser)
     parser.add_argument(
@@ -116,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     gpus = devices()
     names = chosen.wires or _usual(gpus, beside=chosen.beside)
     if not names:
-        print("this machine has no GPU for a wire beside decode; name a wire of host memory", file=sys.stderr)
+        print(f"this machine has no GPU for a wire beside {chosen.beside}; name a wire of host memory", file=sys.stderr)
         return 1
     started, rows, failed = machine(), list[Row](), dict[str, str]()
     for name in names:
@@ -153,7 +157,8 @@ def rows_for(wire: Wire, chosen: argparse.Namespace, places: Sequence[str]) -> l
         raise RuntimeError("this machine has no GPU that torch can use")
     scale = scale_of(wire, chosen)
     if chosen.beside:
-        return beside_rows(wire, measured(wire, scale, places, "decode"))
+        made = measured(wire, scale, places, chosen.beside)
+        return beside_rows(wire, made) if chosen.beside == "decode" else prefill_rows(wire, made)
     if wire.paced or chosen.packed_only:  # a descriptor each would not be paced
         return rows_of(wire, measured(wire, scale, places, "packed"))
     posted = measured(wire, scale, places, "NIXL")["rows"]
@@ -162,7 +167,8 @@ def rows_for(wire: Wire, chosen: argparse.Namespace, places: Sequence[str]) -> l
 
 def scale_of(wire: Wire, chosen: argparse.Namespace) -> Scale:
     """Return how large the run of a wire is."""
-    scale = _base_scale(chosen) if chosen.smoke else _base_scale(chosen).on(wire, chosen.mib)
+    mib = chosen.mib or (min(wire.mib, PREFILL_MIB) if chosen.beside == "prefill" else None)
+    scale = _base_scale(chosen) if chosen.smoke else _base_scale(chosen).on(wire, mib)
     return replace(scale, rows=(BESIDE_ROW,)) if chosen.beside else scale
 
 

@@ -104,6 +104,9 @@ class _Mark:
     def query(self) -> bool:
         return self.at.done()
 
+    def synchronize(self) -> None:
+        self.at.result()
+
     def elapsed_time(self, later: _Mark) -> float:
         return (later.at.result() - self.at.result()) * 1e3
 

@@ -11,8 +11,9 @@ import numpy as np
 
 from benchmarks.wires.beside import Load
 from benchmarks.wires.contents import by_block, fill, same
-from benchmarks.wires.limits import Scale, Wire
+from benchmarks.wires.limits import BESIDE, Scale, Wire
 from benchmarks.wires.paced import pace
+from benchmarks.wires.prefill import arrival
 from kvplan import Agent, Executor, KVLayout, Policy
 from kvplan.nixl.nixl_wire import NixlWire
 
@@ -30,12 +31,12 @@ class Side:
         scale: sizes.
         device: ``"cpu"``, or a GPU.
         plain: whether NIXL is as it comes, with its own thread, and nothing is packed.
-        beside: whether transfers run beside decode, which the executor is told.
+        beside: the compute beside transfers, which the executor is told; what is not of ``BESIDE`` is none.
     """
 
     def __init__(
         self, name: str, notation: str, wire: Wire, scale: Scale, device: str, *, plain: bool = False,
-        beside: bool = False,
+        beside: str = "",
     ) -> None:  # fmt: skip
         os.environ.pop("UCX_TLS", None)
         if wire.transports:
@@ -52,7 +53,7 @@ class Side:
             from nixl import nixl_agent, nixl_agent_config
 
             agent = nixl_agent(name, nixl_agent_config(backends=["UCX"]))
-        executor = Executor(device, policy=Policy(overlap="decode")) if beside else None
+        executor = Executor(device, policy=Policy(overlap=beside)) if beside in BESIDE else None
         self.agent = Agent(name, layouts, transports=("nixl",), executor=executor, agent=agent, slots=scale.slots)
 
     def _pool(self, buffer: Any, row: int, notation: str) -> Any:
@@ -87,7 +88,7 @@ def serve(wire: Wire, scale: Scale, device: str, pipe: Connection, what: str) ->
     After ``spin`` it looks for notes without a pause until it is asked again, as NIXL's own thread does. After
     ``decode`` it computes until it is asked again. ``what`` is that of :func:`benchmarks.wires.near.measure`.
     """
-    side = Side(FAR, ORDERS[FAR], wire, scale, device, plain=what == "NIXL", beside=what == "decode")
+    side = Side(FAR, ORDERS[FAR], wire, scale, device, plain=what == "NIXL", beside=what)
     pipe.send(side.agent.card())
     peer = side.agent.meet(pipe.recv())
     spin, load = False, Load(device)
@@ -118,6 +119,8 @@ def serve(wire: Wire, scale: Scale, device: str, pipe: Connection, what: str) ->
             load.begin()
             pipe.send(None)
             load.run(pipe.poll)
+        elif what == "arrival":
+            pipe.send(arrival(side.agent.notes, *rest))
         elif what == "decoded":
             pipe.send(load.end(*rest))
     side.agent.close()

@@ -15,6 +15,7 @@ RESULTS = ROOT / "benchmarks" / "results" / "wires"
 WIRE, ALONE = RESULTS / "nvidia-h200-one-gpu.json", RESULTS / "staging-nvidia-h200.json"
 # Shown once they are recorded.
 TWO_GPUS, BESIDE = RESULTS / "nvidia-h200.json", RESULTS / "nvidia-h200-beside-decode.json"
+PREFILL = RESULTS / "nvidia-h200-beside-prefill.json"
 SMALLER = RESULTS / "nvidia-h200-1-gib.json"  # the same with --mib 1024 --packed-only
 # The second one behind the first on the same machine, with --packed-only --slots 8 256.
 RINGS = {"24 slots of 64 MiB": "nvidia-h200.json", "8 of 256 MiB": "nvidia-h200-slots-of-256-mib.json"}
@@ -30,7 +31,9 @@ def pages() -> Iterator[tuple[Path, tuple[str, str], str]]:
     yield (
         PAGE,
         MARKS,
-        "\n".join([MARKS[0], *alone(), "", *between(), *two_gpus(), *rings(), *one_block(), *beside(), MARKS[1]]),
+        "\n".join(
+            [MARKS[0], *alone(), "", *between(), *two_gpus(), *rings(), *one_block(), *beside(), *prefill(), MARKS[1]]
+        ),
     )
 
 
@@ -133,3 +136,18 @@ def beside() -> Iterator[str]:
             slower = [rows[group, f"{what}: compute of the {side} slower"]["ours"] for side in ("sender", "receiver")]
             wire = WIRE_NAMES[group.split(",")[0]]
             yield f"| {wire}, {what} | {row['ours']:.3g} | x {slower[0]:.3f} | x {slower[1]:.3f} |"
+
+
+def prefill() -> Iterator[str]:
+    """Yield the table of a push by layer beside prefill, if it was recorded."""
+    if not PREFILL.exists():
+        return
+    yield ""
+    yield (
+        "| last layer of a prefill, two GPUs; us | from its compute to the receiver | its bytes and a note | alone |"
+    )
+    yield "| --- | --- | --- | --- |"
+    for (group, _), row in _rows(PREFILL).items():
+        wire, alone = WIRE_NAMES[group.split(",")[0]], row["beside"]["this layer alone"]
+        nbytes = row["detail"]["layer nbytes"] >> 20
+        yield f"| {wire}, {nbytes} MiB | {row['ours']:,.0f} | {row['limit']:,.0f} | {alone:,.0f} |"

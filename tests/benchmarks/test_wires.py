@@ -14,7 +14,7 @@ from benchmarks.wires import __main__ as wires
 from benchmarks.wires import far, wire_pages
 from benchmarks.wires.contents import by_block, fill, same
 from benchmarks.wires.limits import FULL, KIB, MIB, SMOKE, WIRES, Wire
-from benchmarks.wires.wire_rows import beside_rows, rows_of
+from benchmarks.wires.wire_rows import beside_rows, prefill_rows, rows_of
 
 CPUS = ("cpu", "cpu")
 nixl = pytest.mark.skipif(find_spec("nixl") is None, reason="NIXL is not installed")
@@ -136,6 +136,16 @@ def test_compute_beside_decode_is_held_to_its_limit_unless_it_ran_dry():
     assert (told.ok, "broken" in told.detail) == (None, True)
 
 
+def test_the_last_layer_of_a_prefill_is_held_to_its_bytes_and_a_note():
+    one = {"layers": 16, "layer nbytes": 50_000_000, "products a layer": 2, "compute us": 9.0, "alone us": 1500.0}
+    found = {"one message": {"READ": 25.0, "WRITE": 50.0}, "note": {"us": 40.0}}
+    for tails, ok in (([900.0, 1010.0, 1500.0], True), ([1030.0], False)):
+        (row,) = prefill_rows(WIRES["cuda_ipc_50"], found | {"prefill": one | {"tail us": tails}})
+        assert (row.beside["its bytes"], row.beside["a note"], row.limit) == (1000.0, 20.0, 1020.0)
+        assert row.ok is ok
+    assert prefill_rows(WIRES["shm"], found | {"prefill": one | {"tail us": tails}})[0].ok is None
+
+
 def test_pages_show_two_gpus_and_decode_once_they_are_recorded(tmp_path, monkeypatch):
     monkeypatch.setattr(wire_pages, "TWO_GPUS", tmp_path / "two.json")
     monkeypatch.setattr(wire_pages, "SMALLER", tmp_path / "smaller.json")
@@ -192,6 +202,16 @@ def test_pages_show_one_block_once_all_runs_are_recorded(tmp_path, monkeypatch):
     assert shown[-1] == "| one block, push, third run | 69 | 32 | 70 |"
 
 
+def test_pages_show_the_last_layer_of_a_prefill_once_it_is_recorded(tmp_path, monkeypatch):
+    monkeypatch.setattr(wire_pages, "PREFILL", tmp_path / "prefill.json")
+    assert not [*wire_pages.prefill()]
+    one = {"layer nbytes": 64 << 20, "layers": 16, "alone us": 1500.0, "tail us": [1600.0]}
+    found = {"one message": {"WRITE": 50.0}, "note": {"us": 40.0}, "prefill": one}
+    rows = prefill_rows(WIRES["cuda_ipc_50"], found)
+    save(tmp_path / "prefill.json", document(rows, scale=FULL, started=machine()))
+    assert [*wire_pages.prefill()][-1] == "| `cuda_ipc` at 50 GB/s, 64 MiB | 1,600 | 1,362 | 1,500 |"
+
+
 @nixl
 def test_a_machine_without_gpus_says_so(monkeypatch, capsys):
     monkeypatch.setattr(wires, "devices", tuple)
@@ -237,3 +257,15 @@ def test_transfers_beside_a_stand_in_for_decode():
     assert all(row.limit is None and row.ours > 0 for row in rows)
     assert 0 < rows[0].ours <= 0.2
     assert min(rows[1].detail["iterations"]) > 0
+
+
+@nixl
+@pytest.mark.slow
+def test_a_push_by_layer_beside_a_stand_in_for_prefill():
+    scale = replace(SMOKE, rows=(8 * KIB,))
+    (row,) = prefill_rows(Wire("shm", "host", ""), wires.measured(WIRES["shm"], scale, CPUS, "prefill"))
+    found = row.detail
+    assert (found["layers"], found["layer nbytes"]) == (scale.layers, scale.nbytes // scale.layers)
+    assert len(found["tail us"]) == scale.repeats
+    assert found["compute us"] > 0
+    assert row.beside["this layer alone"] > 0
