@@ -85,7 +85,8 @@ class NixlPacked:
         self._name, self._nixl, self._executor, self._way = name, nixl, executor, way
         self.lanes = NixlLanes(nixl, offered, self._allocated)
         progress = NixlProgress(self._look, self._busy, inside, driven=way.driven)
-        progress.naps.fast, progress.naps.ahead, progress.naps.moved = self._fast, self._ahead, self._moved
+        naps = progress.naps
+        naps.fast, naps.ahead, naps.moved, naps.prompt = self._fast, self._ahead, self._moved, self._prompt
         self._progress = progress if way.threaded else None
         self._reading = threading.RLock()  # one thread at a time takes notes
         self._inbox: deque[tuple[str, bytes]] = deque()  # notes of users
@@ -151,6 +152,10 @@ class NixlPacked:
     def _ahead(self) -> float:
         ring = self.lanes.ring
         return 0 if ring is None else ring.end.ahead
+
+    def _prompt(self) -> bool:
+        ring = self.lanes.ring
+        return ring is not None and ring.end.prompt
 
     def _moved(self) -> tuple[int, int]:
         ring = self.lanes.ring

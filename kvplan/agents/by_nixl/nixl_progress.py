@@ -18,6 +18,7 @@ SPIN_SECONDS = 5e-5  # after a look that moved a transfer on: the next ones foll
 BUSY_NAP = 20e-6  # seconds between two looks while transfers are in flight
 MOST_BUSY_NAP = 1e-4  # the same while their steps are far apart
 FAR_SHARE, MOST_FAR_NAP = 1 / 32, 5e-4  # of a gap so long that its share is longer: large chunks, and slow wires
+NEAR_GAP = MOST_BUSY_NAP / FAR_SHARE  # longer ones allow longer naps
 GAP_SHARE = 1 / 8  # of a nap while transfers are in flight: its share of the longest of the latest gaps between steps
 QUIET_SHARE = 1 / 16  # its share of the time since the last step; it is never longer than this time
 AHEAD_NAP = 2e-3  # longest nap while several chunks are on the way; requests and pushes of other peers wait, too
@@ -117,6 +118,8 @@ class Naps:
         fast: returns whether that was seen of all transfers in flight.
         ahead: returns the bytes that may move before the next look, which delays none of them.
         moved: returns how many chunks have moved so far, and how many bytes.
+        prompt: returns whether compute of either process decides when the next chunk comes, and somebody waits for it:
+            how far steps were apart says nothing then.
     """
 
     def __init__(self, now: float, *, driven: bool = False) -> None:
@@ -124,6 +127,7 @@ class Naps:
         self.fast: Callable[[], bool] = _no
         self.ahead: Callable[[], float] = _none
         self.moved: Callable[[], tuple[int, int]] = _nothing
+        self.prompt: Callable[[], bool] = _no
         self._driven = driven
         self._moved_at = self._active_at = now
         self._gaps: deque[float] = deque(maxlen=GAPS)
@@ -164,7 +168,10 @@ class Naps:
             return nap_after(seconds, busy=True)  # no nap would be longer anyway, or none may be
         # A thread that works more than half of the time may be what a transfer waits for: it takes no long naps.
         ahead = self._ahead() - seconds if sum(self._gaps) >= sum(self._looks) else 0.0
-        return nap_after(seconds, busy=True, gap=longest if len(self._gaps) >= LEAST_GAPS else 0.0, ahead=ahead)
+        gap = longest if len(self._gaps) >= LEAST_GAPS else 0.0
+        if (ahead > 0 or gap > NEAR_GAP) and self.prompt():
+            ahead, gap = 0.0, min(gap, NEAR_GAP)
+        return nap_after(seconds, busy=True, gap=gap, ahead=ahead)
 
     def _mark(self, at: float) -> None:
         """Note how many chunks had moved at a time, if it is another number than before."""

@@ -136,6 +136,11 @@ class End:
         return self._progress.ahead
 
     @property
+    def prompt(self) -> bool:
+        """Whether a transfer waits for its ``after=``, or for the last layers of a transfer by layer."""
+        return self._progress.prompt
+
+    @property
     def moved(self) -> tuple[int, int]:
         """Number of the chunks that have moved so far, to and from the peers of now, and their bytes."""
         return self._progress.moved

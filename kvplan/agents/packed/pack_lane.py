@@ -107,6 +107,11 @@ class Lane:
         return min(self.sender.ahead, self.receiver.ahead)
 
     @property
+    def prompt(self) -> bool:
+        """Whether a transfer waits for its ``after=``, or for the last layers of a transfer by layer."""
+        return bool(self.starts.waiting) or self.sender.prompt or self.receiver.prompt
+
+    @property
     def served(self) -> list[Job | Inbound]:
         """The peer's transfers that touch this process's memory."""
         return [*self.sender.served, *self.receiver.served]

@@ -63,6 +63,11 @@ class Progress:
         return least if isfinite(least) else 0  # nothing moves, and a lane waits for something else
 
     @property
+    def prompt(self) -> bool:
+        """Whether a transfer waits for its ``after=``, or for the last layers of a transfer by layer."""
+        return any(lane.prompt for lane in self._peers.every if lane.busy)
+
+    @property
     def moved(self) -> tuple[int, int]:
         """Number of the chunks that have moved so far, to and from the peers of now, and their bytes."""
         ways = [way for lane in self._peers.every for way in (lane.sender, lane.receiver)]

@@ -9,7 +9,7 @@ from math import inf
 from kvplan.agents.packed.pack_messages import CANCEL, DONE, FAILED, PULL, PUSHED, Credit, Data, which_body
 from kvplan.agents.packed.pack_orders import Orders
 from kvplan.agents.packed.pack_outbox import Outbox
-from kvplan.agents.packed.pack_rows import TOGETHER, Copier, Mover, Row, ended, failure
+from kvplan.agents.packed.pack_rows import TOGETHER, Copier, Mover, Row, ended, failure, only_last_left
 from kvplan.agents.packed.pack_transfer import Inbound, PackedTransfer, Scatter
 from kvplan.agents.packed.slot_ring import RingSlot
 from kvplan.agents.packed.wire import Pace
@@ -89,6 +89,11 @@ class Receiver:
         if left < AHEAD_SLOTS or any(len(one.left) > 1 for one in inbounds):
             count = SOON if left > 1 else 0
         return count * inbounds[0].rows[0].nbytes
+
+    @property
+    def prompt(self) -> bool:
+        """Whether no chunk but those of the last piece of a transfer is to come."""
+        return any(one.whole and only_last_left(one.rows, one.come) for one in list(self.inbounds.values()))
 
     @property
     def _most(self) -> int:

@@ -158,6 +158,11 @@ def rows_of(halves: Sequence[Half], chunk_nbytes: int) -> list[Row]:
     return rows
 
 
+def only_last_left(rows: Sequence[Row], done: int) -> bool:
+    """Return whether chunks are of several pieces, and all are done but those of the last piece."""
+    return bool(rows) and rows[-1].piece > 0 and rows[min(done, len(rows) - 1)].half is rows[-1].half
+
+
 class Piece(NamedTuple):
     """A part of a transfer that arrives before the next one.
 

@@ -9,7 +9,7 @@ from math import inf
 from kvplan.agents.packed.pack_jobs import AHEAD_WRITES, Chunk, Gathers, Job
 from kvplan.agents.packed.pack_messages import DATA, PULL, VOID, Credit, Data, credit_body, data_body
 from kvplan.agents.packed.pack_outbox import Outbox
-from kvplan.agents.packed.pack_rows import Mover, ended, failure
+from kvplan.agents.packed.pack_rows import Mover, ended, failure, only_last_left
 from kvplan.agents.packed.pack_transfer import PackedTransfer
 from kvplan.agents.packed.slot_ring import RingSlot
 from kvplan.agents.packed.wire import DONE, MOVING, Pace, Wire
@@ -65,6 +65,11 @@ class Sender(Gathers):
             count = 0 if writing < AHEAD_WRITES else max(writing - AHEAD_WRITES, 1)
         latest = self._writing[-1]
         return count * latest.job.rows[latest.number].nbytes
+
+    @property
+    def prompt(self) -> bool:
+        """Whether no chunk but those of the last piece of a transfer has to begin."""
+        return any(only_last_left(job.rows, job.next) for job in list(self.jobs.values()))
 
     @property
     def need(self) -> int:

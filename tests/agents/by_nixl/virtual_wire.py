@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from heapq import heappop, heappush
+from itertools import accumulate
+from typing import Any
 
 import numpy as np
 
@@ -10,6 +13,7 @@ import kvplan
 from kvplan.agents.by_nixl.nixl_progress import Naps
 from kvplan.agents.packed.pack_end import End
 from kvplan.agents.packed.pack_starts import LEG_UNITS
+from kvplan.agents.packed.pack_transfer import PackedTransfer
 from kvplan.agents.packed.slot_ring import ALIGNMENT
 from kvplan.plan.row_plans import Memory
 
@@ -99,6 +103,7 @@ class Process:
         self.naps = Naps(clock.time)
         self.naps.patient = patient
         self.naps.ahead, self.naps.moved = lambda: self.end.ahead, lambda: self.end.moved
+        self.naps.prompt = lambda: self.end.prompt
         self.looks, self.submits, self.seconds = 0, 0, 0.0
 
     def submit(self, plan, after=None, *, priority="normal") -> Copy:
@@ -121,6 +126,19 @@ class Process:
         return at + self.naps.after(at, moved=moved, busy=moved or self.end.busy, begun=begun)
 
 
+class Computed:
+    """An event that passes at a time."""
+
+    def __init__(self, clock: Clock, at: float) -> None:
+        self._clock, self._at = clock, at
+
+    def query(self) -> bool:
+        return self._clock.time >= self._at
+
+    def synchronize(self) -> None:
+        assert self.query()
+
+
 class Two:
     """Two processes that move chunks over a wire.
 
@@ -131,20 +149,21 @@ class Two:
         together: whether one submit copies several chunks.
         larger: slots of the near process are so many times larger than chunks.
         leg_units: units of a leg of an order; a chunk has 16.
+        layers: layers of the pools.
     """
 
     def __init__(
         self, seconds: float, slots: int = 16, *, patient: bool, together: bool = False, larger: int = 1,
-        leg_units: int = LEG_UNITS,
+        leg_units: int = LEG_UNITS, layers: int = 1,
     ) -> None:  # fmt: skip
         self.clock = Clock()
         given = {"patient": patient, "together": together, "leg_units": leg_units}
         self.near = Process("near", self.clock, slots, slot_nbytes=larger * SLOT, **given)
         self.far = Process("far", self.clock, slots, slot_nbytes=SLOT, **given)
         self.chunks = 200
-        mine, theirs = (np.zeros((self.chunks * 16, 256), np.uint8) for _ in range(2))
+        mine, theirs = (np.zeros((layers, self.chunks * 16 // layers, 256), np.uint8) for _ in range(2))
         self.held = mine, theirs
-        self.here, self.there = (kvplan.KVLayout.from_tensors("block dim", array) for array in self.held)
+        self.here, self.there = (kvplan.KVLayout.from_tensors("layer block dim", array) for array in self.held)
         self.near.end.add("far", Wire(self.clock, self.far, "near", seconds), [self.here])
         self.far.end.add("near", Wire(self.clock, self.near, "far", seconds), [self.there])
         self._queue: list[tuple[float, int, Process]] = []
@@ -164,13 +183,27 @@ class Two:
         src, dst = (self.there, self.here) if reading else (self.here, self.there)
         plan = kvplan.compile(src, dst).plan(ids, ids)
         begun = self.clock.time
+        transfer = self._moved(plan, reading=reading)
+        assert transfer.chunks == chunks
+        return self.clock.time - begun
+
+    def push_by_layer(self, chunks: int, compute: Sequence[float]) -> float:
+        """Push so many chunks of each layer once it is computed; return the seconds from the last one's compute."""
+        blocks, ends = range(chunks * 16), [*accumulate(compute, initial=self.clock.time)][1:]
+        plan = kvplan.compile(self.here, self.there).plan(blocks, blocks)
+        after = {layer: Computed(self.clock, at) for layer, at in enumerate(ends)}
+        self._moved(plan, reading=False, by_layer=True, after=after)
+        return self.clock.time - ends[-1]
+
+    def _moved(self, plan: kvplan.Plan, **given: Any) -> PackedTransfer:
+        """Submit in the near process, and go on until the end."""
+        begun = self.clock.time
         for process in (self.near, self.far):
             process.looks, process.submits, process.seconds = 0, 0, 0.0
-        transfer = self.near.end.submit("far", plan, reading=reading)
+        transfer = self.near.end.submit("far", plan, **given)
         self._queue = [(begun if one is self.near else at, number, one) for at, number, one in self._queue]
         self._queue.sort()  # the submit wakes the thread
         self.near.naps.wake(begun)
         self.run(lambda: transfer.over)
         transfer.synchronize()
-        assert transfer.chunks == chunks
-        return self.clock.time - begun
+        return transfer
