@@ -86,7 +86,9 @@ class Peer:
 
         Args:
             plan: a plan between layouts of this process and layouts of the peer.
-            after: a stream, an event, a Transfer, or None: the transfer begins when this has completed.
+            after: a stream, an event, a Transfer, or None: the transfer begins when this has completed. For a packed
+                push with ``by_layer=True``, also a mapping from layers to such objects, recorded before: each layer is
+                sent when its object has completed, and one without an object behind the layer before it.
             note: at most 60,000 bytes for the peer, sent when the last byte has moved; :meth:`kvplan.Agent.notes`
                 returns it there. Notes of transfers of one direction and priority come in the order of the submits.
             attempts: number of attempts in total, if the transfer itself fails. A dead peer is not tried again.
@@ -135,6 +137,8 @@ class Peer:
         reading, transport = self._direction(plan)
         until = None if deadline is None else time.monotonic() + float(deadline)
         order = Order(plan, self.name, reading, note, attempts, deadline, until, after)
+        if isinstance(after, Mapping):
+            way = _packed_by_layer(transport, way)
         if transport == "nixl":
             return self._submit_nixl(order, by_layer=by_layer, priority=priority, way=way)
         if way == "packed":
@@ -284,3 +288,14 @@ class Peer:
 
     def __repr__(self) -> str:
         return f"Peer({self.name!r}, layouts {list(self.layouts)}, by {self.transport})"
+
+
+def _packed_by_layer(transport: str, way: str) -> str:
+    """Return the way of a submit whose ``after=`` is a mapping of layers; raise KVPlanError if it is another way."""
+    if transport == "nixl" and way != "direct":
+        return "packed"
+    by = f"over {transport!r}" if transport != "nixl" else "by the way 'direct'"
+    raise KVPlanError(
+        f"after is a mapping of layers, which packed pushes over 'nixl' take; {by}, submit each layer by itself, with "
+        "its own after="
+    )

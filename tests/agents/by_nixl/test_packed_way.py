@@ -18,33 +18,10 @@ from kvplan.agents.packed.pack_end import End
 from kvplan.cost.wires.wire_profile import default_wire
 from kvplan.cost.wires.wire_store import save_wire
 from kvplan.plan.row_plans import Memory
-from tests.agents.by_nixl.known_agents import KnownAgents, heard
+from tests.agents.by_nixl.far_agents import BLOCKS, DIM, LAYERS, SLOTS, Far, blocks
+from tests.agents.by_nixl.known_agents import heard
 from tests.nixl import double
 from tests.patience import PATIENCE, until
-
-LAYERS, BLOCKS, DIM = 3, 64, 64
-SLOTS = (8, 4096)
-
-
-class Far(KnownAgents):
-    """Two agents that know each other through NIXL only."""
-
-    def __init__(self, progress="thread", other="thread", seed=0, slots=SLOTS) -> None:
-        super().__init__()
-        self.slots = slots
-        self.mine = np.zeros((LAYERS, BLOCKS, DIM), np.uint8)
-        self.theirs = np.random.default_rng(seed).integers(1, 256, (BLOCKS, LAYERS, DIM), dtype=np.uint8)
-        self.me = self.agent("me", KVLayout.from_tensors("layer block dim", self.mine), progress)
-        self.you = self.agent("you", KVLayout.from_tensors("block layer dim", self.theirs), other)
-        self.peer = self.me.meet(self.you.card())
-        self.load = kvplan.compile(self.peer.layouts["kv"], self.me.layouts["kv"])
-        self.store = kvplan.compile(self.me.layouts["kv"], self.peer.layouts["kv"])
-
-    def agent(self, name, layout, progress):
-        return Agent(
-            name, {"kv": layout}, transports=("nixl",), agent=double.Agent(self.network, name), progress=progress,
-            slots=self.slots,
-        )  # fmt: skip
 
 
 @pytest.fixture
@@ -52,11 +29,6 @@ def far():
     made = Far()
     yield made
     made.close()
-
-
-def blocks(seed=1):
-    rng = np.random.default_rng(seed)
-    return rng.permutation(BLOCKS), rng.permutation(BLOCKS)
 
 
 def test_a_pull_and_a_push(far):

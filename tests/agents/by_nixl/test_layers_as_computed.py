@@ -1,0 +1,86 @@
+"""Packed pushes whose ``after=`` has an object for each layer, by agents on a double of NIXL."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+import kvplan
+from kvplan import Agent, KVPlanError
+from tests.agents.by_nixl.far_agents import LAYERS, Far, blocks
+from tests.patience import PATIENCE, until
+
+
+@pytest.fixture
+def far():
+    made = Far()
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("way", ["auto", "packed"])
+def test_each_layer_is_sent_when_it_is_computed(far, way):
+    """Also few blocks, which go direct by auto otherwise."""
+    far.mine[:] = np.random.default_rng(3).integers(1, 256, far.mine.shape)
+    before = far.theirs.copy()
+    a, b = (some[:2] for some in blocks())
+    computed = {layer: threading.Event() for layer in range(LAYERS)}
+    transfer = far.peer.submit(far.store.plan(a, b), after=computed, by_layer=True, way=way, note=b"all")
+    for layer in range(LAYERS):
+        np.testing.assert_array_equal(far.theirs[:, layer:], before[:, layer:])
+        computed[layer].set()
+        until(lambda layer=layer: (far.theirs[b, layer] == far.mine[layer, a]).all())
+    transfer.synchronize(PATIENCE)
+    assert transfer.result().path == "packed"
+    until(lambda: [note for _, note in far.you.notes()] == [b"all"])
+
+
+def test_a_layer_without_an_object_follows_the_one_before_it(far):
+    far.mine[:] = 7
+    a, b = blocks()
+    first = threading.Event()
+    transfer = far.peer.submit(far.store.plan(a, b), after={0: first}, by_layer=True)
+    other = far.peer.submit(far.store.plan(a[:1], b[:1]), way="direct")
+    other.synchronize(PATIENCE)
+    assert not transfer.done()
+    first.set()
+    transfer.synchronize(PATIENCE)
+    assert (far.theirs == 7).all()
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"way": "direct", "by_layer": True}, "after is a mapping of layers.* by the way 'direct', submit each layer"),
+        ({"way": "packed"}, "give it with by_layer=True"),
+        ({}, "give it with by_layer=True"),
+    ],
+)
+def test_a_mapping_elsewhere_is_refused_before_anything_moves(far, given, problem):
+    a, b = blocks()
+    before = far.theirs.copy()
+    with pytest.raises(KVPlanError, match=problem):
+        far.peer.submit(far.store.plan(a, b), after={0: threading.Event()}, **given)
+    np.testing.assert_array_equal(far.theirs, before)
+    assert far.peer.nixl.in_flight == 0
+
+
+@pytest.mark.parametrize("note", [b"", b"read"])
+def test_a_mapping_for_a_pull_is_refused(far, note):
+    a, b = blocks()
+    with pytest.raises(KVPlanError, match="and to write"):
+        far.peer.submit(far.load.plan(a, b), after={0: threading.Event()}, by_layer=True, note=note)
+    assert not far.mine.any()
+    assert far.peer.nixl.in_flight == 0
+
+
+def test_a_mapping_over_a_local_transport_is_refused():
+    like = kvplan.KVLayout.from_tensors("layer block dim", np.zeros((2, 4, 8), np.int8))
+    pool = kvplan.allocate("block layer dim", like=like, shared=True)
+    with Agent("pool", {"kv": pool}) as owner, Agent("worker", {}) as worker:
+        peer = worker.meet(owner.card())
+        plan = kvplan.compile(like, peer.layouts["kv"]).plan([0], [1])
+        with pytest.raises(KVPlanError, match="over 'shm', submit each layer by itself"):
+            peer.submit(plan, after={0: threading.Event()}, by_layer=True)
