@@ -31,7 +31,7 @@ class Side:
         scale: sizes.
         device: ``"cpu"``, or a GPU.
         plain: whether NIXL is as it comes, with its own thread, and nothing is packed.
-        beside: the compute beside transfers, which the executor is told; what is not of ``BESIDE`` is none.
+        beside: the compute beside transfers, one of ``BESIDE``, which the executor is told; another word means none.
     """
 
     def __init__(

@@ -128,7 +128,7 @@ class NixlTransfer(StreamlessTransfer):
             self._told = _ended_as(state)  # a submit releases nothing; see moved()
 
     def abandon(self) -> None:
-        """Leave the handles to the next release of any transfer's: this one was interrupted, and nobody has it."""
+        """Leave the handle to the next release of any transfer's: this one was interrupted, and nobody has it."""
         if self in self._connection.flying:
             self._connection.flying.remove(self)
         handle, self._handle = self._handle, None

@@ -14,6 +14,7 @@ from benchmarks.wires import __main__ as wires
 from benchmarks.wires import far, wire_pages
 from benchmarks.wires.contents import by_block, fill, same
 from benchmarks.wires.limits import FULL, KIB, MIB, SMOKE, WIRES, Wire
+from benchmarks.wires.prefill import arrival, tail_of
 from benchmarks.wires.wire_rows import beside_rows, prefill_rows, rows_of
 
 CPUS = ("cpu", "cpu")
@@ -134,6 +135,17 @@ def test_compute_beside_decode_is_held_to_its_limit_unless_it_ran_dry():
     result["beside"]["receiver"][0]["dry"] = True
     told = beside_rows(WIRES["cuda_ipc_50"], result)[2]
     assert (told.ok, "broken" in told.detail) == (None, True)
+
+
+@pytest.mark.parametrize(("seconds", "floor"), [(-1e-6, 0.0), (0.9e-3, 1e-3)])
+def test_a_layer_that_comes_before_it_can_have_is_no_result(seconds, floor):
+    with pytest.raises(RuntimeError, match="too soon for its bytes"):
+        tail_of(seconds, floor)
+
+
+def test_a_note_that_does_not_come_is_told(monkeypatch):
+    monkeypatch.setattr("benchmarks.wires.prefill.PATIENCE", 0.01)
+    assert arrival(lambda: [("near", b"other")], b"pushed") is None
 
 
 def test_the_last_layer_of_a_prefill_is_held_to_its_bytes_and_a_note():

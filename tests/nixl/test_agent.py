@@ -101,9 +101,39 @@ def test_bytes_are_written_to_a_peer_with_a_note(both):
     assert both.you.notes() == []
 
 
+def test_reads_and_writes_are_counted_apart(doubled):
+    doubled.peer.submit(doubled.load.plan([1], [1])).synchronize(PATIENCE)
+    doubled.peer.submit(doubled.store.plan([1, 2], [1, 2])).synchronize(PATIENCE)
+    flows = doubled.me.stats().flows
+    assert {way: flow.nbytes for (_, way), flow in flows.items()} == {"read": 192, "write": 384}
+
+
+def test_a_question_in_the_pause_between_two_attempts_uses_up_none(doubled):
+    doubled.network.failures = ["look"]
+    transfer = doubled.peer.submit(doubled.load.plan([3], [3]), attempts=2)
+    until(lambda: transfer.done() or transfer._again_at is not None)
+    assert transfer.moved() is None
+    transfer.synchronize(PATIENCE)
+    np.testing.assert_array_equal(doubled.mine[:, 3], doubled.theirs[3])
+    assert not doubled.me._end.kept
+
+
+def test_one_that_is_abandoned_leaves_its_handle_to_the_next_release_once(doubled):
+    doubled.network.frozen = True
+    end = doubled.me._end
+    transfer = doubled.peer.submit(doubled.load.plan([1], [1]))
+    transfer.abandon()
+    transfer.abandon()
+    assert len(end.kept) == 1
+    transfer._release()
+    assert not end.kept
+    assert not doubled.network.agents[doubled.me.name].live
+
+
 def test_a_plan_of_nothing_ends_at_once_and_still_tells(both):
     transfer = both.peer.submit(both.load.plan([], []), note=b"empty")
     assert transfer.done()
+    assert not both.me._end.kept
     assert transfer.result().nbytes == 0
     assert heard(both.you) == [(both.me.name, b"empty")]
 

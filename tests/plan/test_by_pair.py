@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 
 import numpy as np
+import pytest
 
 import kvplan
 from kvplan import KVLayout, join
@@ -37,17 +38,16 @@ def test_joined_plans_of_several_pairs_have_none():
     assert known.get(plan_of(a, b)) is None
 
 
-def test_layouts_are_not_kept_alive_and_a_new_one_at_their_place_is_unknown():
-    known, b = ByPair[str](), layout()
-    a = layout()
-    known.keep(plan_of(a, b), "old")
-    ((src, *_),) = known._known.values()
-    del a
+@pytest.mark.parametrize("side", [0, 1])
+def test_layouts_are_not_kept_alive_and_a_new_one_at_their_place_is_unknown(side):
+    known, pair, new = ByPair[str](), [layout(), layout()], layout()
+    known.keep(plan_of(*pair), "old")
+    (kept,) = known._known.values()
+    pair[side] = new
     gc.collect()
-    assert src() is None
-    new = layout()
-    known._known[id(new), id(b)] = next(iter(known._known.values()))  # as if it had the id of the one that is gone
-    assert known.get(plan_of(new, b)) is None
+    assert kept[side]() is None
+    known._known[id(pair[0]), id(pair[1])] = kept  # as if it had the id of the one that is gone
+    assert known.get(plan_of(*pair)) is None
 
 
 def test_pairs_are_bounded():

@@ -178,8 +178,6 @@ class Naps:
         marks, (chunks, nbytes) = self._marks, self.moved()
         if marks and chunks == marks[-1][1]:
             return
-        if marks and chunks < marks[-1][1]:
-            marks.clear()  # a peer has gone, whose chunks were counted
         marks.append((at, chunks, nbytes))
         for begun, some, before in reversed(marks):  # a longer time may hold a pause, or the begin of a transfer
             if chunks - some >= RATED and at > begun:

@@ -142,7 +142,7 @@ class End:
 
     @property
     def moved(self) -> tuple[int, int]:
-        """Number of the chunks that have moved so far, to and from the peers of now, and their bytes."""
+        """Number of the chunks that have moved so far, to and from all peers, and their bytes."""
         return self._progress.moved
 
     # ---- peers -------------------------------------------------------------------------------------------------------

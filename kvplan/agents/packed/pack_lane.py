@@ -107,6 +107,11 @@ class Lane:
         return min(self.sender.ahead, self.receiver.ahead)
 
     @property
+    def moved(self) -> tuple[int, int]:
+        """Number of the chunks that have moved so far, in both directions, and their bytes."""
+        return self.sender.chunks + self.receiver.chunks, self.sender.moved + self.receiver.moved
+
+    @property
     def prompt(self) -> bool:
         """Whether a transfer waits for its ``after=``, or for the last layers of a transfer by layer."""
         return bool(self.starts.waiting) or self.sender.prompt or self.receiver.prompt

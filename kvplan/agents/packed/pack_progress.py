@@ -69,9 +69,12 @@ class Progress:
 
     @property
     def moved(self) -> tuple[int, int]:
-        """Number of the chunks that have moved so far, to and from the peers of now, and their bytes."""
-        ways = [way for lane in self._peers.every for way in (lane.sender, lane.receiver)]
-        return sum([way.chunks for way in ways]), sum([way.moved for way in ways])
+        """Number of the chunks that have moved so far, to and from all peers, and their bytes."""
+        chunks, nbytes = self._peers.gone
+        for lane in self._peers.every:
+            more, further = lane.moved
+            chunks, nbytes = chunks + more, nbytes + further
+        return chunks, nbytes
 
     def poll(self) -> bool:
         """Move everything on that can move now; return whether anything changed.

@@ -70,3 +70,5 @@ def settled(pair):
     """Wait until nothing is in flight, and no handle of NIXL is left."""
     mine = pair.peer.nixl.own
     until(lambda: not (pair.me.stats().in_flight or mine.stats().in_flight or pair.network.agents["me"].live))
+    mine._end.release([])
+    assert not mine._end.kept

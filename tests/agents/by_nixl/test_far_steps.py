@@ -15,7 +15,7 @@ from kvplan.agents.by_nixl.nixl_progress import (
 )
 from kvplan.agents.by_nixl.packed_way import GPU_SLOTS
 from kvplan.agents.packed.pack_starts import LEG_UNITS
-from tests.agents.by_nixl.virtual_wire import Two
+from tests.agents.by_nixl.virtual_wire import SLOT, Two
 
 PACED = GPU_SLOTS.nbytes / 50e9  # seconds of a chunk on a network card of 400 Gb/s
 
@@ -145,12 +145,19 @@ def test_a_slow_begin_makes_no_later_nap_longer(slow):
     assert far.naps.after(far.at + 5.2e-3, moved=False, busy=True) == BUSY_NAP
 
 
-def test_a_peer_that_is_forgotten_takes_its_chunks_out_of_the_count():
-    """A speed from before and after that would be that of another number of chunks."""
-    far = Far(chunks=2)
-    far.come([1e-3] * 14)
-    far.chunks -= 8
-    assert far.come([1e-3] * 14) == pytest.approx(1.5e-3)
+def test_chunks_of_a_peer_that_has_gone_still_count():
+    """A speed between two counts, of which one has them and the other has not, would be wrong."""
+    two = Two(1e-3, patient=True)
+    two.move(20)
+    counts = two.near.end.moved, two.far.end.moved
+    assert counts[0] == counts[1] == (20, 20 * SLOT)
+    for process, peer in ((two.near, "far"), (two.far, "near")):
+        process.end.forget(peer)
+    two.run(lambda: not any(process.end.has(peer) for process, peer in ((two.near, "far"), (two.far, "near"))))
+    ends = two.clock.time + 1.0
+    two.run(lambda: two.clock.time > ends)
+    assert not two.near.end._peers.every
+    assert (two.near.end.moved, two.far.end.moved) == counts
 
 
 @pytest.mark.parametrize("reading", [True, False])
