@@ -212,7 +212,7 @@ def readies_of(plan: Plan, after: Any) -> tuple[Ready, dict[int, Ready]]:
         if after is not None:
             check_after(after, gpu=True)
         return Ready(after), {}
-    strange = sorted(set(after) - set(plan.layers))
+    strange = sorted(set(after) - set(plan.layers), key=str)
     if strange:
         raise KVPlanError(f"after has layers {strange}, which {plan!r} does not move")
     for one in after.values():

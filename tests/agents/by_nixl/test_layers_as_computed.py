@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import kvplan
-from kvplan import Agent, KVPlanError
+from kvplan import Agent, KVPlanError, PathError
 from tests.agents.by_nixl.far_agents import LAYERS, Far, blocks
 from tests.patience import PATIENCE, until
 
@@ -65,6 +65,29 @@ def test_a_mapping_elsewhere_is_refused_before_anything_moves(far, given, proble
         far.peer.submit(far.store.plan(a, b), after={0: threading.Event()}, **given)
     np.testing.assert_array_equal(far.theirs, before)
     assert far.peer.nixl.in_flight == 0
+
+
+@pytest.mark.parametrize(
+    ("after", "problem"),
+    [
+        ({"x": threading.Event(), 9: threading.Event()}, r"after has layers \[9, 'x'\], which"),
+        ({0: 3}, "after is a .*int"),
+    ],
+)
+def test_layers_and_objects_that_cannot_be_are_refused(far, after, problem):
+    a, b = blocks()
+    with pytest.raises(KVPlanError, match=problem):
+        far.peer.submit(far.store.plan(a, b), after=after, by_layer=True)
+    assert far.peer.nixl.in_flight == 0
+
+
+@pytest.mark.parametrize("way", ["auto", "packed"])
+def test_an_agent_that_packs_nothing_takes_no_mapping(way):
+    far = Far(progress=None)
+    a, b = blocks()
+    with pytest.raises(PathError, match="cannot be packed: this agent packs nothing"):
+        far.peer.submit(far.store.plan(a, b), after={0: threading.Event()}, by_layer=True, way=way)
+    far.close()
 
 
 @pytest.mark.parametrize("note", [b"", b"read"])
