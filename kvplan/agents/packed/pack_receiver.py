@@ -92,8 +92,10 @@ class Receiver:
 
     @property
     def prompt(self) -> bool:
-        """Whether no chunk but those of the last piece of a transfer is to come."""
-        return any(one.whole and only_last_left(one.rows, one.come) for one in list(self.inbounds.values()))
+        """Whether no chunk but those of the last piece of a peer's push by layer is to come."""
+        return any(
+            one.own is None and one.whole and only_last_left(one.rows, one.come) for one in list(self.inbounds.values())
+        )
 
     @property
     def _most(self) -> int:

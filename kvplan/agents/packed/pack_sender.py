@@ -68,8 +68,8 @@ class Sender(Gathers):
 
     @property
     def prompt(self) -> bool:
-        """Whether no chunk but those of the last piece of a transfer has to begin."""
-        return any(only_last_left(job.rows, job.next) for job in list(self.jobs.values()))
+        """Whether no chunk but those of the last piece of a push by layer has to begin."""
+        return any(job.own is not None and only_last_left(job.rows, job.next) for job in list(self.jobs.values()))
 
     @property
     def need(self) -> int:
