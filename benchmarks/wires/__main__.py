@@ -1,8 +1,8 @@
 """``python -m benchmarks.wires``: packed transfers between two processes by NIXL, over each wire of this machine.
 
 Each wire gets two processes of its own, since UCX reads its variables once. All bytes are compared before anything is
-timed. ``--beside decode`` measures what compute of both processes loses instead, ``--beside
-prefill`` when the last layer has arrived.
+timed. ``--beside decode`` measures what compute of both processes loses instead. ``--beside prefill`` measures when the
+last layer has arrived.
 """
 
 from __future__ import annotations

@@ -86,7 +86,8 @@ def serve(wire: Wire, scale: Scale, device: str, pipe: Connection, what: str) ->
     """Hold pools, and answer: the card, CPU seconds so far, contents; send back the notes ``echo``.
 
     After ``spin`` it looks for notes without a pause until it is asked again, as NIXL's own thread does. After
-    ``decode`` it computes until it is asked again. ``what`` is that of :func:`benchmarks.wires.near.measure`.
+    ``decode`` it computes until it is asked again. To ``arrival`` it answers when a note has come. ``what`` is that of
+    :func:`benchmarks.wires.near.measure`.
     """
     side = Side(FAR, ORDERS[FAR], wire, scale, device, plain=what == "NIXL", beside=what)
     pipe.send(side.agent.card())
