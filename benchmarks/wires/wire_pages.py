@@ -28,13 +28,8 @@ WIRE_NAMES = {"cuda_ipc": "`cuda_ipc`", "cuda_ipc_50": "`cuda_ipc` at 50 GB/s", 
 
 def pages() -> Iterator[tuple[Path, tuple[str, str], str]]:
     """Yield the page, the marks in it, and what stands between."""
-    yield (
-        PAGE,
-        MARKS,
-        "\n".join(
-            [MARKS[0], *alone(), "", *between(), *two_gpus(), *rings(), *one_block(), *beside(), *prefill(), MARKS[1]]
-        ),
-    )
+    tables = [*alone(), "", *between(), *two_gpus(), *rings(), *one_block(), *beside(), *prefill()]
+    yield PAGE, MARKS, "\n".join([MARKS[0], *tables, MARKS[1]])
 
 
 def _rows(result: Path) -> dict[tuple[str, str], dict[str, Any]]:

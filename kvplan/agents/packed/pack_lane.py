@@ -113,7 +113,7 @@ class Lane:
 
     @property
     def prompt(self) -> bool:
-        """Whether a transfer waits for its ``after=``, or for the last layers of a transfer by layer."""
+        """Whether a transfer waits for its ``after=``, or for the last layer of a push by layer."""
         return bool(self.starts.waiting) or self.sender.prompt or self.receiver.prompt
 
     @property

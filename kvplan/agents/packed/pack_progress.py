@@ -64,7 +64,7 @@ class Progress:
 
     @property
     def prompt(self) -> bool:
-        """Whether a transfer waits for its ``after=``, or for the last layers of a transfer by layer."""
+        """Whether a transfer waits for its ``after=``, or for the last layer of a push by layer."""
         return any(lane.prompt for lane in self._peers.every if lane.busy)
 
     @property
