@@ -208,7 +208,11 @@ class Gathers:
         rows, began = job.rows, False
         while job.next < len(rows) and not job.over:
             ready = job.ready[rows[job.next].piece] if job.ready else None
-            if (ready is not None and not ready.completed()) or not self._room:
+            if ready is not None and not ready.completed():
+                if self._slots:
+                    self._copier.expect(rows[job.next], self._slots[-1].place)
+                return began
+            if not self._room:
                 return began
             if self.together and self._waits_for_more(job):
                 return began

@@ -69,6 +69,18 @@ class Copier:
             return self._mover.submit(plan, after, priority="high" if urgent else "normal")
         return self._queue(plan, after, by_layer=False, urgent=urgent)
 
+    def expect(self, row: Row, slot: Slot) -> None:
+        """Upload the addresses of the units of a chunk, unless that was tried: its submit takes less time then.
+
+        Call it while the chunk waits for compute to end, and nothing else is to be done.
+
+        Args:
+            row: the chunk.
+            slot: a slot of the ring that it will go to, or come from.
+        """
+        if self._keep is not None and isinstance(self._kept.get(row.half, 0), int):
+            self._kept[row.half] = self._upload(self._keep, row, slot)
+
     def _resident(
         self, keep: Callable[..., Resident | None], half: Half, chunks: Sequence[tuple[Row, Slot]], *, spare: bool
     ) -> Resident | None:  # fmt: skip
@@ -79,15 +91,21 @@ class Copier:
         if not spare or (known < KEPT_FROM and half.units > KEPT_SOON):
             self._kept[half] = known + 1
             return None
-        made, (row, slot) = None, chunks[0]
-        if len(half.sections) == 1 and half.nbytes >= KEPT_CHUNKS * slot.nbytes:
-            _, nbytes, addresses, _ = half.sections[0]
-            offsets = half.offsets_of(nbytes, min(slot.nbytes // nbytes, addresses.size))
-            with suppress(KVPlanError):  # it copies as before
-                sample = half.plan_all([(row.first, row.last, slot)], sample=True)
-                made = keep(sample, addresses, offsets, gathers=half.side == "src")
+        row, slot = chunks[0]
+        made = self._upload(keep, row, slot) if half.nbytes >= KEPT_CHUNKS * slot.nbytes else None
         self._kept[half] = made
         return made
+
+    def _upload(self, keep: Callable[..., Resident | None], row: Row, slot: Slot) -> Resident | None:
+        half = row.half
+        if len(half.sections) != 1:
+            return None
+        _, nbytes, addresses, _ = half.sections[0]
+        offsets = half.offsets_of(nbytes, min(slot.nbytes // nbytes, addresses.size))
+        with suppress(KVPlanError):  # it copies as before
+            sample = half.plan_all([(row.first, row.last, slot)], sample=True)
+            return keep(sample, addresses, offsets, gathers=half.side == "src")
+        return None
 
 
 def ended(moved: Transfer | None, urgent: bool, running: set[tuple[bool, str]]) -> bool:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import kvplan
+from kvplan.agents.packed.pack_rows import Copier
 from kvplan.errors import KVPlanError, TransferError
 from tests.agents.packed.pairs import BLOCKS, LAYERS, Pair
 from tests.agents.packed.simulated_wire import Faults
@@ -117,6 +118,28 @@ def test_layers_are_sent_when_they_are_ready(pair):
         pair.network.run(lambda layer=layer: (pair.theirs[:, layer] == pair.mine[layer]).all())
     pair.ended(transfer)
     assert pair.same()
+    pair.check()
+
+
+def test_each_end_expects_the_next_layer_while_it_is_computed(pair, monkeypatch):
+    """Both ends do from the second layer on, since a transfer begins with its first one. No other transfer is waited for."""
+    expected = []
+    monkeypatch.setattr(Copier, "expect", lambda self, row, slot: expected.append((row.half.side, row.piece)))
+    events = {layer: threading.Event() for layer in range(LAYERS)}
+    transfer, seen = pair.submit(reading=False, by_layer=True, after=events), []
+    for layer in range(LAYERS):
+        for _ in range(50):
+            pair.network.step()
+        seen.append(set(expected))
+        expected.clear()
+        events[layer].set()
+        pair.network.run(lambda layer=layer: (pair.theirs[:, layer] == pair.mine[layer]).all())
+    pair.ended(transfer)
+    assert seen == [set(), {("src", 1), ("dst", 1)}, {("src", 2), ("dst", 2)}]
+    expected.clear()
+    pair.ended(pair.submit(reading=True, by_layer=True))
+    pair.ended(pair.submit(reading=False))
+    assert not expected
     pair.check()
 
 

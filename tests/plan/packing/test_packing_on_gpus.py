@@ -13,7 +13,7 @@ from kvplan.agents.packed import pack_rows
 from kvplan.execute.gpu.resources import DEFAULT_LIMITS
 from kvplan.plan.packing import chunk_half
 from kvplan.plan.packing.chunk_half import ChunkPlan, Slot
-from kvplan.plan.packing.packing import packing_of
+from kvplan.plan.packing.packing import packing_of, packings_by_layer
 from kvplan.plan.row_plans import Memory, layout_of
 from tests.plan.packing.rings import in_batches
 from tests.simulated import Device
@@ -124,3 +124,29 @@ def test_several_chunks_in_one_launch_whose_units_are_on_the_gpu(monkeypatch, pa
         assert all(isinstance(plan, ChunkPlan) and "parts" not in vars(plan) for plan in later)
         plan = later[-1]  # the parts that were not needed are those of the plan as it was before
         assert [part.units.shape for part in plan.parts] == [(2, plan.units)]
+
+
+@pytest.mark.parametrize("path", ["kernel", "copy_engine"])
+@pytest.mark.parametrize("expected", [False, True])
+def test_a_layer_that_is_expected_has_its_units_on_the_gpu_before_its_submit(path, expected):
+    """A layer of one chunk is no half that many chunks share: its units are uploaded only while it is waited for."""
+    rng = np.random.default_rng(1)
+    device = Device(1, eager=False)
+    source, cache, program, slots = on(device, rng, BLOCKS, 2, 4096)
+    _, packing = packings_by_layer(program.plan([3, 1, 4], [0, 5, 2]), LAYERS, most=4096)[1]
+    with executor_on(device, path, limits=replace(DEFAULT_LIMITS, near_rows=2)) as executor:
+        keep, uploads = executor._backend.keep, []
+        executor._backend.keep = lambda *given, **more: uploads.append(keep(*given, **more)) or uploads[-1]
+        last, copier = None, pack_rows.Copier(executor)
+        for half in (packing.src, packing.dst):
+            (row,) = pack_rows.rows_of([half], 4096)
+            if expected:
+                for slot in slots:  # the second one finds that it was tried
+                    copier.expect(row, slot)
+            last = copier.submit([(row, slots[1])], last, urgent=False)
+            assert isinstance(last.plan, ChunkPlan) == (expected and path == "kernel")
+        device.run()
+        last.synchronize()
+    assert [kept is not None for kept in uploads] == [path == "kernel"] * (2 if expected else 0)
+    np.testing.assert_array_equal(cache[[0, 5, 2], :, 1], source[1, [3, 1, 4]])
+    assert not cache[[0, 5, 2], :, ::2].any()
