@@ -216,7 +216,8 @@ def readies_of(plan: Plan, after: Any) -> tuple[Ready, dict[int, Ready]]:
     if strange:
         raise KVPlanError(f"after has layers {strange}, which {plan!r} does not move")
     for one in after.values():
-        check_after(one, gpu=True)
+        if one is not None:
+            check_after(one, gpu=True)
     return Ready(None), {layer: Ready(one) for layer, one in after.items()}
 
 
