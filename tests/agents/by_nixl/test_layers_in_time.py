@@ -42,3 +42,11 @@ def test_only_the_last_layer_is_looked_for_often():
     assert [only_last_left(legs, done) for done in range(11)] == [False] * 8 + [True] * 3
     assert not any(only_last_left(rows[:2], done) for done in range(3))
     assert not only_last_left([], 0)
+
+
+def test_short_naps_for_the_last_layer_end_when_its_compute_is_late():
+    """A second has 10,000 naps of 0.1 ms. A layer that takes three times as long as those before it is seen soon."""
+    two = Two(1.34e-3, patient=True, together=True, layers=LAYERS)
+    two.push_by_layer(1, [16e-3] * (LAYERS - 1) + [1.0])
+    assert max(two.near.looks, two.far.looks) < 3600
+    assert two.push_by_layer(1, [16e-3] * (LAYERS - 1) + [48e-3]) < 1.34e-3 + STEPS + 3 * MOST_BUSY_NAP
