@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 READS, WRITES = True, False
 # Defaults are compared by identity, since each call of a submit counts.
 ONCE, NORMAL, AUTO = 1, "normal", "auto"
+_LAYERS = "after is a mapping of layers, which packed pushes over 'nixl' take;"
+_EACH = "submit each layer by itself, with its own after="
 WAYS = (AUTO, "direct", "packed")
 
 
@@ -88,7 +90,8 @@ class Peer:
             plan: a plan between layouts of this process and layouts of the peer.
             after: a stream, an event, a Transfer, or None: the transfer begins when this has completed. For a packed
                 push with ``by_layer=True``, also a mapping from layers to such objects, recorded before: each layer is
-                sent when its object has completed, and one without an object behind the layer before it.
+                sent when its object has completed, and one without an object, or with None, behind the layer before
+                it. A mapping without layers is None.
             note: at most 60,000 bytes for the peer, sent when the last byte has moved; :meth:`kvplan.Agent.notes`
                 returns it there. Notes of transfers of one direction and priority come in the order of the submits.
             attempts: number of attempts in total, if the transfer itself fails. A dead peer is not tried again.
@@ -128,7 +131,7 @@ class Peer:
             )
         if deadline is not None and (isinstance(deadline, bool) or not isinstance(deadline, Real) or not deadline > 0):
             raise KVPlanError(f"deadline is {deadline!r}; give a positive number of seconds, or None")
-        if after is not None and isinstance(after, tuple) and not after:
+        if after is not None and isinstance(after, (tuple, Mapping)) and not after:
             after = None
         if priority is not NORMAL and (not isinstance(priority, str) or priority not in PRIORITIES):
             raise KVPlanError(f"priority is {priority!r}; give 'high' or 'normal'")
@@ -218,7 +221,8 @@ class Peer:
         core, nixl = self.core, self.nixl
         assert nixl is not None  # the transport is NIXL
         if way == "packed" and (why := nixl.why_not_packed(order.plan, reading=order.reading)) is not None:
-            raise PathError(f"{order.plan!r} cannot be packed: {why}")
+            layers = f"; {_LAYERS} {_EACH}" if isinstance(order.after, Mapping) else ""
+            raise PathError(f"{order.plan!r} cannot be packed: {why}{layers}")
         if way == "auto" and not nixl.direct_at_once(order.plan, reading=order.reading):
             way, _ = nixl.way_of(order.plan, reading=order.reading)
         if way == "packed":
@@ -295,7 +299,4 @@ def _packed_by_layer(transport: str, way: str) -> str:
     if transport == "nixl" and way != "direct":
         return "packed"
     by = f"over {transport!r}" if transport != "nixl" else "by the way 'direct'"
-    raise KVPlanError(
-        f"after is a mapping of layers, which packed pushes over 'nixl' take; {by}, submit each layer by itself, with "
-        "its own after="
-    )
+    raise KVPlanError(f"{_LAYERS} {by}, {_EACH}")

@@ -19,6 +19,7 @@ BUSY_NAP = 20e-6  # seconds between two looks while transfers are in flight
 MOST_BUSY_NAP = 1e-4  # the same while their steps are far apart
 FAR_SHARE, MOST_FAR_NAP = 1 / 32, 5e-4  # of a gap so long that its share is longer: large chunks, and slow wires
 NEAR_GAP = MOST_BUSY_NAP / FAR_SHARE  # longer ones allow longer naps
+LAPSE = 4  # times the longest gap: short naps for the last layer end when it takes longer
 GAP_SHARE = 1 / 8  # of a nap while transfers are in flight: its share of the longest of the latest gaps between steps
 QUIET_SHARE = 1 / 16  # its share of the time since the last step; it is never longer than this time
 AHEAD_NAP = 2e-3  # longest nap while several chunks are on the way; requests and pushes of other peers wait, too
@@ -119,7 +120,7 @@ class Naps:
         ahead: returns the bytes that may move before the next look, which delays none of them.
         moved: returns how many chunks have moved so far, and how many bytes.
         prompt: returns whether compute of either process decides when the next chunk comes, and somebody waits for it:
-            how far steps were apart says nothing then.
+            how far steps were apart says nothing then. It holds until the wait is LAPSE times as long as any before.
     """
 
     def __init__(self, now: float, *, driven: bool = False) -> None:
@@ -169,7 +170,8 @@ class Naps:
         # A thread that works more than half of the time may be what a transfer waits for: it takes no long naps.
         ahead = self._ahead() - seconds if sum(self._gaps) >= sum(self._looks) else 0.0
         gap = longest if len(self._gaps) >= LEAST_GAPS else 0.0
-        if (ahead > 0 or gap > NEAR_GAP) and self.prompt():
+        late = seconds > LAPSE * max(longest, NEAR_GAP)  # the compute is not as it was before: it may take for ever
+        if (ahead > 0 or gap > NEAR_GAP) and not late and self.prompt():
             ahead, gap = 0.0, min(gap, NEAR_GAP)
         return nap_after(seconds, busy=True, gap=gap, ahead=ahead)
 

@@ -137,7 +137,7 @@ class End:
 
     @property
     def prompt(self) -> bool:
-        """Whether a transfer waits for its ``after=``, or for the last layer of a push by layer."""
+        """Whether a transfer waits for its ``after=``, or for the last layer of a push by layer, and no other moves."""
         return self._progress.prompt
 
     @property

@@ -112,9 +112,9 @@ class Lane:
         return self.sender.chunks + self.receiver.chunks, self.sender.moved + self.receiver.moved
 
     @property
-    def prompt(self) -> bool:
-        """Whether a transfer waits for its ``after=``, or for the last layer of a push by layer."""
-        return bool(self.starts.waiting) or self.sender.prompt or self.receiver.prompt
+    def urged(self) -> list[bool]:
+        """For transfers that move, and those that are waited for: whether naps should be short for them."""
+        return [*[True][: len(self.starts.waiting)], *self.sender.urged, *self.receiver.urged]
 
     @property
     def served(self) -> list[Job | Inbound]:

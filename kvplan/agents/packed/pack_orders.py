@@ -19,6 +19,7 @@ MOST_ORDER = 256 << 20  # bytes of an order, and of all parts that wait: 8 bytes
 PART_COST = 256  # bytes that a part takes besides its content
 MOST_GAPS = 1 << 16  # between the transfers of one peer that have ended
 MOST_LEGS = 1 << 16  # of an order
+MOST_TAIL = 63  # six bits
 MOST_OPEN = 4096  # orders of which parts are missing, of one peer
 
 _ORDER = struct.Struct("<BHQdIH")
@@ -34,6 +35,8 @@ class Ordered(NamedTuple):
         seconds: seconds until it is given up, or 0.
         recipes: recipes of the leg's chunks, as bytes or views of them.
         note: the user's note for a push; the first leg's counts.
+        begins: whether its first recipe begins a piece of the transfer; otherwise it goes on with the one before.
+        tail: number of the transfer's last pieces, from the last one that waits; 63 stands for more.
     """
 
     urgent: bool
@@ -42,6 +45,8 @@ class Ordered(NamedTuple):
     seconds: float
     recipes: tuple[Buffer, ...]
     note: bytes = b""
+    begins: bool = False
+    tail: int = 1
 
 
 def order_pieces(order: Ordered, recipes: Sequence[Sequence[Buffer]]) -> list[Buffer]:
@@ -51,20 +56,21 @@ def order_pieces(order: Ordered, recipes: Sequence[Sequence[Buffer]]) -> list[Bu
         order: the leg, without its recipes.
         recipes: the pieces of each recipe.
 
-    >>> told = Ordered(True, 2, 1 << 20, 0.5, (), b"note")
+    >>> told = Ordered(True, 2, 1 << 20, 0.5, (), b"note", begins=True, tail=3)
     >>> found = read_order(b"".join(order_pieces(told, [[b"rec", b"ipe"], [b"of two"]])))
     >>> found == told._replace(recipes=(b"recipe", b"of two"))
     True
     """
     lengths = struct.pack(f"<{len(recipes)}I", *[sum([len(piece) for piece in recipe]) for recipe in recipes])
-    head = _ORDER.pack(order.urgent, order.attempts, order.chunk_nbytes, order.seconds, len(order.note), len(recipes))
-    return [head, lengths, *[piece for recipe in recipes for piece in recipe], order.note]
+    flags, note = order.urgent | order.begins << 1 | min(order.tail, MOST_TAIL) << 2, order.note
+    head = _ORDER.pack(flags, order.attempts, order.chunk_nbytes, order.seconds, len(note), len(recipes))
+    return [head, lengths, *[piece for recipe in recipes for piece in recipe], note]
 
 
 def read_order(content: Buffer) -> Ordered:
     """Read the bytes of a leg of an order; its recipes are views of them."""
     try:
-        urgent, attempts, chunk_nbytes, seconds, noted, count = _ORDER.unpack_from(content)
+        flags, attempts, chunk_nbytes, seconds, noted, count = _ORDER.unpack_from(content)
         lengths = struct.unpack_from(f"<{count}I", content, _ORDER.size)
     except struct.error:
         raise wrong(bytes(content)) from None
@@ -75,7 +81,9 @@ def read_order(content: Buffer) -> Ordered:
     for length in lengths:
         recipes.append(view[start : start + length])
         start += length
-    return Ordered(bool(urgent), attempts, chunk_nbytes, seconds, tuple(recipes), bytes(view[start:]))
+    note, begins = bytes(view[start:]), bool(flags & 2)
+    urgent, tail = bool(flags & 1), max(flags >> 2, 1)
+    return Ordered(urgent, attempts, chunk_nbytes, seconds, tuple(recipes), note, begins, tail)
 
 
 def parts_of(transfer: int, leg: int, legs: int, order: Sequence[Buffer], most_note: int) -> list[bytes]:

@@ -64,8 +64,9 @@ class Progress:
 
     @property
     def prompt(self) -> bool:
-        """Whether a transfer waits for its ``after=``, or for the last layer of a push by layer."""
-        return any(lane.prompt for lane in self._peers.every if lane.busy)
+        """Whether a transfer waits for its ``after=``, or for the last layer of a push by layer, and no other moves."""
+        found = [one for lane in self._peers.every if lane.busy for one in lane.urged]
+        return bool(found) and all(found)
 
     @property
     def moved(self) -> tuple[int, int]:

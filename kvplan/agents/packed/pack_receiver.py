@@ -9,7 +9,7 @@ from math import inf
 from kvplan.agents.packed.pack_messages import CANCEL, DONE, FAILED, PULL, PUSHED, Credit, Data, which_body
 from kvplan.agents.packed.pack_orders import Orders
 from kvplan.agents.packed.pack_outbox import Outbox
-from kvplan.agents.packed.pack_rows import TOGETHER, Copier, Mover, Row, ended, failure, only_last_left
+from kvplan.agents.packed.pack_rows import TOGETHER, Copier, Mover, Row, ended, failure
 from kvplan.agents.packed.pack_transfer import Inbound, PackedTransfer, Scatter
 from kvplan.agents.packed.slot_ring import RingSlot
 from kvplan.agents.packed.wire import Pace
@@ -77,7 +77,8 @@ class Receiver:
     @property
     def ahead(self) -> float:
         """Bytes that may come before the next look, which delays no transfer."""
-        inbounds = list(self.inbounds.values())
+        # One that waits for the compute of its last piece delays no other one's naps: none of its bytes may come.
+        inbounds = [one for one in list(self.inbounds.values()) if not one.urged()]
         if not inbounds:
             return inf if self.quiet else 0
         left = sum([one.rest for one in inbounds])
@@ -91,11 +92,10 @@ class Receiver:
         return count * inbounds[0].rows[0].nbytes
 
     @property
-    def prompt(self) -> bool:
-        """Whether no chunk but those of the last piece of a peer's push by layer is to come."""
-        return any(
-            one.own is None and one.whole and only_last_left(one.rows, one.come) for one in list(self.inbounds.values())
-        )
+    def urged(self) -> list[bool]:
+        """For transfers that move, and those that are waited for: whether naps should be short for them."""
+        found = [inbound.urged() for inbound in list(self.inbounds.values())]
+        return [one for one in found if one is not None]
 
     @property
     def _most(self) -> int:

@@ -128,7 +128,9 @@ class Requests:
             return
         if inbound is None:
             urgent = bool(number & 1)
-            inbound = Inbound(messages.PUSHED, number, rows, urgent=urgent, note=order.note, whole=leg.last)
+            inbound = Inbound(
+                messages.PUSHED, number, rows, urgent=urgent, note=order.note, whole=leg.last, tail=order.tail
+            )
             self._receiver.take(inbound)
         else:
             self._receiver.extend(inbound, rows, whole=leg.last)
@@ -150,7 +152,7 @@ class Requests:
         chunks = len(before) + sum(half.nbytes for half in halves) // chunk_nbytes
         if chunks > MOST_CHUNKS:
             raise TransferError(f"a transfer has {chunks:,} chunks; at most {MOST_CHUNKS:,} are taken")
-        rows = rows_of(halves, chunk_nbytes)
+        rows = rows_of(halves, chunk_nbytes, before[-1].piece + order.begins if before else 0)
         if not rows and not (leg.last and not leg.number):
             raise TransferError(f"leg {leg.number:,} of an order has no chunks, and the order has others")
         return rows

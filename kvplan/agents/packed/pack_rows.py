@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
@@ -21,6 +22,7 @@ GROUPS = 8  # most groups of layers of a transfer by layer
 TOGETHER = 2  # one launch copies at most this part of the slots, so that the wire has others meanwhile
 KEPT_CHUNKS = 3  # a half of fewer bytes than so many slots does not keep the addresses of its units on the GPU
 KEPT_FROM = 2  # submits of a half before they are uploaded: the first chunks do not wait for that
+UNRATED = 12  # chunks behind a wait: until so many have moved, how far steps are apart is told by compute
 KEPT_SOON = 1 << 17  # units that are uploaded without waiting for so many submits, as those of a leg of an order
 
 
@@ -162,23 +164,35 @@ class Row(NamedTuple):
         return self.half.plan(self.first, self.last, slot)
 
 
-def rows_of(halves: Sequence[Half], chunk_nbytes: int) -> list[Row]:
+def rows_of(halves: Sequence[Half], chunk_nbytes: int, piece: int = 0) -> list[Row]:
     """Return the chunks of all pieces, in order; both ends make the same.
 
     Args:
         halves: this end's half of each piece.
         chunk_nbytes: most bytes of a chunk.
+        piece: number of the first piece.
     """
     rows: list[Row] = []
-    for number, half in enumerate(halves):
+    for number, half in enumerate(halves, piece):
         cuts = half.cuts(chunk_nbytes) if half.nbytes else [0]
         rows += [Row(half, a, b, half.chunk_nbytes(a, b), number) for a, b in pairwise(cuts)]
     return rows
 
 
-def only_last_left(rows: Sequence[Row], done: int) -> bool:
-    """Return whether chunks are of several pieces, and all are done but those of the last piece."""
-    return bool(rows) and rows[-1].piece > 0 and rows[min(done, len(rows) - 1)].half is rows[-1].half
+def only_last_left(rows: Sequence[Row], done: int, tail: int = 1) -> bool:
+    """Return whether chunks are of several pieces, and all are done but those behind the last wait for compute.
+
+    Args:
+        rows: the chunks.
+        done: number of chunks that are done.
+        tail: number of the last pieces, of which the first one waits. Once some of their chunks are done, it is known
+            how fast chunks move, and the last piece alone counts.
+    """
+    if not rows or not rows[-1].piece:
+        return False
+    last, piece = rows[-1].piece, rows[min(done, len(rows) - 1)].piece
+    first = last + 1 - tail
+    return piece == last or (piece >= first and done - bisect_left(rows, first, key=lambda row: row.piece) < UNRATED)
 
 
 class Piece(NamedTuple):
@@ -234,8 +248,14 @@ def readies_of(plan: Plan, after: Any) -> tuple[Ready, dict[int, Ready]]:
     if strange:
         raise KVPlanError(f"after has layers {strange}, which {plan!r} does not move")
     for one in after.values():
-        check_after(one, gpu=True)
+        if one is not None:
+            check_after(one, gpu=True)
     return Ready(None), {layer: Ready(one) for layer, one in after.items()}
+
+
+def tail_of(pieces: Sequence[Piece]) -> int:
+    """Return the number of the last pieces, from the last one that waits; 1 if none waits."""
+    return next((k for k, piece in enumerate(reversed(pieces), 1) if piece.ready.waits()), 1)
 
 
 def chunks_of_pieces(rows: Sequence[Row], pieces: int) -> list[int]:

@@ -9,7 +9,7 @@ from math import inf
 from kvplan.agents.packed.pack_jobs import AHEAD_WRITES, Chunk, Gathers, Job
 from kvplan.agents.packed.pack_messages import DATA, PULL, VOID, Credit, Data, credit_body, data_body
 from kvplan.agents.packed.pack_outbox import Outbox
-from kvplan.agents.packed.pack_rows import Mover, ended, failure, only_last_left
+from kvplan.agents.packed.pack_rows import Mover, ended, failure
 from kvplan.agents.packed.pack_transfer import PackedTransfer
 from kvplan.agents.packed.slot_ring import RingSlot
 from kvplan.agents.packed.wire import DONE, MOVING, Pace, Wire
@@ -58,7 +58,7 @@ class Sender(Gathers):
         """Bytes that may move before the next look, which delays none of them."""
         writing = len(self._writing)
         if not writing:
-            return 0 if self.jobs or self._gathering else inf
+            return 0 if self._gathering or not all(job.waits() for job in list(self.jobs.values())) else inf
         normal, urgent = self._lines
         count = writing - 1  # the peer waits for the last one
         if normal or urgent or self._gathering:
@@ -67,9 +67,11 @@ class Sender(Gathers):
         return count * latest.job.rows[latest.number].nbytes
 
     @property
-    def prompt(self) -> bool:
-        """Whether no chunk but those of the last piece of a push by layer has to begin."""
-        return any(job.own is not None and only_last_left(job.rows, job.next) for job in list(self.jobs.values()))
+    def urged(self) -> list[bool]:
+        """For transfers that move, and those that are waited for: whether naps should be short for them."""
+        moving = {chunk.job for chunk in [*self._gathering, *self._writing]}
+        found = [job.urged(moving) for job in list(self.jobs.values())]
+        return [one for one in found if one is not None]
 
     @property
     def need(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from kvplan.agents.packed.pack_jobs import Job, held
@@ -11,7 +12,7 @@ from kvplan.agents.packed.pack_messages import ASK, PULL, PUSH, PUSHED, data_nby
 from kvplan.agents.packed.pack_orders import Ordered, order_pieces, parts_of
 from kvplan.agents.packed.pack_outbox import Outbox
 from kvplan.agents.packed.pack_receiver import Receiver
-from kvplan.agents.packed.pack_rows import rows_of
+from kvplan.agents.packed.pack_rows import rows_of, tail_of
 from kvplan.agents.packed.pack_sender import Sender
 from kvplan.agents.packed.pack_transfer import Inbound, PackedTransfer
 from kvplan.plan.packing.chunk_half import Half
@@ -31,20 +32,24 @@ class Telling(NamedTuple):
         number: its number.
         chunk_nbytes: most bytes of a chunk.
         legs: for each leg, the halves of the other end.
+        begins: for each leg, whether it begins a piece.
+        tail: number of the last pieces, from the last one that waits.
     """
 
     transfer: PackedTransfer
     number: int
     chunk_nbytes: int
     legs: Sequence[Sequence[Half]]
+    begins: Sequence[bool]
+    tail: int
 
     def pieces(self, number: int, now: float) -> list[Buffer]:
         """Return a leg, in pieces; raise KVPlanError if one of its recipes cannot be written."""
         wish, until = self.transfer.wish, self.transfer.until
         left = 0.0 if until is None else max(until - now, 1e-3)
-        order = Ordered(
-            wish.urgent, wish.attempts, self.chunk_nbytes, left, (), b"" if wish.reading or number else wish.note
-        )
+        note = b"" if wish.reading or number else wish.note
+        begins, tail = self.begins[number], self.tail
+        order = Ordered(wish.urgent, wish.attempts, self.chunk_nbytes, left, (), note, begins, tail)
         return order_pieces(order, [recipe_pieces(half) for half in self.legs[number]])
 
 
@@ -73,6 +78,17 @@ def legs_of(halves: Sequence[Half], chunk_nbytes: int, leg_units: int = LEG_UNIT
         if first < begin:
             legs[-1].append(half.part(first, begin) if first else half)
     return legs
+
+
+def begins_of(halves: Sequence[Half], legs: Sequence[Sequence[Half]]) -> list[bool]:
+    """Return for each leg whether it begins a piece: the other end counts the pieces across legs.
+
+    Args:
+        halves, legs: see :func:`legs_of`.
+    """
+    ends = {0, *accumulate([half.units for half in halves if half.nbytes])}
+    starts = accumulate([sum([half.units for half in leg]) for leg in legs[:-1]], initial=0)
+    return [start in ends for start in starts]
 
 
 class Starts:
@@ -192,7 +208,8 @@ class Starts:
                 return
         key = not reading, wish.urgent
         number = (self._counts[key] + 1) << 1 | wish.urgent
-        telling = Telling(transfer, number, chunk_nbytes, legs_of(others, chunk_nbytes, self._leg_units))
+        legs, tail = legs_of(others, chunk_nbytes, self._leg_units), tail_of(transfer.pieces)
+        telling = Telling(transfer, number, chunk_nbytes, legs, begins_of(others, legs), tail)
         order = telling.pieces(0, now)
         rides = bool(rows) and not reading and len(telling.legs) == 1
         rides = rides and overhead(0) + data_nbytes() + sum([len(piece) for piece in order]) <= self._most_note
@@ -207,6 +224,7 @@ class Starts:
             job = Job(
                 PUSHED, number, rows, urgent=wish.urgent, attempts=wish.attempts,
                 ready=[piece.ready for piece in transfer.pieces], order=b"".join(order) if rides else b"", own=transfer,
+                tail=tail,
             )  # fmt: skip
             self._begun[transfer] = job
             self._sender.take(job)

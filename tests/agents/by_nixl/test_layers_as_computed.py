@@ -50,6 +50,25 @@ def test_a_layer_without_an_object_follows_the_one_before_it(far):
     assert (far.theirs == 7).all()
 
 
+def test_none_in_a_mapping_is_no_object(far):
+    far.mine[:] = 7
+    a, b = blocks()
+    second = threading.Event()
+    transfer = far.peer.submit(far.store.plan(a, b), after={0: None, 1: second, 2: None}, by_layer=True)
+    until(lambda: set(far.theirs[:, 0].flat) == {7})
+    assert not transfer.done()
+    second.set()
+    transfer.synchronize(PATIENCE)
+    assert (far.theirs == 7).all()
+
+
+def test_a_mapping_without_layers_is_none(far):
+    """It may be read, and few blocks go direct."""
+    a, b = (some[:2] for some in blocks())
+    for plan in (far.store.plan(a, b), far.load.plan(b, a)):
+        assert far.peer.submit(plan, after={}).result().path == "nixl"
+
+
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
@@ -85,7 +104,7 @@ def test_layers_and_objects_that_cannot_be_are_refused(far, after, problem):
 def test_an_agent_that_packs_nothing_takes_no_mapping(way):
     far = Far(progress=None)
     a, b = blocks()
-    with pytest.raises(PathError, match="cannot be packed: this agent packs nothing"):
+    with pytest.raises(PathError, match=r"this agent packs nothing.*; after is a mapping of layers.*; submit each"):
         far.peer.submit(far.store.plan(a, b), after={0: threading.Event()}, by_layer=True, way=way)
     far.close()
 

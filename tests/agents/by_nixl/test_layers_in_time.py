@@ -6,9 +6,9 @@ import pytest
 
 import kvplan
 from kvplan.agents.by_nixl.nixl_progress import MOST_BUSY_NAP
-from kvplan.agents.packed.pack_rows import only_last_left, rows_of
+from kvplan.agents.packed.pack_rows import UNRATED, only_last_left, rows_of
 from kvplan.plan.packing.packing import packings_by_layer
-from tests.agents.by_nixl.virtual_wire import COPY, EMPTY, FOUND, Two
+from tests.agents.by_nixl.virtual_wire import COPY, EMPTY, FOUND, Computed, Two
 
 LAYERS = 16
 # The steps behind a layer's compute: it is seen, gathered, written, and scattered, each of which a look finds and the
@@ -35,10 +35,111 @@ def test_only_the_last_layer_is_looked_for_often():
     """By the rows of the chunks; not of a plan that is one piece."""
     two = Two(1e-3, patient=True, layers=3)
     plan = kvplan.compile(two.here, two.there).plan(range(32), range(32))
-    rows, more = (rows_of([packing.src for _, packing in packings_by_layer(plan, 3)], 4096) for _ in range(2))
+    halves = [packing.src for _, packing in packings_by_layer(plan, 3)]
+    rows = rows_of(halves, 4096)
     assert [row.piece for row in rows] == [0, 0, 1, 1, 2, 2]
     assert [only_last_left(rows, done) for done in range(7)] == [False] * 4 + [True] * 3
-    legs = [*rows, *more[:4]]  # a leg of an order counts from 0
-    assert [only_last_left(legs, done) for done in range(11)] == [False] * 8 + [True] * 3
+    legs = [*rows, *rows_of([halves[2].part(0, 16)], 4096, 2), *rows_of([halves[2]], 4096, 3)]
+    assert [row.piece for row in legs[6:]] == [2, 3, 3]
+    assert [only_last_left(legs, done) for done in range(10)] == [False] * 7 + [True] * 3
+    assert [only_last_left(rows, done, 2) for done in range(7)] == [False] * 2 + [True] * 5
+    many = rows_of(halves * 10, 4096)
+    known = [only_last_left(many, done, 20) for done in range(60)]
+    assert known == [False] * 20 + [True] * UNRATED + [False] * (38 - UNRATED) + [True] * 2
     assert not any(only_last_left(rows[:2], done) for done in range(3))
     assert not only_last_left([], 0)
+
+
+def test_the_last_layer_of_an_order_in_legs_is_looked_for_as_often():
+    """A leg of one layer each. The receiver took the last one for a plain push: it ended 0.4 ms later."""
+    two = Two(0.67e-3, patient=True, together=True, layers=LAYERS, leg_units=16)
+    assert max([two.push_by_layer(1, [16e-3] * LAYERS) for _ in range(4)]) < 0.67e-3 + STEPS + MOST_BUSY_NAP
+
+
+@pytest.mark.parametrize("by_layer", [True, False])
+@pytest.mark.parametrize("leg_units", [8, 16, 40])
+def test_a_receiver_counts_pieces_across_legs(leg_units, by_layer):
+    """A plain push is one piece, in however many legs it is told, and takes no short naps."""
+    two = Two(1e-3, patient=True, layers=4, leg_units=leg_units)
+    plan = kvplan.compile(two.here, two.there).plan(range(32), range(32))
+    transfer, seen, urged = two.near.end.submit("far", plan, reading=False, by_layer=by_layer), [], []
+
+    def look():
+        for inbound in two.far.end._peers.lanes["near"].receiver.inbounds.values():
+            seen[:] = [row.piece for row in inbound.rows]
+        urged.append(two.far.end.prompt)
+        return transfer.over
+
+    two.near.naps.wake(two.clock.time)
+    two.run(look)
+    assert seen == ([0, 0, 1, 1, 2, 2, 3, 3] if by_layer else [0] * 8)
+    assert any(urged) is by_layer
+
+
+@pytest.mark.parametrize(("seconds", "chunks"), [(0.17e-3, 1), (0.34e-3, 1), (0.17e-3, 3)])
+def test_layers_that_share_the_last_event_arrive_soon(seconds, chunks):
+    """Their first one waits, and the others follow. They ended 2 ms behind their bytes, and end 0.4 ms behind them."""
+    two = Two(seconds, patient=True, together=True, layers=LAYERS)
+    tails = [two.push_by_layer(chunks, [16e-3] * LAYERS, every=4) for _ in range(4)]
+    assert max(tails) < 4 * chunks * seconds + STEPS + 2 * MOST_BUSY_NAP
+
+
+@pytest.mark.parametrize("events", [{0: 0, 4: 1, 8: 2, 12: 3}, {0: 0, 8: 2, 12: 1, 15: 1}])
+def test_a_sender_takes_short_naps_while_it_waits_for_the_last_event(events):
+    """The last one of the layers, or the last one to come. Each process gives none for the ones before."""
+    two = Two(0.17e-3, patient=True, layers=LAYERS)
+    plan = kvplan.compile(two.here, two.there).plan(range(16), range(16))
+    begun, last = two.clock.time, max(events.values())
+    after = {layer: Computed(two.clock, begun + 20e-3 * number) for layer, number in events.items()}
+    push = two.near.end.submit("far", plan, reading=False, by_layer=True, after=after)
+    two.near.naps.wake(begun)
+    for number in range(1, last + 1):
+        ends = begun + 20e-3 * number - 1e-3
+        two.run(lambda ends=ends: two.clock.time > ends)
+        assert two.near.end.prompt is (number == last)
+    two.run(lambda: push.over)
+    push.synchronize()
+
+
+def test_short_naps_for_the_last_layer_end_when_its_compute_is_late():
+    """A second has 10,000 naps of 0.1 ms. A layer that takes three times as long as those before it is seen soon."""
+    two = Two(1.34e-3, patient=True, together=True, layers=LAYERS)
+    two.push_by_layer(1, [16e-3] * (LAYERS - 1) + [1.0])
+    assert max(two.near.looks, two.far.looks) < 3600
+    assert two.push_by_layer(1, [16e-3] * (LAYERS - 1) + [48e-3]) < 1.34e-3 + STEPS + 3 * MOST_BUSY_NAP
+
+
+@pytest.mark.parametrize("last", [LAYERS - 1, 10])
+@pytest.mark.parametrize("reading", [True, False])
+@pytest.mark.parametrize("pushed", [True, False])
+def test_a_push_that_waits_leaves_others_their_long_naps(pushed, reading, last):
+    """Both processes, whichever one moves 192 chunks beside it, and whichever layer it waits for."""
+    two = Two(1.34e-3, 24, patient=True, together=True, layers=LAYERS)
+    one, other = (two.near, two.far) if pushed else (two.far, two.near)
+    pools = (two.here, two.there) if pushed is not reading else (two.there, two.here)
+    bulk = kvplan.compile(*pools).plan(range(192), range(192))
+
+    def move():
+        begun = two.clock.time
+        two.near.looks = two.far.looks = 0
+        transfer = one.end.submit(other.name, bulk, reading=reading)
+        one.naps.wake(begun)
+        two.run(lambda: transfer.over)
+        assert transfer.chunks == 192
+        return two.clock.time - begun, two.near.looks, two.far.looks
+
+    alone = [move() for _ in range(2)][1]
+    begun = two.clock.time
+    ends = [begun + 8e-3 * layer if layer < last else begun + 1.0 for layer in range(LAYERS)]
+    plan = kvplan.compile(two.here, two.there).plan(range(16), range(16))
+    after = {layer: Computed(two.clock, at) for layer, at in enumerate(ends)}
+    push = two.near.end.submit("far", plan, reading=False, by_layer=True, after=after)
+    two.near.naps.wake(begun)
+    two.run(lambda: two.clock.time > begun + 0.13)
+    assert two.near.end.prompt is two.far.end.prompt is (last == LAYERS - 1)
+    beside = move()
+    assert not push.over
+    assert beside[0] < 1.03 * alone[0]
+    assert max(beside[1:]) < 1.3 * max(alone[1:])
+    two.run(lambda: push.over)
+    push.synchronize()

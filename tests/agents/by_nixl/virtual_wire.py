@@ -187,13 +187,16 @@ class Two:
         assert transfer.chunks == chunks
         return self.clock.time - begun
 
-    def push_by_layer(self, chunks: int, compute: Sequence[float]) -> float:
-        """Push so many chunks of each layer once it is computed; return the seconds from the last one's compute."""
+    def push_by_layer(self, chunks: int, compute: Sequence[float], *, every: int = 1) -> float:
+        """Push so many chunks of each layer once it is computed; return the seconds from the last event.
+
+        With ``every``, the first of so many layers has an event, which is that of all of them.
+        """
         blocks, ends = range(chunks * 16), [*accumulate(compute, initial=self.clock.time)][1:]
         plan = kvplan.compile(self.here, self.there).plan(blocks, blocks)
-        after = {layer: Computed(self.clock, at) for layer, at in enumerate(ends)}
+        after = {layer: Computed(self.clock, ends[layer]) for layer in range(0, len(ends), every)}
         self._moved(plan, reading=False, by_layer=True, after=after)
-        return self.clock.time - ends[-1]
+        return self.clock.time - ends[max(after)]
 
     def _moved(self, plan: kvplan.Plan, **given: Any) -> PackedTransfer:
         """Submit in the near process, and go on until the end."""

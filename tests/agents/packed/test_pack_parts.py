@@ -81,6 +81,31 @@ def test_a_stream_without_events_is_left_to_the_executor():
         Ready.of_all([ready, Ready(Handle())])
 
 
+@pytest.mark.parametrize("together", [True, False])
+def test_to_ask_whether_it_waits_raises_no_error_and_takes_none_away(together):
+    class Failing:
+        over = False
+
+        def query(self):
+            if self.over:
+                raise ValueError("lost")
+            return False
+
+        def synchronize(self):
+            pass
+
+    after = Failing()
+    ready = Ready(after)
+    ready = Ready.of_all([ready, Ready(threading.Event())]) if together else ready
+    assert ready.waits()
+    after.over = True
+    assert ready.waits() is together
+    for _ in range(2):
+        with pytest.raises(TransferError, match="lost"):
+            ready.completed()
+    assert ready.waits() is together
+
+
 def test_a_transfer_that_failed_is_an_error(executor):
     pair = Pair(executor)
     pair.network.wires[0].down = True
