@@ -172,7 +172,7 @@ class Naps:
         gap = longest if len(self._gaps) >= LEAST_GAPS else 0.0
         late = seconds > LAPSE * max(longest, NEAR_GAP)  # the compute is not as it was before: it may take for ever
         if (ahead > 0 or gap > NEAR_GAP) and not late and self.prompt():
-            ahead, gap = 0.0, min(gap, NEAR_GAP)
+            ahead = gap = 0.0  # steps follow one another closely behind the compute
         return nap_after(seconds, busy=True, gap=gap, ahead=ahead)
 
     def _mark(self, at: float) -> None:

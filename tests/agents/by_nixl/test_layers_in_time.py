@@ -21,7 +21,7 @@ STEPS = 4 * (FOUND + EMPTY) + 2 * COPY
 def test_the_last_layer_arrives_as_soon_whatever_a_layer_takes(chunks, seconds, compute):
     two = Two(seconds, patient=True, together=True, layers=LAYERS)
     tails = [two.push_by_layer(chunks, [compute * (1 + k % 3 / 50) for k in range(LAYERS)]) for _ in range(4)]
-    assert max(tails) < chunks * seconds + STEPS + 3 * MOST_BUSY_NAP
+    assert max(tails) < chunks * seconds + STEPS
 
 
 def test_layers_before_the_last_ones_are_looked_for_rarely():
@@ -105,7 +105,7 @@ def test_short_naps_for_the_last_layer_end_when_its_compute_is_late():
     """A second has 10,000 naps of 0.1 ms. A layer that takes three times as long as those before it is seen soon."""
     two = Two(1.34e-3, patient=True, together=True, layers=LAYERS)
     two.push_by_layer(1, [16e-3] * (LAYERS - 1) + [1.0])
-    assert max(two.near.looks, two.far.looks) < 3600
+    assert max(two.near.looks, two.far.looks) < 4000
     assert two.push_by_layer(1, [16e-3] * (LAYERS - 1) + [48e-3]) < 1.34e-3 + STEPS + 3 * MOST_BUSY_NAP
 
 

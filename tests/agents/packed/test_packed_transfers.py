@@ -122,7 +122,7 @@ def test_layers_are_sent_when_they_are_ready(pair):
 
 
 def test_each_end_expects_the_next_layer_while_it_is_computed(pair, monkeypatch):
-    """Both ends do from the second layer on, since a transfer begins with its first one. No other transfer is waited for."""
+    """Both ends do from the second layer on, since a transfer begins with its first one. Others are not waited for."""
     expected = []
     monkeypatch.setattr(Copier, "expect", lambda self, row, slot: expected.append((row.half.side, row.piece)))
     events = {layer: threading.Event() for layer in range(LAYERS)}
