@@ -86,7 +86,8 @@ class NixlPacked:
         self.lanes = NixlLanes(nixl, offered, self._allocated)
         progress = NixlProgress(self._look, self._busy, inside, driven=way.driven)
         naps = progress.naps
-        naps.fast, naps.ahead, naps.moved, naps.prompt = self._fast, self._ahead, self._moved, self._prompt
+        naps.fast, naps.ahead, naps.moved = self._fast, self._ahead, self._moved
+        naps.prompt, naps.resting = self._prompt, self._resting
         self._progress = progress if way.threaded else None
         self._reading = threading.RLock()  # one thread at a time takes notes
         self._inbox: deque[tuple[str, bytes]] = deque()  # notes of users
@@ -156,6 +157,10 @@ class NixlPacked:
     def _prompt(self) -> bool:
         ring = self.lanes.ring
         return ring is not None and ring.end.prompt
+
+    def _resting(self) -> bool:
+        ring = self.lanes.ring
+        return ring is not None and ring.end.resting
 
     def _moved(self) -> tuple[int, int]:
         ring = self.lanes.ring

@@ -121,6 +121,7 @@ class Naps:
         moved: returns how many chunks have moved so far, and how many bytes.
         prompt: returns whether compute of either process decides when the next chunk comes, and somebody waits for it:
             how far steps were apart says nothing then. It holds until the wait is LAPSE times as long as any before.
+        resting: returns whether all transfers in flight wait for compute of this process, so that no byte moves.
     """
 
     def __init__(self, now: float, *, driven: bool = False) -> None:
@@ -129,6 +130,7 @@ class Naps:
         self.ahead: Callable[[], float] = _none
         self.moved: Callable[[], tuple[int, int]] = _nothing
         self.prompt: Callable[[], bool] = _no
+        self.resting: Callable[[], bool] = _no
         self._driven = driven
         self._moved_at = self._active_at = now
         self._gaps: deque[float] = deque(maxlen=GAPS)
@@ -165,8 +167,10 @@ class Naps:
             return nap_after(now - self._active_at, busy=False, driven=self._driven)
         self._active_at = now
         seconds, longest = now - self._moved_at, max(self._gaps, default=0.0)
-        if max(longest, seconds * QUIET_SHARE) <= LEAST_AHEAD_NAP or not (self.patient or self.fast()):
-            return nap_after(seconds, busy=True)  # no nap would be longer anyway, or none may be
+        if max(longest, seconds * QUIET_SHARE) <= LEAST_AHEAD_NAP:
+            return nap_after(seconds, busy=True)  # no nap would be longer anyway
+        if not (self.patient or self.fast()):  # looks may move the bytes
+            return nap_after(seconds, busy=True, gap=0.0 if self.resting() else None)
         # A thread that works more than half of the time may be what a transfer waits for: it takes no long naps.
         ahead = self._ahead() - seconds if sum(self._gaps) >= sum(self._looks) else 0.0
         gap = longest if len(self._gaps) >= LEAST_GAPS else 0.0

@@ -141,6 +141,11 @@ class End:
         return self._progress.prompt
 
     @property
+    def resting(self) -> bool:
+        """Whether transfers are in flight, and all of them wait for an ``after=`` of this process: no byte moves."""
+        return self._progress.resting
+
+    @property
     def moved(self) -> tuple[int, int]:
         """Number of the chunks that have moved so far, to and from all peers, and their bytes."""
         return self._progress.moved

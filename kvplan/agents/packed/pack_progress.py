@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from math import isfinite
+from math import isfinite, isinf
 
 from kvplan.agents.packed.pack_lane import Lane
 from kvplan.agents.packed.pack_peers import Peers
@@ -67,6 +67,15 @@ class Progress:
         """Whether a transfer waits for its ``after=``, or for the last layer of a push by layer, and no other moves."""
         found = [one for lane in self._peers.every if lane.busy for one in lane.urged]
         return bool(found) and all(found)
+
+    @property
+    def resting(self) -> bool:
+        """Whether transfers are in flight, and all of them wait for an ``after=`` of this process: no byte moves."""
+        found = [self._rests(lane) for lane in self._peers.every if lane.busy]
+        return bool(found) and all(found)
+
+    def _rests(self, lane: Lane) -> bool:
+        return not (lane.starts.tells or lane.receiver.busy) and isinf(lane.sender.ahead)
 
     @property
     def moved(self) -> tuple[int, int]:

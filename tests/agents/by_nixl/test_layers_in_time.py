@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import kvplan
-from kvplan.agents.by_nixl.nixl_progress import MOST_BUSY_NAP
+from kvplan.agents.by_nixl.nixl_progress import BUSY_NAP, MOST_BUSY_NAP
 from kvplan.agents.packed.pack_rows import UNRATED, only_last_left, rows_of
 from kvplan.plan.packing.packing import packings_by_layer
 from tests.agents.by_nixl.virtual_wire import COPY, EMPTY, FOUND, Computed, Two
@@ -142,4 +142,30 @@ def test_a_push_that_waits_leaves_others_their_long_naps(pushed, reading, last):
     assert beside[0] < 1.03 * alone[0]
     assert max(beside[1:]) < 1.3 * max(alone[1:])
     two.run(lambda: push.over)
+    push.synchronize()
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_process_whose_pushes_all_wait_looks_rarely_on_a_wire_of_host_memory_too(first):
+    """For its first layer, or for a later one. The other process cannot know when bytes come, which its looks move."""
+    two = Two(0.17e-3, patient=False, layers=LAYERS)
+    begun, waits = two.clock.time, 0 if first else 3
+    after = {layer: Computed(two.clock, begun + (0.3 if layer == waits else 1e-3 * layer)) for layer in range(LAYERS)}
+    plan = kvplan.compile(two.here, two.there).plan(range(16), range(16))
+    push = two.near.end.submit("far", plan, reading=False, by_layer=True, after=after)
+    two.near.naps.wake(begun)
+    two.run(lambda: two.clock.time > begun + 0.1)
+    before, far = two.near.looks, two.far.looks
+    two.run(lambda: two.clock.time > begun + 0.19)
+    assert two.near.end.resting
+    assert 700 < two.near.looks - before < 90e-3 / MOST_BUSY_NAP
+    assert (two.far.looks - far > 2500) is not first
+    bulk = two.near.end.submit("far", kvplan.compile(two.there, two.here).plan(range(160), range(160)), reading=True)
+    two.near.naps.wake(two.clock.time)
+    begun, before = two.clock.time, two.near.looks
+    two.run(lambda: bulk.over)
+    assert not push.over
+    assert two.near.looks - before > (two.clock.time - begun) / (BUSY_NAP + FOUND)
+    two.run(lambda: push.over)
+    assert not two.near.end.resting
     push.synchronize()
