@@ -87,7 +87,7 @@ class NixlPacked:
         progress = NixlProgress(self._look, self._busy, inside, driven=way.driven)
         naps = progress.naps
         naps.fast, naps.ahead, naps.moved = self._fast, self._ahead, self._moved
-        naps.prompt, naps.resting = self._prompt, self._resting
+        naps.prompt, naps.beside, naps.resting = self._prompt, self._beside, self._resting
         self._progress = progress if way.threaded else None
         self._reading = threading.RLock()  # one thread at a time takes notes
         self._inbox: deque[tuple[str, bytes]] = deque()  # notes of users
@@ -157,6 +157,10 @@ class NixlPacked:
     def _prompt(self) -> bool:
         ring = self.lanes.ring
         return ring is not None and ring.end.prompt
+
+    def _beside(self) -> bool:
+        ring = self.lanes.ring
+        return ring is not None and ring.end.beside
 
     def _resting(self) -> bool:
         ring = self.lanes.ring

@@ -121,6 +121,7 @@ class Naps:
         moved: returns how many chunks have moved so far, and how many bytes.
         prompt: returns whether compute of either process decides when the next chunk comes, and somebody waits for it:
             how far steps were apart says nothing then. It holds until the wait is LAPSE times as long as any before.
+        beside: returns whether that holds of one transfer, while others move.
         resting: returns whether all transfers in flight wait for compute of this process, so that no byte moves.
     """
 
@@ -130,6 +131,7 @@ class Naps:
         self.ahead: Callable[[], float] = _none
         self.moved: Callable[[], tuple[int, int]] = _nothing
         self.prompt: Callable[[], bool] = _no
+        self.beside: Callable[[], bool] = _no
         self.resting: Callable[[], bool] = _no
         self._driven = driven
         self._moved_at = self._active_at = now
@@ -175,8 +177,11 @@ class Naps:
         ahead = self._ahead() - seconds if sum(self._gaps) >= sum(self._looks) else 0.0
         gap = longest if len(self._gaps) >= LEAST_GAPS else 0.0
         late = seconds > LAPSE * max(longest, NEAR_GAP)  # the compute is not as it was before: it may take for ever
-        if (ahead > 0 or gap > NEAR_GAP) and not late and self.prompt():
-            ahead = gap = 0.0  # steps follow one another closely behind the compute
+        if (ahead > 0 or gap > NEAR_GAP) and not late:
+            if self.prompt():
+                ahead = gap = 0.0  # steps follow one another closely behind the compute
+            elif ahead * AHEAD_SHARE > MOST_FAR_NAP and self.beside():
+                ahead = MOST_FAR_NAP / AHEAD_SHARE
         return nap_after(seconds, busy=True, gap=gap, ahead=ahead)
 
     def _mark(self, at: float) -> None:

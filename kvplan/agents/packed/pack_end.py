@@ -137,8 +137,13 @@ class End:
 
     @property
     def prompt(self) -> bool:
-        """Whether a transfer waits for its ``after=``, or for the last layer of a push by layer, and no other moves."""
+        """Whether the last layer of a push moves, or a transfer waits for its ``after=`` and no other one moves."""
         return self._progress.prompt
+
+    @property
+    def beside(self) -> bool:
+        """Whether a transfer waits for its ``after=``, or for the last layer of a push by layer, while others move."""
+        return self._progress.beside
 
     @property
     def resting(self) -> bool:

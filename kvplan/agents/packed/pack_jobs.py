@@ -8,7 +8,7 @@ from typing import Any
 from kvplan.agents.packed.pack_credits import Credits, Lent
 from kvplan.agents.packed.pack_messages import CANCEL, FAILED, PULL, Credit, which_body
 from kvplan.agents.packed.pack_outbox import Outbox
-from kvplan.agents.packed.pack_rows import TOGETHER, Copier, Mover, Row, only_last_left
+from kvplan.agents.packed.pack_rows import ENDS, MOVES, TOGETHER, WAITS, Copier, Mover, Row, only_last_left
 from kvplan.agents.packed.pack_transfer import PackedTransfer
 from kvplan.agents.packed.readiness import Ready
 from kvplan.agents.packed.slot_ring import RingSlot
@@ -37,7 +37,7 @@ class Job:
         until: when to give it up, by the clock; None for never.
         whole: whether these are all of its chunks; more come by :meth:`Gathers.extend` otherwise.
         left: called when it has ended; None for nothing.
-        tail: number of its last pieces, from the last one that waited when it began.
+        tail: number of its last pieces, from the last one that waited when it began; 0 if none did.
 
     Attributes:
         next: number of chunks that have begun.
@@ -49,7 +49,7 @@ class Job:
     def __init__(
         self, whose: int, number: int, rows: list[Row], *, urgent: bool, attempts: int,
         ready: Sequence[Ready] = (), order: bytes = b"", own: PackedTransfer | None = None, until: float | None = None,
-        whole: bool = True, left: Callable[[], object] | None = None, tail: int = 1,
+        whole: bool = True, left: Callable[[], object] | None = None, tail: int = 0,
     ) -> None:  # fmt: skip
         self.whose, self.number, self.rows, self.urgent, self.attempts = whose, number, rows, urgent, attempts
         self.ready, self.order, self.own, self.until = ready, order, own, until
@@ -61,25 +61,27 @@ class Job:
         """Return whether its next chunk waits for its ``after=``: no look moves it on before that."""
         return bool(self.ready) and self.next < len(self.rows) and self.ready[self.rows[self.next].piece].waits()
 
-    def urged(self, moving: Container[Job]) -> bool | None:
-        """Return whether naps should be short for it.
+    def stage(self, moving: Container[Job]) -> str | None:
+        """Return what the length of naps depends on.
 
         Args:
             moving: transfers with chunks on the way.
 
         Returns:
-            True for a push by layer whose last wait goes on, or has ended a few chunks before, or whose last piece is
-            to move: compute decides when the chunks come, and the end waits for them. False for chunks that move, and
-            follow one another. None if neither holds: so it is for a push whose later layers are computed still.
+            :data:`WAITS` for a push by layer that waits for the last of its objects. :data:`ENDS` behind that, while
+            its last chunks move: compute has decided when they come, and somebody waits for them. :data:`MOVES` for
+            other chunks on the way, which follow one another. None for a push whose later layers are computed still.
         """
         rows = self.rows
         if self.own is not None and rows and rows[-1].piece:
             piece = rows[min(self.next, len(rows) - 1)].piece
             if any(one.waits() for one in reversed(self.ready[piece + 1 :])):  # the last one mostly tells
                 return None
-            if self.waits() or only_last_left(rows, self.next, self.tail):
-                return True
-        return False if self in moving else None
+            if self.waits():
+                return WAITS
+            if only_last_left(rows, self.next, self.tail):
+                return ENDS
+        return MOVES if self in moving else None
 
 
 class Chunk:
@@ -234,7 +236,7 @@ class Gathers:
         while job.next < len(rows) and not job.over:
             ready = job.ready[rows[job.next].piece] if job.ready else None
             if ready is not None and not ready.completed():
-                if self._slots:
+                if self._slots and not (self._gathering or self._writing):
                     self._copier.expect(rows[job.next], self._slots[-1].place)
                 return began
             if not self._room:

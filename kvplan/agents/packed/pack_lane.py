@@ -12,6 +12,7 @@ from kvplan.agents.packed.pack_messages import Credit, Hello, Message
 from kvplan.agents.packed.pack_outbox import Outbox
 from kvplan.agents.packed.pack_receiver import Receiver
 from kvplan.agents.packed.pack_requests import Parties, Requests
+from kvplan.agents.packed.pack_rows import WAITS
 from kvplan.agents.packed.pack_sender import Sender
 from kvplan.agents.packed.pack_starts import Starts
 from kvplan.agents.packed.pack_transfer import Inbound, PackedTransfer
@@ -112,9 +113,9 @@ class Lane:
         return self.sender.chunks + self.receiver.chunks, self.sender.moved + self.receiver.moved
 
     @property
-    def urged(self) -> list[bool]:
-        """For transfers that move, and those that are waited for: whether naps should be short for them."""
-        return [*[True][: len(self.starts.waiting)], *self.sender.urged, *self.receiver.urged]
+    def stages(self) -> set[str | None]:
+        """The stages of its transfers; see :meth:`kvplan.agents.packed.pack_jobs.Job.stage`."""
+        return self.sender.stages | self.receiver.stages | ({WAITS} if self.starts.waiting else set())
 
     @property
     def served(self) -> list[Job | Inbound]:

@@ -36,7 +36,7 @@ class Ordered(NamedTuple):
         recipes: recipes of the leg's chunks, as bytes or views of them.
         note: the user's note for a push; the first leg's counts.
         begins: whether its first recipe begins a piece of the transfer; otherwise it goes on with the one before.
-        tail: number of the transfer's last pieces, from the last one that waits; 63 stands for more.
+        tail: number of the transfer's last pieces, from the last one that waits; 0 if none does, and 63 for more.
     """
 
     urgent: bool
@@ -46,7 +46,7 @@ class Ordered(NamedTuple):
     recipes: tuple[Buffer, ...]
     note: bytes = b""
     begins: bool = False
-    tail: int = 1
+    tail: int = 0
 
 
 def order_pieces(order: Ordered, recipes: Sequence[Sequence[Buffer]]) -> list[Buffer]:
@@ -60,6 +60,8 @@ def order_pieces(order: Ordered, recipes: Sequence[Sequence[Buffer]]) -> list[Bu
     >>> found = read_order(b"".join(order_pieces(told, [[b"rec", b"ipe"], [b"of two"]])))
     >>> found == told._replace(recipes=(b"recipe", b"of two"))
     True
+    >>> read_order(b"".join(order_pieces(told._replace(tail=100), []))).tail
+    63
     """
     lengths = struct.pack(f"<{len(recipes)}I", *[sum([len(piece) for piece in recipe]) for recipe in recipes])
     flags, note = order.urgent | order.begins << 1 | min(order.tail, MOST_TAIL) << 2, order.note
@@ -82,8 +84,7 @@ def read_order(content: Buffer) -> Ordered:
         recipes.append(view[start : start + length])
         start += length
     note, begins = bytes(view[start:]), bool(flags & 2)
-    urgent, tail = bool(flags & 1), max(flags >> 2, 1)
-    return Ordered(urgent, attempts, chunk_nbytes, seconds, tuple(recipes), note, begins, tail)
+    return Ordered(bool(flags & 1), attempts, chunk_nbytes, seconds, tuple(recipes), note, begins, flags >> 2)
 
 
 def parts_of(transfer: int, leg: int, legs: int, order: Sequence[Buffer], most_note: int) -> list[bytes]:

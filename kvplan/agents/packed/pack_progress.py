@@ -9,6 +9,7 @@ from math import isfinite, isinf
 
 from kvplan.agents.packed.pack_lane import Lane
 from kvplan.agents.packed.pack_peers import Peers
+from kvplan.agents.packed.pack_rows import ENDS, WAITS
 from kvplan.base.process import check_process, generation
 
 
@@ -64,9 +65,18 @@ class Progress:
 
     @property
     def prompt(self) -> bool:
-        """Whether a transfer waits for its ``after=``, or for the last layer of a push by layer, and no other moves."""
-        found = [one for lane in self._peers.every if lane.busy for one in lane.urged]
-        return bool(found) and all(found)
+        """Whether the last layer of a push moves, or a transfer waits for its ``after=`` and no other one moves."""
+        found = self._stages
+        return ENDS in found or found == {WAITS}
+
+    @property
+    def beside(self) -> bool:
+        """Whether a transfer waits for its ``after=``, or for the last layer of a push by layer, while others move."""
+        return WAITS in self._stages
+
+    @property
+    def _stages(self) -> set[str | None]:
+        return {stage for lane in self._peers.every if lane.busy for stage in lane.stages} - {None}
 
     @property
     def resting(self) -> bool:

@@ -9,7 +9,7 @@ from math import inf
 from kvplan.agents.packed.pack_messages import CANCEL, DONE, FAILED, PULL, PUSHED, Credit, Data, which_body
 from kvplan.agents.packed.pack_orders import Orders
 from kvplan.agents.packed.pack_outbox import Outbox
-from kvplan.agents.packed.pack_rows import TOGETHER, Copier, Mover, Row, ended, failure
+from kvplan.agents.packed.pack_rows import TOGETHER, WAITS, Copier, Mover, Row, ended, failure
 from kvplan.agents.packed.pack_transfer import Inbound, PackedTransfer, Scatter
 from kvplan.agents.packed.slot_ring import RingSlot
 from kvplan.agents.packed.wire import Pace
@@ -77,8 +77,8 @@ class Receiver:
     @property
     def ahead(self) -> float:
         """Bytes that may come before the next look, which delays no transfer."""
-        # One that waits for the compute of its last piece delays no other one's naps: none of its bytes may come.
-        inbounds = [one for one in list(self.inbounds.values()) if not one.urged()]
+        # One that waits for the compute of its last piece leaves the others their naps: none of its bytes come.
+        inbounds = [one for one in list(self.inbounds.values()) if one.stage() is not WAITS]
         if not inbounds:
             return inf if self.quiet else 0
         left = sum([one.rest for one in inbounds])
@@ -92,10 +92,9 @@ class Receiver:
         return count * inbounds[0].rows[0].nbytes
 
     @property
-    def urged(self) -> list[bool]:
-        """For transfers that move, and those that are waited for: whether naps should be short for them."""
-        found = [inbound.urged() for inbound in list(self.inbounds.values())]
-        return [one for one in found if one is not None]
+    def stages(self) -> set[str | None]:
+        """The stages of its transfers; see :meth:`kvplan.agents.packed.pack_jobs.Job.stage`."""
+        return {inbound.stage() for inbound in list(self.inbounds.values())}
 
     @property
     def _most(self) -> int:

@@ -22,6 +22,7 @@ GROUPS = 8  # most groups of layers of a transfer by layer
 TOGETHER = 2  # one launch copies at most this part of the slots, so that the wire has others meanwhile
 KEPT_CHUNKS = 3  # a half of fewer bytes than so many slots does not keep the addresses of its units on the GPU
 KEPT_FROM = 2  # submits of a half before they are uploaded: the first chunks do not wait for that
+WAITS, ENDS, MOVES = "waits", "ends", "moves"  # stages of transfers; see Job.stage
 UNRATED = 12  # chunks behind a wait: until so many have moved, how far steps are apart is told by compute
 KEPT_SOON = 1 << 17  # units that are uploaded without waiting for so many submits, as those of a leg of an order
 
@@ -67,21 +68,27 @@ class Copier:
         half = chunks[0][0].half
         resident = None if self._keep is None else self._resident(self._keep, half, chunks, spare=spare)
         plan = half.plan_all([(row.first, row.last, slot) for row, slot in chunks], resident)
+        if resident is not None and chunks[-1][0].last == half.units:
+            self._kept[half] = None  # the plan holds its units until it has ended
         if self._queue is None:
             return self._mover.submit(plan, after, priority="high" if urgent else "normal")
         return self._queue(plan, after, by_layer=False, urgent=urgent)
 
     def expect(self, row: Row, slot: Slot) -> None:
-        """Upload the addresses of the units of a chunk, unless that was tried: its submit takes less time then.
+        """Upload the addresses of the units of a chunk, so that its submit is quick, unless they are very many.
 
-        Call it while the chunk waits for compute to end, and nothing else is to be done.
+        Call it while the chunk waits for compute to end, and nothing else is to be done. It is tried once.
 
         Args:
             row: the chunk.
             slot: a slot of the ring that it will go to, or come from.
         """
-        if self._keep is not None and isinstance(self._kept.get(row.half, 0), int):
-            self._kept[row.half] = self._upload(self._keep, row, slot)
+        half = row.half
+        if self._keep is None or half.units > KEPT_SOON or not isinstance(self._kept.get(half, 0), int):
+            return
+        self._kept[half] = None
+        with suppress(Exception):  # it is a help only
+            self._kept[half] = self._upload(self._keep, row, slot)
 
     def _resident(
         self, keep: Callable[..., Resident | None], half: Half, chunks: Sequence[tuple[Row, Slot]], *, spare: bool
@@ -179,20 +186,24 @@ def rows_of(halves: Sequence[Half], chunk_nbytes: int, piece: int = 0) -> list[R
     return rows
 
 
-def only_last_left(rows: Sequence[Row], done: int, tail: int = 1) -> bool:
+def tail_begins(rows: Sequence[Row], tail: int) -> int:
+    """Return the number of the first chunk of the last pieces."""
+    return bisect_left(rows, rows[-1].piece + 1 - tail, key=lambda row: row.piece)
+
+
+def only_last_left(rows: Sequence[Row], done: int, tail: int) -> bool:
     """Return whether chunks are of several pieces, and all are done but those behind the last wait for compute.
 
     Args:
         rows: the chunks.
         done: number of chunks that are done.
-        tail: number of the last pieces, of which the first one waits. Once some of their chunks are done, it is known
-            how fast chunks move, and the last piece alone counts.
+        tail: number of the last pieces, of which the first one waits; 0 if none waits. Once some of their chunks are
+            done, it is known how fast chunks move, and the last piece alone counts.
     """
-    if not rows or not rows[-1].piece:
+    if not tail or not rows or not rows[-1].piece:
         return False
     last, piece = rows[-1].piece, rows[min(done, len(rows) - 1)].piece
-    first = last + 1 - tail
-    return piece == last or (piece >= first and done - bisect_left(rows, first, key=lambda row: row.piece) < UNRATED)
+    return piece == last or (piece > last - tail and done - tail_begins(rows, tail) < UNRATED)
 
 
 class Piece(NamedTuple):
@@ -254,8 +265,8 @@ def readies_of(plan: Plan, after: Any) -> tuple[Ready, dict[int, Ready]]:
 
 
 def tail_of(pieces: Sequence[Piece]) -> int:
-    """Return the number of the last pieces, from the last one that waits; 1 if none waits."""
-    return next((k for k, piece in enumerate(reversed(pieces), 1) if piece.ready.waits()), 1)
+    """Return the number of the last pieces, from the last one that waits; 0 if none waits."""
+    return next((k for k, piece in enumerate(reversed(pieces), 1) if piece.ready.waits()), 0)
 
 
 def chunks_of_pieces(rows: Sequence[Row], pieces: int) -> list[int]:

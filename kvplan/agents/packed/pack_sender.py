@@ -67,11 +67,10 @@ class Sender(Gathers):
         return count * latest.job.rows[latest.number].nbytes
 
     @property
-    def urged(self) -> list[bool]:
-        """For transfers that move, and those that are waited for: whether naps should be short for them."""
+    def stages(self) -> set[str | None]:
+        """The stages of its transfers; see :meth:`kvplan.agents.packed.pack_jobs.Job.stage`."""
         moving = {chunk.job for chunk in [*self._gathering, *self._writing]}
-        found = [job.urged(moving) for job in list(self.jobs.values())]
-        return [one for one in found if one is not None]
+        return {job.stage(moving) for job in list(self.jobs.values())}
 
     @property
     def need(self) -> int:

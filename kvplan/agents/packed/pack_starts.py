@@ -33,7 +33,7 @@ class Telling(NamedTuple):
         chunk_nbytes: most bytes of a chunk.
         legs: for each leg, the halves of the other end.
         begins: for each leg, whether it begins a piece.
-        tail: number of the last pieces, from the last one that waits.
+        tail: number of the last pieces, from the last one that waits; 0 if none does.
     """
 
     transfer: PackedTransfer

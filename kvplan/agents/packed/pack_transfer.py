@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 from kvplan.agents.latched_transfer import BEGUN, LatchedTransfer
 from kvplan.agents.packed.pack_messages import Credit
-from kvplan.agents.packed.pack_rows import Piece, Row, chunks_of_pieces, only_last_left
+from kvplan.agents.packed.pack_rows import ENDS, MOVES, WAITS, Piece, Row, chunks_of_pieces, only_last_left, tail_begins
 from kvplan.base.latch import sleep
 from kvplan.base.process import check_process
 from kvplan.errors import TransferError
@@ -261,7 +261,7 @@ class Inbound:
         own: the transfer, if this process has asked.
         note: the peer's note for the user.
         whole: whether these are all of its chunks; more come by :meth:`Receiver.extend` otherwise.
-        tail: number of its last pieces, from the last one that the peer waited for when it began.
+        tail: number of its last pieces, from the last one that the peer waited for when it began; 0 if for none.
 
     Attributes:
         come: number of chunks that have come.
@@ -273,7 +273,7 @@ class Inbound:
 
     def __init__(
         self, whose: int, number: int, rows: list[Row], *, urgent: bool,
-        own: PackedTransfer | None = None, note: bytes = b"", whole: bool = True, tail: int = 1,
+        own: PackedTransfer | None = None, note: bytes = b"", whole: bool = True, tail: int = 0,
     ) -> None:  # fmt: skip
         self.whose, self.number, self.rows, self.urgent, self.own, self.note = whose, number, rows, urgent, own, note
         self.come = self.scattered = self.running = 0
@@ -291,17 +291,17 @@ class Inbound:
         """Return how many chunks of a piece that is waited for have not come."""
         return self.left[piece] if self.left else self.rest
 
-    def urged(self) -> bool | None:
-        """Return whether naps should be short for it.
+    def stage(self) -> str | None:
+        """Return what the length of naps depends on; see :meth:`kvplan.agents.packed.pack_jobs.Job.stage`.
 
-        Returns:
-            True for a peer's push by layer of which only chunks behind its last wait are to come. False for chunks that
-            come one behind the other. None if neither holds, as for earlier layers of a push: their compute is not seen
-            here.
+        Of a peer's push by layer, the compute is not seen here: its last wait has ended when the next chunk comes.
         """
-        if self.own is None and self.rows and self.rows[-1].piece:
-            return True if self.whole and only_last_left(self.rows, self.come, self.tail) else None
-        return False if self.rest else None
+        rows = self.rows
+        if self.own is not None or not rows or not rows[-1].piece:
+            return MOVES if self.rest else None
+        if not self.whole or not only_last_left(rows, self.come, self.tail):
+            return None
+        return ENDS if self.come > tail_begins(rows, self.tail) else WAITS
 
     def held(self) -> str:
         """Return what the destination holds after an error."""

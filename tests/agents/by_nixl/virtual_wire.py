@@ -104,6 +104,7 @@ class Process:
         self.naps.patient = patient
         self.naps.ahead, self.naps.moved = lambda: self.end.ahead, lambda: self.end.moved
         self.naps.prompt, self.naps.resting = lambda: self.end.prompt, lambda: self.end.resting
+        self.naps.beside = lambda: self.end.beside
         self.looks, self.submits, self.seconds = 0, 0, 0.0
 
     def submit(self, plan, after=None, *, priority="normal") -> Copy:

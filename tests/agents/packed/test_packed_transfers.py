@@ -122,7 +122,7 @@ def test_layers_are_sent_when_they_are_ready(pair):
 
 
 def test_each_end_expects_the_next_layer_while_it_is_computed(pair, monkeypatch):
-    """Both ends do from the second layer on, since a transfer begins with its first one. Others are not waited for."""
+    """Both ends do from the second layer on, since a transfer begins with its first one. Pulls are not waited for."""
     expected = []
     monkeypatch.setattr(Copier, "expect", lambda self, row, slot: expected.append((row.half.side, row.piece)))
     events = {layer: threading.Event() for layer in range(LAYERS)}
@@ -138,7 +138,19 @@ def test_each_end_expects_the_next_layer_while_it_is_computed(pair, monkeypatch)
     assert seen == [set(), {("src", 1), ("dst", 1)}, {("src", 2), ("dst", 2)}]
     expected.clear()
     pair.ended(pair.submit(reading=True, by_layer=True))
-    pair.ended(pair.submit(reading=False))
+    assert not expected
+    pair.check()
+
+
+def test_a_push_of_one_piece_expects_none_of_its_chunks(executor, monkeypatch):
+    """Though each is scattered before the next one comes, as by a peer that grants one slot."""
+    expected = []
+    monkeypatch.setattr(Copier, "expect", lambda self, row, slot: expected.append(row))
+    pair = Pair(executor, near={"slot_nbytes": 256}, far={"slot_nbytes": 256, "granted": 1})
+    transfer = pair.submit(reading=False)
+    pair.ended(transfer)
+    assert transfer.chunks > 3
+    assert pair.same()
     assert not expected
     pair.check()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import replace
 from itertools import pairwise
 
@@ -145,8 +146,36 @@ def test_a_layer_that_is_expected_has_its_units_on_the_gpu_before_its_submit(pat
                     copier.expect(row, slot)
             last = copier.submit([(row, slots[1])], last, urgent=False)
             assert isinstance(last.plan, ChunkPlan) == (expected and path == "kernel")
+            assert not expected or copier._kept[half] is None  # only the plan holds the units now
         device.run()
         last.synchronize()
     assert [kept is not None for kept in uploads] == [path == "kernel"] * (2 if expected else 0)
     np.testing.assert_array_equal(cache[[0, 5, 2], :, 1], source[1, [3, 1, 4]])
     assert not cache[[0, 5, 2], :, ::2].any()
+
+
+@pytest.mark.parametrize("error", [kvplan.KVPlanError("no room"), RuntimeError("no driver"), MemoryError()])
+def test_an_upload_that_fails_leaves_the_copy_as_it_was(error):
+    """It is tried once."""
+    rng = np.random.default_rng(1)
+    device = Device(1, eager=False)
+    source, _, program, slots = on(device, rng, BLOCKS, 1, 4096)
+    _, packing = packings_by_layer(program.plan([3, 1, 4], [0, 5, 2]), LAYERS, most=4096)[0]
+    tries = []
+
+    def fail(*given, **more):
+        tries.append(given)
+        raise error
+
+    with executor_on(device, "kernel", limits=replace(DEFAULT_LIMITS, near_rows=2)) as executor:
+        executor._backend.keep = fail
+        copier = pack_rows.Copier(executor)
+        (row,) = pack_rows.rows_of([packing.src], 4096)
+        for _ in range(3):
+            copier.expect(row, slots[0])
+        moved = copier.submit([(row, slots[0])], None, urgent=False)
+        device.run()
+        moved.synchronize()
+    assert len(tries) == 1
+    held = (ctypes.c_uint8 * row.nbytes).from_address(slots[0].address)
+    assert sorted(bytes(held)) == sorted(source[0, [3, 1, 4]].tobytes())
