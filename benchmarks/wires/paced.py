@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from kvplan.nixl.nixl_wire import MOVING
+from kvplan.nixl.nixl_wire import DONE, MOVING
 from kvplan.plan.nixl_lists import NixlList
 
 PIECE = 4 << 20  # bytes of a large message that a card has sent before NIXL moves them
@@ -38,27 +38,28 @@ class Card:
         return self._until
 
 
-class Held(NamedTuple):
+class Held:
     """A write that was posted.
 
     Attributes:
         posted: the wire's handle.
         due: when its last byte has left the card.
+        note: its note; ``b""`` once it is sent.
     """
 
-    posted: Any
-    due: float
+    def __init__(self, posted: Any, due: float, note: bytes) -> None:
+        self.posted, self.due, self.note = posted, due, note
 
 
 def pace(owner: Any, gbps: float, clock: Clock = time.perf_counter) -> None:
     """Let all wires of a class share one card, for the rest of this process.
 
     A card moves bytes while nobody looks. So a write is posted at once, and the wire is not asked about it before the
-    card would have sent its last byte. NIXL sends a write's note when it is asked and finds the end. So the note comes
-    as over the card: at the first look behind the last byte.
+    card would have sent its last byte. NIXL sends a write's note when it finds the end: when it is asked, or within the
+    post if that has copied host memory. So the note goes by itself, at the first look behind the last byte.
 
     Args:
-        owner: the class, with the methods ``write``, ``state`` and ``release`` of
+        owner: the class, with the methods ``write``, ``state``, ``release`` and ``tell`` of
             :class:`kvplan.nixl.nixl_wire.NixlWire`.
         gbps: the card's rate.
         clock: returns seconds.
@@ -66,14 +67,16 @@ def pace(owner: Any, gbps: float, clock: Clock = time.perf_counter) -> None:
     post, ask, free = owner.write, owner.state, owner.release
     card = Card(gbps, clock)
 
-    def write(wire: Any, local: int, remote: int, nbytes: int, *more: Any) -> Held:
-        posted = post(wire, local, remote, nbytes, *more)
-        return Held(posted, card.sent(nbytes))
+    def write(wire: Any, local: int, remote: int, nbytes: int, note: bytes) -> Held:
+        return Held(post(wire, local, remote, nbytes, b""), card.sent(nbytes), note)
 
     def state(wire: Any, held: Held) -> str:
         if clock() < held.due:
             return MOVING
         found: str = ask(wire, held.posted)
+        if found == DONE and held.note:
+            wire.tell(held.note)
+            held.note = b""
         return found
 
     def release(wire: Any, held: Held) -> bool:

@@ -17,20 +17,25 @@ class Posts:
         self.asked: list[bytes] = []
         self.done: set[bytes] = set()
         self.released: list[bytes] = []
+        self.told: list[bytes] = []
 
     def write(self, local, remote, nbytes, note):
         if not nbytes:
             raise RuntimeError("no such peer")
-        self.posted.append(note)
-        return note
+        assert not note  # it would be sent within the post, if that ends the write
+        self.posted.append(b"%d" % (1 + len(self.posted)))
+        return self.posted[-1]
 
-    def state(self, note):
-        self.asked.append(note)
-        return "done" if note in self.done else "moving"
+    def state(self, number):
+        self.asked.append(number)
+        return "done" if number in self.done else "moving"
 
-    def release(self, note):
-        self.released.append(note)
+    def release(self, number):
+        self.released.append(number)
         return True
+
+    def tell(self, note):
+        self.told.append(note)
 
 
 @pytest.fixture
@@ -42,21 +47,22 @@ def clock():
 @pytest.fixture
 def owner(clock):
     """A class of wires at 1 GB/s."""
-    made = type("Paced", (Posts,), {name: getattr(Posts, name) for name in ("write", "state", "release")})
+    made = type("Paced", (Posts,), {name: getattr(Posts, name) for name in ("write", "state", "release", "tell")})
     pace(made, 1.0, lambda: clock[0])
     return made
 
 
 def test_a_paced_write_is_posted_at_once_and_ends_when_its_last_byte_has_left(owner, clock):
     wire = owner()
-    first, second = (wire.write(0, 0, 1_000_000, note) for note in (b"1", b"2"))
+    first, second = (wire.write(0, 0, 1_000_000, note) for note in (b"note 1", b"note 2"))
     wire.done |= {b"1", b"2"}
-    assert (wire.state(first), wire.posted, wire.asked) == ("moving", [b"1", b"2"], [])
+    assert (wire.state(first), wire.posted, wire.asked, wire.told) == ("moving", [b"1", b"2"], [], [])
     clock[0] = 0.0011
     assert (wire.state(first), wire.state(second), wire.asked) == ("done", "moving", [b"1"])
+    assert (wire.state(first), wire.told) == ("done", [b"note 1"])
     assert (wire.release(first), wire.released) == (True, [b"1"])
     clock[0] = 0.0021
-    assert wire.state(second) == "done"
+    assert (wire.state(second), wire.told) == ("done", [b"note 1", b"note 2"])
 
 
 def test_a_paced_write_ends_no_sooner_than_on_the_wire_itself(owner, clock):
@@ -70,7 +76,7 @@ def test_all_wires_share_the_card(owner, clock):
     wire, other = owner(), owner()
     wire.write(0, 0, 1_000_000, b"1")
     second = other.write(0, 0, 1_000_000, b"2")
-    other.done.add(b"2")
+    other.done.add(b"1")
     clock[0] = 0.0015
     assert other.state(second) == "moving"
     clock[0] = 0.0025
@@ -90,7 +96,7 @@ def test_a_post_that_fails_takes_no_time_of_the_card(owner, clock):
     with pytest.raises(RuntimeError, match="no such peer"):
         wire.write(0, 0, 0, b"1")
     write = wire.write(0, 0, 1_000_000, b"2")
-    wire.done.add(b"2")
+    wire.done.add(b"1")
     clock[0] = 0.0011
     assert wire.state(write) == "done"
 
