@@ -17,8 +17,16 @@ WIRE, ALONE = RESULTS / "nvidia-h200-one-gpu.json", RESULTS / "staging-nvidia-h2
 TWO_GPUS, BESIDE = RESULTS / "nvidia-h200.json", RESULTS / "nvidia-h200-beside-decode.json"
 PREFILL = RESULTS / "nvidia-h200-beside-prefill.json"
 SMALLER = RESULTS / "nvidia-h200-1-gib.json"  # the same with --mib 1024 --packed-only
-# The second one behind the first on the same machine, with --packed-only --slots 8 256.
-RINGS = {"24 slots of 64 MiB": "nvidia-h200.json", "8 of 256 MiB": "nvidia-h200-slots-of-256-mib.json"}
+# By machine: two runs, one behind the other. All but TWO_GPUS have --packed-only, and each has its --slots.
+LARGER = RESULTS / "nvidia-h200-slots-of-256-mib.json"
+RINGS = {
+    "two GPUs, NIXL": (TWO_GPUS, LARGER),
+    "a second machine": (
+        RESULTS / "nvidia-h200-24-slots-of-64-mib.json",
+        RESULTS / "nvidia-h200-8-slots-of-256-mib.json",
+    ),
+}
+SLOTS = "24 slots of 64 MiB", "8 of 256 MiB"
 PAGE = ROOT / "docs" / "processes" / "packed.md"
 MARKS = "<!-- packed on a GPU -->", "<!-- end of packed on a GPU -->"
 COPY, SGLANG, EACH, ONE = "one contiguous copy", "SGLang's kernel", "a descriptor each", "one message"
@@ -87,26 +95,26 @@ def two_gpus() -> Iterator[str]:
 
 
 def rings() -> Iterator[str]:
-    """Yield the table of two rings between two GPUs, if both were recorded: the speed, and the dearer side's CPU."""
-    found = {name: RESULTS / file for name, file in RINGS.items()}
-    if not all(file.exists() for file in found.values()):
-        return
-    heads = [f"{name}, of one message | CPU, ms a GB" for name in found]
-    yield ""
-    yield f"| two processes, two GPUs, NIXL | {' | '.join(heads)} |"
-    yield f"| --- |{' --- | --- |' * len(heads)}"
-    several = [_rows(file) for file in found.values()]
-    for (group, what), row in several[0].items():
-        if row["unit"] != "GB/s" or not all((group, what) in rows for rows in several):
+    """Yield the tables of two rings between two GPUs that were recorded: the speed, and the dearer side's CPU."""
+    heads = [f"{name}, of one message | CPU, ms a GB" for name in SLOTS]
+    for machine, files in RINGS.items():
+        if not all(file.exists() for file in files):
             continue
-        work = what.replace("packed", "CPU ms per GB of a packed")
-        cells = [f"{rows[group, what]['ratios'][ONE]:.2f} | {rows[group, work]['ours']:.2f}" for rows in several]
-        yield f"| {WIRE_NAMES[group.split(',')[0]]}, {what} | {' | '.join(cells)} |"
+        yield ""
+        yield f"| {machine} | {' | '.join(heads)} |"
+        yield f"| --- |{' --- | --- |' * len(heads)}"
+        several = [_rows(file) for file in files]
+        for (group, what), row in several[0].items():
+            if row["unit"] != "GB/s" or not all((group, what) in rows for rows in several):
+                continue
+            work = what.replace("packed", "CPU ms per GB of a packed")
+            cells = [f"{rows[group, what]['ratios'][ONE]:.2f} | {rows[group, work]['ours']:.2f}" for rows in several]
+            yield f"| {WIRE_NAMES[group.split(',')[0]]}, {what} | {' | '.join(cells)} |"
 
 
 def one_block() -> Iterator[str]:
     """Yield the table of one block by the way that kvplan chooses, if all runs between two GPUs were recorded."""
-    runs = {"first run": TWO_GPUS, "second run": RESULTS / RINGS["8 of 256 MiB"], "third run": SMALLER}
+    runs = {"first run": TWO_GPUS, "second run": LARGER, "third run": SMALLER}
     if not all(file.exists() for file in runs.values()):
         return
     yield ""

@@ -186,25 +186,29 @@ def test_pages_show_two_gpus_and_decode_once_they_are_recorded(tmp_path, monkeyp
 
 
 def test_pages_show_two_rings_once_both_are_recorded(tmp_path, monkeypatch):
-    monkeypatch.setattr(wire_pages, "RESULTS", tmp_path)
-    for (name, file), gbps in zip(wire_pages.RINGS.items(), (71.0, 80.0), strict=True):
-        assert not [*wire_pages.rings()], name
-        save(tmp_path / file, document(rows_of(WIRES["cuda_ipc"], found(gbps)), scale=FULL, started=machine()))
+    files = [tmp_path / f"{number}.json" for number in range(4)]
+    monkeypatch.setattr(wire_pages, "RINGS", {"two GPUs, NIXL": files[:2], "a second machine": files[2:]})
+    for file, gbps in zip(files[:3], (71.0, 80.0, 75.0), strict=True):
+        assert not [*wire_pages.rings()], file
+        save(file, document(rows_of(WIRES["cuda_ipc"], found(gbps)), scale=FULL, started=machine()))
     shown = [*wire_pages.rings()]
     assert len(shown) == 5
+    save(files[3], document(rows_of(WIRES["cuda_ipc"], found(78.0)), scale=FULL, started=machine()))
+    both = [*wire_pages.rings()]
+    assert both[:5] == shown
+    assert both[8] == "| `cuda_ipc`, rows of 8 KiB, packed pull | 0.75 | 2.00 | 0.78 | 2.00 |"
     assert shown[1] == (
-        "| two processes, two GPUs, NIXL | 24 slots of 64 MiB, of one message | CPU, ms a GB "
+        "| two GPUs, NIXL | 24 slots of 64 MiB, of one message | CPU, ms a GB "
         "| 8 of 256 MiB, of one message | CPU, ms a GB |"
     )
     assert shown[3] == "| `cuda_ipc`, rows of 8 KiB, packed pull | 0.71 | 2.00 | 0.80 | 2.00 |"
 
 
 def test_pages_show_one_block_once_all_runs_are_recorded(tmp_path, monkeypatch):
-    files = {"TWO_GPUS": tmp_path / "two.json", "SMALLER": tmp_path / "smaller.json"}
+    files = {name: tmp_path / f"{name}.json" for name in ("TWO_GPUS", "SMALLER", "LARGER")}
     for name, file in files.items():
         monkeypatch.setattr(wire_pages, name, file)
-    monkeypatch.setattr(wire_pages, "RESULTS", tmp_path)
-    for file in (*files.values(), tmp_path / wire_pages.RINGS["8 of 256 MiB"]):
+    for file in files.values():
         assert not [*wire_pages.one_block()]
         rows = [row for wire in ("cuda_ipc", "cuda_ipc_50") for row in rows_of(WIRES[wire], found(71.0, posted=3.5))]
         save(file, document(rows, scale=FULL, started=machine()))
