@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from math import isfinite, isinf
+from math import isfinite
 
 from kvplan.agents.packed.pack_lane import Lane
 from kvplan.agents.packed.pack_peers import Peers
@@ -85,7 +85,17 @@ class Progress:
         return bool(found) and all(found)
 
     def _rests(self, lane: Lane) -> bool:
-        return not (lane.starts.tells or lane.receiver.busy) and isinf(lane.sender.ahead)
+        sender, receiver, outbox = lane.sender, lane.receiver, lane.outbox
+        if (
+            lane.starts.tells
+            or receiver.busy
+            or receiver.recalled
+            or outbox.busy
+            or not (outbox.ready and sender.quiet)
+        ):
+            return False
+        jobs = list(sender.jobs.values())
+        return bool(jobs or lane.starts.waiting) and all(job.waits() for job in jobs)
 
     @property
     def moved(self) -> tuple[int, int]:

@@ -23,7 +23,7 @@ TOGETHER = 2  # one launch copies at most this part of the slots, so that the wi
 KEPT_CHUNKS = 3  # a half of fewer bytes than so many slots does not keep the addresses of its units on the GPU
 KEPT_FROM = 2  # submits of a half before they are uploaded: the first chunks do not wait for that
 WAITS, ENDS, MOVES = "waits", "ends", "moves"  # stages of transfers; see Job.stage
-UNRATED = 12  # chunks behind a wait: until so many have moved, how far steps are apart is told by compute
+UNRATED = 12  # chunks behind a wait: until so many have moved, how far steps are apart is told by compute; and the last
 KEPT_SOON = 1 << 17  # units that are uploaded without waiting for so many submits, as those of a leg of an order
 
 
@@ -68,7 +68,7 @@ class Copier:
         half = chunks[0][0].half
         resident = None if self._keep is None else self._resident(self._keep, half, chunks, spare=spare)
         plan = half.plan_all([(row.first, row.last, slot) for row, slot in chunks], resident)
-        if resident is not None and chunks[-1][0].last == half.units:
+        if resident is not None and half.units in [row.last for row, _ in chunks]:
             self._kept[half] = None  # the plan holds its units until it has ended
         if self._queue is None:
             return self._mover.submit(plan, after, priority="high" if urgent else "normal")
@@ -192,18 +192,20 @@ def tail_begins(rows: Sequence[Row], tail: int) -> int:
 
 
 def only_last_left(rows: Sequence[Row], done: int, tail: int) -> bool:
-    """Return whether chunks are of several pieces, and all are done but those behind the last wait for compute.
+    """Return whether chunks are of several pieces, and the next one is one of the last, or just behind the last wait.
 
     Args:
         rows: the chunks.
         done: number of chunks that are done.
         tail: number of the last pieces, of which the first one waits; 0 if none waits. Once some of their chunks are
-            done, it is known how fast chunks move, and the last piece alone counts.
+            done, it is known how fast chunks move, and the last ones of the last piece alone count.
     """
     if not tail or not rows or not rows[-1].piece:
         return False
     last, piece = rows[-1].piece, rows[min(done, len(rows) - 1)].piece
-    return piece == last or (piece > last - tail and done - tail_begins(rows, tail) < UNRATED)
+    if piece == last and len(rows) - done <= UNRATED:
+        return True
+    return piece > last - tail and done - tail_begins(rows, tail) < UNRATED
 
 
 class Piece(NamedTuple):

@@ -56,14 +56,15 @@ class Sender(Gathers):
     @property
     def ahead(self) -> float:
         """Bytes that may move before the next look, which delays none of them."""
-        writing = len(self._writing)
+        moving = list(self._writing)  # another thread may poll
+        writing = len(moving)
         if not writing:
             return 0 if self._gathering or not all(job.waits() for job in list(self.jobs.values())) else inf
         normal, urgent = self._lines
         count = writing - 1  # the peer waits for the last one
         if normal or urgent or self._gathering:
             count = 0 if writing < AHEAD_WRITES else max(writing - AHEAD_WRITES, 1)
-        latest = self._writing[-1]
+        latest = moving[-1]
         return count * latest.job.rows[latest.number].nbytes
 
     @property

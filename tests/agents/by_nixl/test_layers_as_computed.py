@@ -126,3 +126,16 @@ def test_a_mapping_over_a_local_transport_is_refused():
         plan = kvplan.compile(like, peer.layouts["kv"]).plan([0], [1])
         with pytest.raises(KVPlanError, match="over 'shm', submit each layer by itself"):
             peer.submit(plan, after={0: threading.Event()}, by_layer=True)
+
+
+def test_the_agents_thread_knows_that_all_its_pushes_wait(far):
+    """How long it naps depends on that: what its end tells of transfers reaches the naps."""
+    a, b = blocks()
+    naps, last = far.me._core.packed._progress.naps, threading.Event()
+    asked = naps.fast, naps.prompt, naps.beside, naps.resting
+    assert [ask() for ask in asked] == [False] * 4
+    transfer = far.peer.submit(far.store.plan(b, a), after={LAYERS - 1: last}, by_layer=True)
+    until(lambda: naps.resting() and naps.prompt() and naps.beside())
+    last.set()
+    transfer.synchronize(PATIENCE)
+    assert [ask() for ask in asked] == [False] * 4

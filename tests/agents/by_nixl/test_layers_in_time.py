@@ -48,6 +48,9 @@ def test_only_the_last_layer_is_looked_for_often():
     many = rows_of(halves * 10, 4096)
     known = [only_last_left(many, done, 20) for done in range(60)]
     assert known == [False] * 20 + [True] * UNRATED + [False] * (38 - UNRATED) + [True] * 2
+    long = [*many[:2], *(row._replace(piece=1) for row in many[2:])]
+    known = [only_last_left(long, done, 1) for done in range(61)]
+    assert known == [False] * 2 + [True] * UNRATED + [False] * (58 - 2 * UNRATED) + [True] * (UNRATED + 1)
     assert not any(only_last_left(rows[:2], done, 1) for done in range(3))
     assert not only_last_left([], 0, 1)
 
@@ -201,3 +204,18 @@ def test_a_process_whose_pushes_all_wait_looks_rarely_on_a_wire_of_host_memory_t
     two.run(lambda: push.over)
     assert not two.near.end.resting
     push.synchronize()
+
+
+def test_a_push_by_layer_that_waits_for_nothing_takes_no_short_naps():
+    two = Two(1.34e-3, 24, patient=True, together=True, layers=8)
+    plan = kvplan.compile(two.here, two.there).plan(range(192), range(192))
+    push, short = two.near.end.submit("far", plan, reading=False, by_layer=True), set()
+    two.near.naps.wake(two.clock.time)
+
+    def look():
+        if two.far.end.moved[0]:  # before that it has not begun
+            short.update(one.end.prompt or one.end.beside for one in (two.near, two.far))
+        return push.over
+
+    two.run(look)
+    assert short == {False}
