@@ -87,7 +87,7 @@ class NixlPacked:
         progress = NixlProgress(self._look, self._busy, inside, driven=way.driven)
         naps = progress.naps
         naps.fast, naps.ahead, naps.moved = self._fast, self._ahead, self._moved
-        naps.prompt, naps.beside, naps.resting = self._prompt, self._beside, self._resting
+        naps.stages, naps.resting = self._stages, self._resting
         self._progress = progress if way.threaded else None
         self._reading = threading.RLock()  # one thread at a time takes notes
         self._inbox: deque[tuple[str, bytes]] = deque()  # notes of users
@@ -154,13 +154,9 @@ class NixlPacked:
         ring = self.lanes.ring
         return 0 if ring is None else ring.end.ahead
 
-    def _prompt(self) -> bool:
+    def _stages(self) -> set[str]:
         ring = self.lanes.ring
-        return ring is not None and ring.end.prompt
-
-    def _beside(self) -> bool:
-        ring = self.lanes.ring
-        return ring is not None and ring.end.beside
+        return set() if ring is None else ring.end.stages
 
     def _resting(self) -> bool:
         ring = self.lanes.ring

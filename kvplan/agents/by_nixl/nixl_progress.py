@@ -10,6 +10,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import NamedTuple
 
+from kvplan.agents.packed.pack_rows import ENDS, WAITS
 from kvplan.base.latch import Wake, woken
 from kvplan.base.short_naps import exact_naps
 from kvplan.base.threads import Worker
@@ -83,6 +84,21 @@ def nap_after(
     return IDLE_NAP if seconds < REST_SECONDS else REST_NAP
 
 
+def prompt(stages: set[str]) -> bool:
+    """Return whether somebody waits for the next step, and compute of either process decides when it comes.
+
+    How far steps were apart says nothing then.
+
+    Args:
+        stages: those of all transfers in flight; see :meth:`kvplan.agents.packed.pack_jobs.Job.stage`.
+
+    >>> from kvplan.agents.packed.pack_rows import MOVES
+    >>> [prompt(stages) for stages in ({ENDS, MOVES}, {WAITS}, {WAITS, MOVES}, {MOVES}, set())]
+    [True, True, False, False, False]
+    """
+    return ENDS in stages or stages == {WAITS}
+
+
 def _no() -> bool:
     return False
 
@@ -119,9 +135,8 @@ class Naps:
         fast: returns whether that was seen of all transfers in flight.
         ahead: returns the bytes that may move before the next look, which delays none of them.
         moved: returns how many chunks have moved so far, and how many bytes.
-        prompt: returns whether compute of either process decides when the next chunk comes, and somebody waits for it:
-            how far steps were apart says nothing then. It holds until the wait is LAPSE times as long as any before.
-        beside: returns whether that holds of one transfer, while others move.
+        stages: returns the stages of all transfers in flight; see :func:`prompt`. They count until a wait is LAPSE
+            times as long as any before.
         resting: returns whether all transfers in flight wait for compute of this process, so that no byte moves.
     """
 
@@ -130,8 +145,7 @@ class Naps:
         self.fast: Callable[[], bool] = _no
         self.ahead: Callable[[], float] = _none
         self.moved: Callable[[], tuple[int, int]] = _nothing
-        self.prompt: Callable[[], bool] = _no
-        self.beside: Callable[[], bool] = _no
+        self.stages: Callable[[], set[str]] = set
         self.resting: Callable[[], bool] = _no
         self._driven = driven
         self._moved_at = self._active_at = now
@@ -178,10 +192,11 @@ class Naps:
         gap = longest if len(self._gaps) >= LEAST_GAPS else 0.0
         late = seconds > LAPSE * max(longest, NEAR_GAP)  # the compute is not as it was before: it may take for ever
         if (ahead > 0 or gap > NEAR_GAP) and not late:
-            if self.prompt():
+            stages = self.stages()
+            if prompt(stages):
                 ahead = gap = 0.0  # steps follow one another closely behind the compute
-            elif ahead * AHEAD_SHARE > MOST_FAR_NAP and self.beside():
-                ahead = MOST_FAR_NAP / AHEAD_SHARE
+            elif WAITS in stages:
+                ahead = min(ahead, MOST_FAR_NAP / AHEAD_SHARE)
         return nap_after(seconds, busy=True, gap=gap, ahead=ahead)
 
     def _mark(self, at: float) -> None:

@@ -136,14 +136,9 @@ class End:
         return self._progress.ahead
 
     @property
-    def prompt(self) -> bool:
-        """Whether the last layer of a push moves, or a transfer waits for its ``after=`` and no other one moves."""
-        return self._progress.prompt
-
-    @property
-    def beside(self) -> bool:
-        """Whether a transfer waits for its ``after=``, or for the last layer of a push by layer, while others move."""
-        return self._progress.beside
+    def stages(self) -> set[str]:
+        """The stages of all transfers in flight; see :meth:`kvplan.agents.packed.pack_jobs.Job.stage`."""
+        return self._progress.stages
 
     @property
     def resting(self) -> bool:

@@ -9,7 +9,6 @@ from math import isfinite
 
 from kvplan.agents.packed.pack_lane import Lane
 from kvplan.agents.packed.pack_peers import Peers
-from kvplan.agents.packed.pack_rows import ENDS, WAITS
 from kvplan.base.process import check_process, generation
 
 
@@ -64,19 +63,9 @@ class Progress:
         return least if isfinite(least) else 0  # nothing moves, and a lane waits for something else
 
     @property
-    def prompt(self) -> bool:
-        """Whether the last layer of a push moves, or a transfer waits for its ``after=`` and no other one moves."""
-        found = self._stages
-        return ENDS in found or found == {WAITS}
-
-    @property
-    def beside(self) -> bool:
-        """Whether a transfer waits for its ``after=``, or for the last layer of a push by layer, while others move."""
-        return WAITS in self._stages
-
-    @property
-    def _stages(self) -> set[str | None]:
-        return {stage for lane in self._peers.every if lane.busy for stage in lane.stages} - {None}
+    def stages(self) -> set[str]:
+        """The stages of all transfers in flight; see :meth:`kvplan.agents.packed.pack_jobs.Job.stage`."""
+        return {stage for lane in self._peers.every if lane.busy for stage in lane.stages if stage is not None}
 
     @property
     def resting(self) -> bool:
@@ -86,16 +75,9 @@ class Progress:
 
     def _rests(self, lane: Lane) -> bool:
         sender, receiver, outbox = lane.sender, lane.receiver, lane.outbox
-        if (
-            lane.starts.tells
-            or receiver.busy
-            or receiver.recalled
-            or outbox.busy
-            or not (outbox.ready and sender.quiet)
-        ):
+        if lane.starts.tells or receiver.busy or receiver.recalled or outbox.busy or not outbox.ready:
             return False
-        jobs = list(sender.jobs.values())
-        return bool(jobs or lane.starts.waiting) and all(job.waits() for job in jobs)
+        return bool(sender.jobs or lane.starts.waiting) and sender.quiet and sender.all_wait
 
     @property
     def moved(self) -> tuple[int, int]:

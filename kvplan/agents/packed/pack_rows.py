@@ -22,9 +22,9 @@ GROUPS = 8  # most groups of layers of a transfer by layer
 TOGETHER = 2  # one launch copies at most this part of the slots, so that the wire has others meanwhile
 KEPT_CHUNKS = 3  # a half of fewer bytes than so many slots does not keep the addresses of its units on the GPU
 KEPT_FROM = 2  # submits of a half before they are uploaded: the first chunks do not wait for that
-WAITS, ENDS, MOVES = "waits", "ends", "moves"  # stages of transfers; see Job.stage
-UNRATED = 12  # chunks behind a wait: until so many have moved, how far steps are apart is told by compute; and the last
 KEPT_SOON = 1 << 17  # units that are uploaded without waiting for so many submits, as those of a leg of an order
+WAITS, ENDS, MOVES = "waits", "ends", "moves"  # stages of transfers; see Job.stage
+UNRATED = 12  # chunks behind a wait, until compute no longer tells how far steps are apart; and the last ones of all
 
 
 class Mover(Protocol):
@@ -38,7 +38,8 @@ class Copier:
     """Submits chunks to a mover.
 
     An executor's checks of the arguments are left out: plans of chunks are right, and a submit of a packed transfer has
-    checked its ``after=``. Its backend checks all else. A GPU keeps the addresses of units that fill several chunks.
+    checked its ``after=``. Its backend checks all else. A GPU keeps the addresses of units that fill several chunks, or
+    that are expected, until the last of these chunks is submitted.
 
     Args:
         mover: gathers or scatters.

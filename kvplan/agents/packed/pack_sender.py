@@ -59,13 +59,18 @@ class Sender(Gathers):
         moving = list(self._writing)  # another thread may poll
         writing = len(moving)
         if not writing:
-            return 0 if self._gathering or not all(job.waits() for job in list(self.jobs.values())) else inf
+            return 0 if self._gathering or not self.all_wait else inf
         normal, urgent = self._lines
         count = writing - 1  # the peer waits for the last one
         if normal or urgent or self._gathering:
             count = 0 if writing < AHEAD_WRITES else max(writing - AHEAD_WRITES, 1)
         latest = moving[-1]
         return count * latest.job.rows[latest.number].nbytes
+
+    @property
+    def all_wait(self) -> bool:
+        """Whether each of its transfers waits for its ``after=``, or there is none."""
+        return all(job.waits() for job in list(self.jobs.values()))
 
     @property
     def stages(self) -> set[str | None]:

@@ -9,6 +9,8 @@ import pytest
 
 import kvplan
 from kvplan import Agent, KVPlanError, PathError
+from kvplan.agents.by_nixl.nixl_progress import prompt
+from kvplan.agents.packed.pack_rows import WAITS
 from tests.agents.by_nixl.far_agents import LAYERS, Far, blocks
 from tests.patience import PATIENCE, until
 
@@ -132,10 +134,10 @@ def test_the_agents_thread_knows_that_all_its_pushes_wait(far):
     """How long it naps depends on that: what its end tells of transfers reaches the naps."""
     a, b = blocks()
     naps, last = far.me._core.packed._progress.naps, threading.Event()
-    asked = naps.fast, naps.prompt, naps.beside, naps.resting
+    asked = naps.fast, naps.resting, lambda: prompt(naps.stages()), lambda: WAITS in naps.stages()
     assert [ask() for ask in asked] == [False] * 4
     transfer = far.peer.submit(far.store.plan(b, a), after={LAYERS - 1: last}, by_layer=True)
-    until(lambda: naps.resting() and naps.prompt() and naps.beside())
+    until(lambda: naps.resting() and prompt(naps.stages()) and WAITS in naps.stages())
     last.set()
     transfer.synchronize(PATIENCE)
     assert [ask() for ask in asked] == [False] * 4

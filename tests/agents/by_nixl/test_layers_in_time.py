@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import kvplan
-from kvplan.agents.by_nixl.nixl_progress import BUSY_NAP, MOST_BUSY_NAP, MOST_FAR_NAP, NEAR_GAP
-from kvplan.agents.packed.pack_rows import UNRATED, only_last_left, rows_of
+from kvplan.agents.by_nixl.nixl_progress import BUSY_NAP, MOST_BUSY_NAP, MOST_FAR_NAP, NEAR_GAP, prompt
+from kvplan.agents.packed.pack_rows import UNRATED, WAITS, only_last_left, rows_of
 from kvplan.plan.packing.packing import packings_by_layer
 from tests.agents.by_nixl.virtual_wire import COPY, EMPTY, FOUND, Computed, Two
 
@@ -73,7 +73,7 @@ def test_a_receiver_counts_pieces_across_legs(leg_units, by_layer):
     def look():
         for inbound in two.far.end._peers.lanes["near"].receiver.inbounds.values():
             seen[:] = [row.piece for row in inbound.rows]
-        short.append(two.far.end.prompt)
+        short.append(prompt(two.far.end.stages))
         return transfer.over
 
     two.near.naps.wake(two.clock.time)
@@ -102,7 +102,7 @@ def test_a_sender_takes_short_naps_while_it_waits_for_the_last_event(events):
     for number in range(1, last + 1):
         ends = begun + 20e-3 * number - 1e-3
         two.run(lambda ends=ends: two.clock.time > ends)
-        assert two.near.end.prompt is (number == last)
+        assert prompt(two.near.end.stages) is (number == last)
     two.run(lambda: push.over)
     push.synchronize()
 
@@ -142,7 +142,7 @@ def test_a_push_that_waits_leaves_others_their_long_naps(pushed, reading, last):
     push = two.near.end.submit("far", plan, reading=False, by_layer=True, after=after)
     two.near.naps.wake(begun)
     two.run(lambda: two.clock.time > begun + 0.13)
-    assert two.near.end.prompt is two.far.end.prompt is (last == LAYERS - 1)
+    assert prompt(two.near.end.stages) is prompt(two.far.end.stages) is (last == LAYERS - 1)
     beside = move()
     assert not push.over
     assert beside[0] < 1.03 * alone[0]
@@ -214,7 +214,7 @@ def test_a_push_by_layer_that_waits_for_nothing_takes_no_short_naps():
 
     def look():
         if two.far.end.moved[0]:  # before that it has not begun
-            short.update(one.end.prompt or one.end.beside for one in (two.near, two.far))
+            short.update(prompt(one.end.stages) or WAITS in one.end.stages for one in (two.near, two.far))
         return push.over
 
     two.run(look)

@@ -103,8 +103,7 @@ class Process:
         self.naps = Naps(clock.time)
         self.naps.patient = patient
         self.naps.ahead, self.naps.moved = lambda: self.end.ahead, lambda: self.end.moved
-        self.naps.prompt, self.naps.resting = lambda: self.end.prompt, lambda: self.end.resting
-        self.naps.beside = lambda: self.end.beside
+        self.naps.stages, self.naps.resting = lambda: self.end.stages, lambda: self.end.resting
         self.looks, self.submits, self.seconds = 0, 0, 0.0
 
     def submit(self, plan, after=None, *, priority="normal") -> Copy:
