@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import re
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -87,21 +88,35 @@ def versions() -> dict[str, str]:
     }
 
 
-def document(rows: Sequence[Row], *, scale: Any, started: Mapping[str, Any]) -> dict[str, Any]:
+def commit(checkout: Path = Path(__file__).parents[1]) -> str:
+    """The commit of a checkout, or what the variable ``KVPLAN_COMMIT`` says where there is no git.
+
+    Files that differ from it add ``+``.
+    """
+    git = ["git", "-C", str(checkout), "describe", "--always", "--abbrev=8", "--exclude=*", "--dirty=+"]
+    try:
+        done = subprocess.run(git, capture_output=True, text=True, check=False)  # noqa: S603  # no word is a user's
+    except OSError:
+        return os.environ.get("KVPLAN_COMMIT", "")
+    return done.stdout.strip() or os.environ.get("KVPLAN_COMMIT", "")
+
+
+def document(rows: Sequence[Row], *, scale: Any | None, started: Mapping[str, Any]) -> dict[str, Any]:
     """The JSON document of one run.
 
     Args:
         rows: the measurements.
-        scale: sizes of the run.
+        scale: sizes of the run, a dataclass, or None.
         started: :func:`machine` at its start; the load at its end is added.
     """
     return {
         "schema": SCHEMA,
         "version": SCHEMA_VERSION,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": commit(),
         "machine": {**started, "load_after": machine()["load"]},
         "versions": versions(),
-        "scale": asdict(scale),
+        "scale": asdict(scale) if scale else {},
         "rows": [{**_rounded(asdict(row)), "ratios": _rounded(row.ratios), "ok": row.ok} for row in rows],
     }
 
