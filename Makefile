@@ -2,12 +2,18 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-VLLM :=  # another version for `make test-engines`, as VLLM=0.32.0
-ENGINES := .venv-engines$(addprefix -,$(strip $(VLLM)))
+ENGINES := .venv-engines
+SGLANG := .venv-sglang
 CPU_WHEELS := https://download.pytorch.org/whl/cpu
 TORCH = $(shell grep -o -m 1 'torch==[0-9.]*' pyproject.toml)
 
-.PHONY: demo fast test coverage deep test-peers test-engines test-gpu test-gpu-engines test-sglang lint docs dist bench clean
+# Each environment has exactly the packages of its file of constraints, if there is one for this Python's version.
+SERIES := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+pip = PIP_CONSTRAINT=$(if $(FREE),,$(wildcard constraints/$(1)-$(SERIES).txt))
+PIP = $(call pip,test) $(BIN)/python -m pip install --quiet
+
+.PHONY: demo fast test coverage deep test-peers test-engines test-gpu test-gpu-engines test-sglang lint docs dist bench
+.PHONY: clean constraints
 
 # The engine, or plain torch, or numpy alone: the demo takes the best that can be installed, and says which.
 demo: $(VENV)/cli.stamp
@@ -24,7 +30,7 @@ WORKERS := $(shell expr $$(nproc) + 1)
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --timeout 300 --timeout-method thread
 
 # After an edit, under a minute: the laws with few examples, and what is quick in every room.
-HEAVY := $(addprefix --ignore=tests/,benchmarks docs engines/test_transformers.py measure/test_plots.py packaging)
+HEAVY := $(addprefix --ignore=tests/,benchmarks docs contract/engines/test_transformers.py measure/test_plots.py packaging)
 fast: $(VENV)/test.stamp
 	HYPOTHESIS_PROFILE=fast $(PYTEST) -q -m "not slow and not engine" $(HEAVY) tests \
 		-o addopts="--strict-markers --strict-config --import-mode=importlib"  # looks for no examples in docstrings
@@ -37,40 +43,35 @@ coverage: $(VENV)/test.stamp
 	HYPOTHESIS_PROFILE=fast $(PYTEST) -q -m "not package" --cov --cov-report=term
 
 # For hours: eighty times the examples, every point of every sweep, mutants that tests must find; then random transfers,
-# random files, signals at random moments, and processes that are killed; each prints its seed.
+# random files, and processes that are killed; each prints its seed.
 deep: $(VENV)/test.stamp
-	HYPOTHESIS_PROFILE=deep $(PYTEST) --timeout 7200 tests/laws tests/gpu_simulated
+	HYPOTHESIS_PROFILE=deep $(PYTEST) --timeout 7200 tests/laws
 	$(BIN)/python -m tests.deep.mutants
 	$(BIN)/python -m tests.deep.soak
 	$(BIN)/python -m tests.deep.fuzz_files
-	$(BIN)/python -m tests.deep.signals --points
 	$(BIN)/python -m tests.deep.agents
-	$(BIN)/python -m tests.deep.wires
 
 # On a machine with a CUDA GPU and its own torch: that one is used, and nothing is installed.
 test-gpu:
-	$(PYTHON) -m pytest -m gpu tests/gpu -n 8 -p no:cacheprovider -p no:benchmark -q --durations=15
+	$(PYTHON) -m pytest -m gpu tests/gpu tests/contract/gpu -n 8 -p no:cacheprovider -p no:benchmark -q --durations=15
 
 # Whole engines on such a machine, whose Python has vLLM 0.33. The answers go to a file: RECORD=result.json names it.
 test-gpu-engines:
 	$(PYTHON) -m pytest -m "engines and gpu" tests/whole_engines -n 12 --dist load --maxschedchunk 1 -p no:benchmark \
 		--timeout 300 --record $(or $(RECORD),whole-engines.json)
 
-# vLLM builds the cache on the CPU with its own code; RECORD=1 writes the result into docs/evidence/peers.md.
+# vLLM builds the cache on the CPU with its own code.
 test-peers: $(VENV)/vllm.stamp
-	KVPLAN_RECORD_PEERS=$(RECORD) $(BIN)/python -m pytest -m peers tests/peers
+	$(BIN)/python -m pytest -m peers tests/peers
 
-# Whole vLLM engines on the CPU, in an environment of their own: vLLM pins other versions than the tests do. With another
-# version than that of test-peers, its offloading code is compared here.
-OF_VLLM := $(patsubst %,tests/peers/test_vllm_%.py,connector offloading layer_loads losses peer)
+# Whole vLLM engines on the CPU, in an environment of their own: vLLM pins other versions than the tests do.
 test-engines: $(ENGINES)/engines.stamp
 	$(ENGINES)/bin/python -m pytest -m engines -n 2 --dist worksteal --timeout 900 --timeout-method signal tests/whole_engines
 	$(ENGINES)/bin/python -m pytest -m engines --timeout 300 --timeout-method signal tests/whole_pairs
-	$(if $(strip $(VLLM)),$(ENGINES)/bin/python -m pytest -m peers $(OF_VLLM))
 
 # Whole SGLang engines on the CPU, in an environment of their own.
-test-sglang: .venv-sglang/sglang.stamp
-	.venv-sglang/bin/python -m pytest -m engines -n 2 --timeout 600 --timeout-method signal tests/whole_sglang
+test-sglang: $(SGLANG)/sglang.stamp
+	$(SGLANG)/bin/python -m pytest -m engines -n 2 --timeout 600 --timeout-method signal tests/whole_sglang
 
 # Every linter stands in .pre-commit-config.yaml.
 lint: $(VENV)/lint.stamp
@@ -92,46 +93,58 @@ bench: $(VENV)/test.stamp
 
 $(VENV)/pip.stamp:
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
+	$(PIP) --upgrade "pip>=25.1"
 	@touch $@
 
 $(VENV)/cli.stamp: $(VENV)/pip.stamp pyproject.toml
-	$(BIN)/python -m pip install --quiet --editable ".[cli]"
+	$(PIP) --editable ".[cli]"
 	@touch $@
 
 $(VENV)/torch.stamp: $(VENV)/cli.stamp
 	@echo "the engine cannot be installed; trying plain torch" >&2
-	$(BIN)/python -m pip install --quiet torch
+	$(PIP) torch
 	@touch $@
 
 # On Linux, PyPI's torch brings the libraries of CUDA, ten times the size. Without the index of CPU wheels, it has to do.
 $(VENV)/demo.stamp: $(VENV)/pip.stamp pyproject.toml
-	@$(BIN)/python -m pip install --quiet --retries 0 --timeout 15 --index-url $(CPU_WHEELS) $(TORCH) 2>/dev/null || true
-	$(BIN)/python -m pip install --quiet --editable ".[cli]" --group demo
+	@$(PIP) --retries 0 --timeout 15 --index-url $(CPU_WHEELS) $(TORCH) 2>/dev/null || true
+	$(PIP) --editable ".[cli]" --group demo
 	@touch $@
 
 # Each set of packages is one dependency group of pyproject.toml.
 $(VENV)/%.stamp: $(VENV)/pip.stamp pyproject.toml
-	$(BIN)/python -m pip install --quiet --editable ".[cli]" --group $*
+	$(PIP) --editable ".[cli]" --group $*
 	@touch $@
 
 $(VENV)/vllm.stamp: $(VENV)/peers.stamp
-	$(BIN)/python -m pip install --quiet --no-deps vllm==0.33.0 lmcache==0.5.6
+	$(PIP) --no-deps vllm==0.33.0 lmcache==0.5.6
 	@touch $@
 
 $(ENGINES)/engines.stamp: tests/whole_engines/install.py pyproject.toml
 	$(PYTHON) -m venv $(ENGINES)
-	$(ENGINES)/bin/python -m pip install --quiet --upgrade "pip>=25.1"
-	$(ENGINES)/bin/python tests/whole_engines/install.py $(VLLM)
-	$(ENGINES)/bin/python -m pip install --quiet --editable . --group engines
+	$(call pip,engines) $(ENGINES)/bin/python -m pip install --quiet --upgrade "pip>=25.1"
+	$(call pip,engines) $(ENGINES)/bin/python tests/whole_engines/install.py
+	$(call pip,engines) $(ENGINES)/bin/python -m pip install --quiet --editable . --group engines
 	@touch $@
 
-.venv-sglang/sglang.stamp: tests/whole_sglang/install.py pyproject.toml
-	$(PYTHON) -m venv .venv-sglang
-	.venv-sglang/bin/python -m pip install --quiet --upgrade "pip>=25.1"
-	.venv-sglang/bin/python -m tests.whole_sglang.install
-	.venv-sglang/bin/python -m pip install --quiet --editable . --group engines
+$(SGLANG)/sglang.stamp: tests/whole_sglang/install.py pyproject.toml
+	$(PYTHON) -m venv $(SGLANG)
+	$(call pip,sglang) $(SGLANG)/bin/python -m pip install --quiet --upgrade "pip>=25.1"
+	$(call pip,sglang) $(SGLANG)/bin/python -m tests.whole_sglang.install
+	$(call pip,sglang) $(SGLANG)/bin/python -m pip install --quiet --editable . --group engines
 	@touch $@
+
+# Renews the constraints of this Python's version: makes each environment anew of the newest packages, and writes them down.
+# Run all tests before you commit the result.
+RENEWED := .renewed
+constraints:
+	rm -rf $(RENEWED) && mkdir -p $(RENEWED) constraints
+	$(MAKE) FREE=1 VENV=$(RENEWED)/test ENGINES=$(RENEWED)/engines SGLANG=$(RENEWED)/sglang \
+		$(patsubst %,$(RENEWED)/test/%.stamp,test lint docs dist vllm) $(RENEWED)/engines/engines.stamp $(RENEWED)/sglang/sglang.stamp
+	for name in test engines sglang; do \
+		$(RENEWED)/$$name/bin/python -m pip freeze --all --exclude-editable --exclude kvplan --exclude vllm \
+			| sed 's/+[a-z0-9.]*$$//' > constraints/$$name-$(SERIES).txt; done
+	rm -rf $(RENEWED)
 
 clean:
-	rm -rf $(VENV) .venv-engines* .venv-sglang build dist site *.egg-info .coverage .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(ENGINES) $(SGLANG) $(RENEWED) build dist site *.egg-info .coverage .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

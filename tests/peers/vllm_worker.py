@@ -9,21 +9,11 @@ import ctypes
 from contextlib import nullcontext
 from types import SimpleNamespace
 
-import pytest
 import torch
+from vllm.v1.core.kv_cache_planning import get_kv_cache_config_from_groups
 from vllm.v1.kv_cache_layout import KVCacheLayout
 from vllm.v1.kv_offload.cpu import gpu_worker
 from vllm.v1.worker.utils import allocate_kv_cache
-
-try:
-    from vllm.v1.core.kv_cache_planning import get_kv_cache_config_from_groups
-except ModuleNotFoundError:  # before 0.33
-    from vllm.v1.core.kv_cache_utils import get_kv_cache_config_from_groups
-
-from kvplan.engines.vllm.releases import LOADS_IN_STEP, running_version
-
-IN_STEP = not set(LOADS_IN_STEP) & set(running_version().lacks)
-loads_in_step = pytest.mark.skipif(not IN_STEP, reason=f"vLLM {running_version().release} loads no hit in its step")
 
 
 class OnDevice(torch.Tensor):

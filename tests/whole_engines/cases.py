@@ -15,7 +15,6 @@ SMALL = 80 * BLOCK_NBYTES  # less than half of the chats
 MODULE = "kvplan.engines.vllm"
 OURS = {"kv_connector": "KVPlanOffloadingConnector", "kv_connector_module_path": MODULE,
         "kv_load_failure_policy": "recompute"}  # fmt: skip
-SIMPLE = {"kv_connector": "KVPlanSimpleOffloadConnector", "kv_connector_module_path": MODULE}
 VLLMS = {"kv_connector": "OffloadingConnector"}
 FOLDER = "<folder>"  # of a tier; each case has its own
 
@@ -135,13 +134,6 @@ HOPELESS = [
     Case("every load fails", OURS, faults={"loads": 1}),
     Case("every load by layer fails, scheduled ahead", OURS, LAYERS, faults={"loads": 1}, ahead=True),
 ]
-BLOCKS = [  # vLLM's SimpleCPUOffloadConnector; on a CPU its own copies do not run
-    Case("simple", SIMPLE),
-    Case("simple, blocks given", SIMPLE, {"num_cpu_blocks": 90}),
-    Case("simple, lazy", SIMPLE, {"lazy_offload": True}),
-    Case("simple, small pool", SIMPLE, {"cpu_bytes_to_use": SMALL}),
-    Case("simple, crowd", SIMPLE, work="crowd"),
-]
 LMCACHE = {"kv_connector": "LMCacheConnectorV1"}
 # LMCache's chunks are the engine's blocks here; its pool holds all, or a part.
 CHUNKS = {"KVPLAN_LMCACHE": "auto", "LMCACHE_LOCAL_CPU": "True", "LMCACHE_CHUNK_SIZE": str(BLOCK),
@@ -160,4 +152,3 @@ HYBRID = [
     Case("hybrid, loads by layer fail", OURS, LAYERS, faults={"loads": 2}, **_WINDOW),
     Case("hybrid, loads by layer fail, scheduled ahead", OURS, LAYERS, faults={"loads": 2}, ahead=True, **_WINDOW),
 ]
-CASES = [*WHOLE, *SMALL_POOL, *TIERED, *PREEMPTED, *WAITING, *FAILING, *HOPELESS, *BLOCKS, *CACHED, *HYBRID]

@@ -9,20 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from kvplan.engines.vllm.releases import VERSIONS
 from tests.whole_engines import model, processes, summary
 from tests.whole_engines.cases import HYBRID, Case
 from tests.whole_engines.gpu_cases import LIKELY, OTHERS, USUAL_CONFIGURATION, Configuration
 from tests.whole_engines.gpu_models import MODELS
-from tests.whole_engines.install import RELEASES, installed
+from tests.whole_engines.install import RELEASE, installed
 from tests.whole_engines.sharing import filled, shared_folder
 from tests.whole_engines.work import BLOCK, WORKS
 
 COLUMNS = ("tokens", "stored, MB", "loaded, MB", "hits of the host", "preemptions", "failures")
 SUMMARY = "row of the summary"
 INSTALLED = installed()
-VERSION = {f"{version.release}+cpu": version for version in VERSIONS}.get(INSTALLED)
-GPU_VERSION = {version.release: version for version in VERSIONS}.get(INSTALLED)
 rows: dict[str, tuple[str, ...]] = {}
 failed: list[str] = []
 
@@ -30,12 +27,11 @@ failed: list[str] = []
 def missing(item) -> str:
     """Why a test does not run here, or ""."""
     if item.get_closest_marker("gpu"):
-        return "" if GPU_VERSION and has_gpu() else f"vLLM is {INSTALLED}; on a machine with a GPU, install vLLM"
-    if VERSION is None:
-        return f"vLLM is {INSTALLED}, not {RELEASES[0]}+cpu; `make test-engines` makes an environment"
-    case = item.callspec.params.get("case") if hasattr(item, "callspec") else None
-    lacks = VERSION.lacks if isinstance(case, Case) else ()
-    return "".join(f"vLLM {VERSION.release} has no interface for {key}" for key in lacks if key in case.extra)
+        here = INSTALLED == RELEASE and has_gpu()
+        return "" if here else f"vLLM is {INSTALLED}; on a machine with a GPU, install vLLM {RELEASE}"
+    if f"{RELEASE}+cpu" == INSTALLED:
+        return ""
+    return f"vLLM is {INSTALLED}, not {RELEASE}+cpu; `make test-engines` makes an environment"
 
 
 def has_gpu() -> bool:
@@ -53,12 +49,6 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.get_closest_marker("engines") and (why := missing(item)):
             item.add_marker(pytest.mark.skip(reason=why))
-
-
-@pytest.fixture
-def vllm_version():
-    """The row of this vLLM in the table of versions."""
-    return VERSION
 
 
 def plain_answers(folder: Path, case: Case, works, likely: int = 0):

@@ -77,14 +77,6 @@ class Engine:
         if self.scheduler.connector is None:
             return found
         connector = one_of(self.scheduler.connector)
-        simple = getattr(connector, "scheduler_manager", None)
-        if simple is not None:
-            worker = self.worker()
-            return found | {
-                "loads of the scheduler": len(simple._reqs_to_load) + len(simple._load_event_to_reqs),
-                "stores of the scheduler": len(simple._store_event_to_blocks) + len(simple._in_flight_store_gpu_blocks),
-                "copies of the worker": len(worker._load_events) + len(worker._store_events),
-            }
         if self.has_lmcache():
             return found  # LMCache keeps its own books
         offload = connector.connector_scheduler

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tests.whole_engines import cases
-from tests.whole_engines.cases import LAYERS, OURS, SIMPLE, Case
+from tests.whole_engines.cases import LAYERS, OURS, Case
 from tests.whole_engines.gpu_models import TOKEN_NBYTES
 
 # Answers in prompts are given: in 16 bits, two tokens that are nearly as likely may change places.
@@ -74,8 +74,8 @@ ONE_OF_EACH_MODEL = list({one.model: one for one in reversed(CONFIGURATIONS)}.va
 WAYS = [Case("kvplan", OURS), Case("kvplan, by layer", OURS, LAYERS)]
 # Those of the CPU, but for what WAYS are already. On a GPU, vLLM always schedules ahead. LMCache has its own connector
 # for GPUs.
-_OURS = [*cases.SMALL_POOL, *cases.TIERED, *cases.PREEMPTED, *cases.FAILING, *cases.BLOCKS]
-_GIVEN = [cases.WHOLE[0], *(case for case in _OURS if case.connector in (OURS, SIMPLE) and not case.ahead)]
+_OURS = [*cases.SMALL_POOL, *cases.TIERED, *cases.PREEMPTED, *cases.FAILING]
+_GIVEN = [cases.WHOLE[0], *(case for case in _OURS if case.connector == OURS and not case.ahead)]
 
 
 def in_16_bits(case: Case) -> Case:

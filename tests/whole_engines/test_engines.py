@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from kvplan.engines.vllm.releases import COUNTED_BLOCKS, LOADS_IN_STEP
 from tests.whole_engines import cases
-from tests.whole_engines.cases import BLOCK_NBYTES, OURS, SIMPLE, VLLMS, Case
+from tests.whole_engines.cases import BLOCK_NBYTES
 from tests.whole_engines.counters import (
     ASKED,
-    BLOCKS_LOADED,
     HITS,
     LOADED,
     OWN_HITS,
@@ -160,21 +158,6 @@ def test_a_model_with_sliding_windows(case, served, plain_hybrid, note):
     assert bool(found["faults"]) == bool(case.faults)
 
 
-@each(cases.BLOCKS)
-def test_blocks_of_the_simple_connector(case, served, plain, note):
-    found = served(case)
-    metrics = found["metrics"]
-    loaded = metrics[BLOCKS_LOADED] * BLOCK_NBYTES
-    check_tokens(case, found, plain, note, "", f"{loaded / 1e6:.1f}")
-    assert found["worker"] == "SimpleWorker"
-    assert metrics[HITS] > 0
-    if case.work == "crowd":  # blocks of preempted requests are loaded, too
-        assert metrics[PREEMPTED] > 0
-        assert loaded >= metrics[HITS] * TOKEN_NBYTES
-    else:
-        assert loaded == metrics[HITS] * TOKEN_NBYTES
-
-
 @each(cases.CACHED)
 def test_lmcache_moves_its_tokens_by_kvplan(case, served, plain, note):
     pytest.importorskip("lmcache", reason="tests/whole_engines/install.py installs LMCache")
@@ -183,16 +166,3 @@ def test_lmcache_moves_its_tokens_by_kvplan(case, served, plain, note):
     assert found["worker"] == "Connector"
     assert found["metrics"][HITS] > 0
     assert found["metrics"][PREEMPTED] > 0 or case.work != "crowd"
-
-
-@pytest.mark.parametrize(
-    ("connector", "key", "value"),
-    [(OURS, "load_by_layer", True), (VLLMS, "sync_load_budget_bytes", 1 << 20), (SIMPLE, "num_cpu_blocks", 90)],
-)
-def test_a_key_that_this_vllm_would_ignore_ends_the_start(connector, key, value, served, vllm_version):
-    assert key in LOADS_IN_STEP + COUNTED_BLOCKS
-    if key not in vllm_version.lacks:
-        pytest.skip(f"vLLM {vllm_version.release} has an interface for {key}")
-    told = rf"kv_connector_extra_config has '{key}': {value}, for which vLLM {vllm_version.release} has no interface"
-    with pytest.raises(AssertionError, match=told):
-        served(Case(key, connector, {key: value}))

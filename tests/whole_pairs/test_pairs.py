@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.whole_engines.install import RELEASES, installed
+from tests.whole_engines.install import RELEASE, installed
 from tests.whole_engines.model import write
 from tests.whole_engines.work import ANSWERED, BLOCK, tokens
 from tests.whole_pairs.pair import pair
@@ -21,8 +21,8 @@ PROMPTS = [tokens("through two engines", k, 300 + 37 * k) for k in range(4)]
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     pytest.importorskip("nixl", reason="tests/whole_engines/install.py installs NIXL")
-    if "cpu" not in (installed() or "") or not (installed() or "").startswith(RELEASES[0]):
-        pytest.skip(f"needs vLLM {RELEASES[0]} for CPUs: make test-engines")
+    if "cpu" not in (installed() or "") or not (installed() or "").startswith(RELEASE):
+        pytest.skip(f"needs vLLM {RELEASE} for CPUs: make test-engines")
     return str(write(tmp_path_factory.mktemp("pair") / "model"))
 
 

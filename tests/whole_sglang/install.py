@@ -8,7 +8,7 @@ from __future__ import annotations
 from tests.whole_engines.install import TORCH, install
 
 SGLANG = "sglang==0.5.23"
-PLAIN = ("torchvision==0.29.2",)  # built for CUDA: only its Python code is used; see stand_ins
+PLAIN = ("torchvision==0.29.1",)  # built for CUDA: only its Python code is used; see stand_ins
 # What SGLang imports when it serves a Llama by torch on a CPU, with the versions that it pins.
 NEEDED = (
     "IPython", "aiohttp", "blobfile", "compressed-tensors==0.18.0", "cuda-python", "dill", "distro", "easydict",
