@@ -1,111 +1,487 @@
-"""Mutants: small changes that break kvplan, each of which a named test must find.
+"""Mutants: small changes that break kvplan, each of which tests of tests/laws or tests/contract must find.
 
-Run with `python -m tests.deep.mutants [--only NUMBER ...]`. Each mutant is made in a temporary copy of the tree.
+Run with `python -m tests.deep.mutants [--room ROOM | --only NUMBER ... | --list]`. Each mutant is made in a temporary
+copy of the tree. Every mutant would move wrong bytes, lose a wait, leak, or hang.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
-PATIENCE = 900  # seconds
+PATIENCE = 150  # seconds: a mutant that takes longer hangs
 FOUND = ("failed", "hangs", "crashes")
+NEAR = {"cuda": "execute", "nixl": "agents", "ranks": "program"}  # small rooms, and the rooms that they count to
 
 
 class Mutant(NamedTuple):
-    """One text of one file, the text that replaces it, and the tests, below `tests`, one of which must fail."""
+    """One text of one file, the text that replaces it, and tests below `tests`, quoted as in a shell: one must fail."""
 
     file: str
     text: str
     mutated: str
     tests: str
 
+    @property
+    def room(self) -> str:
+        """The room that it belongs to."""
+        folder = self.file.partition("/")[0]
+        return NEAR.get(folder, folder)
+
+
+# Tests that find several mutants.
+COPYING = "laws/test_copying.py::test_executing_copies_by_coordinates_and_touches_nothing_else"
+FUSED = "laws/test_copying.py::test_k_and_v_that_one_side_fuses_are_copied_half_by_half"
+PATHS = "laws/test_simulated_paths.py"
+RISING = "laws/test_fast_paths.py::test_rising_ids_skip_a_search_whose_result_is_known"
+LISTS = "laws/test_lowerings.py::test_nixl_lists_are_the_byte_moves_of_the_plan"
+ALIASED = "contract/test_join.py::test_a_plan_refuses_just_what_it_both_reads_and_writes"
+OVERLAP = "contract/test_overlap.py"
+ORDER = "contract/gpu/test_order.py"
+LAYERS = "contract/gpu/test_layers.py"
+BYTES = "contract/gpu/test_bytes.py"
+MEETINGS = "contract/peers/test_left.py::test_two_hundred_meetings[1-200-shm]"
+ENDS = "contract/peers/test_ends.py"
+LMCACHE = "contract/engines/test_lmcache.py"
+SGLANG = "contract/engines/test_sglang"
+VLLM = "contract/engines/vllm/test_worker.py"
+TABLE = "contract/refusals/test_refusals.py::test_a_refusal_says_what_is_wrong"
 
 MUTANTS = (
-    # The compiler's passes.
-    Mutant("program/passes.py", "return bool((stretches - stretches[:, :1] == stretches[0]).all())", "return True",
-           "laws/test_copying.py"),
-    Mutant("program/passes.py", "src_head = pair.heads.start - a.head_start if", "src_head = 0 if",
-           "laws/test_copying.py"),
-    Mutant("program/passes.py", "offset(form.token, unit * each)", "offset(form.token, unit)",
-           "laws/test_copying.py"),
-    Mutant("program/fold.py", "(last.src + last.nbytes, last.dst + last.nbytes) == (run.src, run.dst)",
-           "last.dst + last.nbytes == run.dst", "laws/test_copying.py"),
-    Mutant("program/fold.py", "if (following.src - last.src, following.dst - last.dst) != step:",
-           "if following.dst - last.dst != step[1]:", "laws/test_copying.py"),
-    # The planner's loops: ids, addresses, merging, cutting.
-    Mutant("plan/placing_numba.py", "last, signs = num_blocks - 1, np", "last, signs = num_blocks, np",
-           "laws/test_planner_loops.py"),
-    Mutant("plan/placing_numba.py", "if ids[at] <= ids[at - 1]:", "if ids[at] < ids[at - 1]:",
-           "laws/test_fast_paths.py"),
-    Mutant("plan/placing_numba.py", "    for at in range(done):\n", "    for at in range(done - 1):\n",
-           "plan/test_seen_marks.py"),
-    Mutant("plan/placing_numba.py", "ids[: (skip + count - 1) // units + 1].copy()",
-           "ids[: (skip + count - 1) // units + 1]", "laws/test_planner_loops.py"),
-    Mutant("plan/placement.py", "src_covers - count >= units[0]", "src_covers - count > units[0]",
-           "plan/test_plan.py"),
-    Mutant("plan/loops_numba.py", "if before >= 0 and units[0, before] == src - nbytes:", "if before >= 0:",
-           "laws/test_planner_loops.py"),
-    Mutant("plan/loops_numba.py", "last = min(first + TILE, count)", "last = min(first + TILE - 1, count)",
-           "laws/test_planner_loops.py"),
-    Mutant("plan/loops_numba.py", "for at in range(bounds.size - 1, -1, -1):", "for at in range(bounds.size):",
-           "laws/test_planner_loops.py"),
-    Mutant("plan/loops_numba.py", "stop = min(stop, _next_cut(dst[k], done, dst_seams))", "stop = min(stop, size[k])",
-           "laws/test_minimal_descriptors.py"),
-    Mutant("plan/loops_numba.py", "return seams[at] - start if", "return seams[at] - start + 1 if",
-           "laws/test_minimal_descriptors.py"),
-    Mutant("plan/merges.py", "own = (before == after) |", "own = (owner[before] == owner[after]) |",
-           "laws/test_minimal_descriptors.py plan/test_merges.py"),
-    # Rings of staged transfers.
-    Mutant("plan/staging.py", "padded = -(-lengths // GRAIN) * GRAIN", "padded = lengths",
-           "laws/test_staged_units.py"),
-    Mutant("plan/staging.py", "if np.any(places != places[0] + moved[:, None]):", "if False:",
-           "plan/test_staging.py"),
-    Mutant("execute/gpu/ring_loops.py", "extents = head if granule == 0 else tail if granule == last else middle",
-           "extents = head if granule == 0 else middle", "laws/test_staged_units.py"),
-    Mutant("execute/gpu/by_layer/ring.py", "busy[k] = before is not None and not before._over", "busy[k] = False",
-           "gpu_simulated/test_order.py laws/test_simulated_paths.py"),
-    # Order and overlap.
-    Mutant("plan/conflicts.py", "((WRITTEN, WRITTEN), (WRITTEN, READ), (READ, WRITTEN))",
-           "((WRITTEN, WRITTEN), (WRITTEN, READ))", "plan/test_conflicts.py"),
-    Mutant("plan/conflicts.py", 'np.searchsorted(ends, its_starts, side="right")',
-           'np.searchsorted(ends, its_starts, side="left")', "plan/test_conflicts.py"),
-    Mutant("plan/plan.py", "np.flatnonzero(start[1:] < end[:-1])", "np.flatnonzero(start[1:] < start[:-1])",
-           "plan/test_plan.py"),
-    Mutant("plan/plan.py", 'last = np.searchsorted(starts, made.dst + made.size, side="left") - 1',
-           'last = np.searchsorted(starts, made.dst, side="left") - 1', "plan/test_plan.py"),
-    Mutant("layout/disjoint.py", "active.append((start + reach[key] + 1, component))",
-           "active.append((start + reach[key], component))", "layout/test_overlap.py"),
-    Mutant("ranks/resharding.py", "                clash = True\n", "                clash = False\n",
-           "ranks/test_resharding.py"),
-    # Execution: the kernel, waits, a transfer's state.
-    Mutant("execute/gpu/kernel.py", "over = item >= items", "over = item > items", "execute/test_copy_kernel.py"),
-    Mutant("execute/gpu/shape.py", "pieces = -(-size // each)", "pieces = size // each", "execute/test_shape.py"),
-    Mutant("execute/gpu/waits.py", "        device.record(mine, handle)\n", "", "gpu_simulated/test_order.py"),
-    Mutant("execute/gpu/waits.py", "    device.wait(gate, event)\n", "", "gpu_simulated/test_waiting.py"),
-    Mutant("execute/transfer.py", " or not dst.writable:", ":", "execute/test_bad_input.py"),
-    Mutant("execute/host/tasks.py", "range(0, count, step)]", "range(0, count - 1, step)]", "laws/test_copying.py"),
-)  # fmt: skip
+    # Strides and slices; overlap and bounds; what a layout stands for.
+    Mutant(
+        "layout/strides.py",
+        "        coordinate, digit = divmod(coordinate, count)\n        total",
+        "        digit = coordinate % count\n        total",
+        COPYING,
+    ),
+    Mutant(
+        "layout/strides.py",
+        "left.append((count // at, stride * at))",
+        "left.append((count // at, stride))",
+        "laws/test_ranks.py",
+    ),
+    Mutant(
+        "layout/strides.py",
+        "if outer[1] == inner[0] * inner[1] and outer[2] == inner[0] * inner[2]:",
+        "if outer[1] == inner[0] * inner[1]:",
+        COPYING,
+    ),
+    Mutant("layout/slicing.py", "component.address + shift, sliced", "component.address, sliced", "laws/test_ranks.py"),
+    Mutant("layout/slicing.py", "offset(turns[1], part)", "offset(turns[1], 0)", "laws/test_ranks.py"),
+    Mutant(
+        "layout/build.py",
+        "steps[0] > 0 and bool(np.all(steps == steps[0])):",
+        "steps[0] > 0:",
+        f"{OVERLAP}::test_blocks_that_are_tensors_of_their_own",
+    ),
+    Mutant(
+        "layout/disjoint.py",
+        "active.append((start + reach[key] + 1, component))",
+        "active.append((start + reach[key], component))",
+        f"{OVERLAP}::test_two_parts_of_one_memory",
+    ),
+    Mutant(
+        "layout/disjoint.py",
+        "if stride <= reach:",
+        "if stride < reach:",
+        f"{OVERLAP}::test_two_coordinates_of_one_tensor",
+    ),
+    Mutant(
+        "layout/disjoint.py",
+        "first += (distance // common * inverse - first) % modulus",
+        "first += -first % modulus",
+        f"{OVERLAP}::test_two_coordinates_of_one_tensor",
+    ),
+    Mutant(
+        "layout/disjoint.py",
+        "if not np.any(starts[order][1:] < covered[:-1]):",
+        "if not np.any(starts[order][1:] < starts[order][:-1]):",
+        f"{OVERLAP}::test_blocks_that_are_tensors_of_their_own",
+    ),
+    Mutant(
+        "layout/address_ranges.py",
+        "first + reach > region.end:",
+        "first > region.end:",
+        f"{OVERLAP}::test_bytes_outside_the_allocation",
+    ),
+    Mutant(
+        "layout/holding.py",
+        "self.ask() != self.address or len(self.storage)",
+        "len(self.storage)",
+        f'"{TABLE}[Executor.submit: other memory now]"',
+    ),
+    # The compiler's passes, and pairs of ranks.
+    Mutant(
+        "program/passes.py", "return bool((stretches - stretches[:, :1] == stretches[0]).all())", "return True", COPYING
+    ),
+    Mutant(
+        "program/passes.py",
+        "src_head = pair.heads.start - a.head_start if",
+        "src_head = 0 if",
+        "laws/test_copying.py laws/test_ranks.py",
+    ),
+    Mutant("program/passes.py", "pair.dst_dim, pair.nbytes].append(pair)", "0, pair.nbytes].append(pair)", FUSED),
+    Mutant(
+        "program/fold.py",
+        "(last.src + last.nbytes, last.dst + last.nbytes) == (run.src, run.dst)",
+        "last.dst + last.nbytes == run.dst",
+        COPYING,
+    ),
+    Mutant(
+        "program/fold.py",
+        "if (following.src - last.src, following.dst - last.dst) != step:",
+        "if following.dst - last.dst != step[1]:",
+        COPYING,
+    ),
+    Mutant(
+        "program/fold.py", "src = run.src + sum(step * loop[1] for", "src = run.src + sum(step * loop[2] for", COPYING
+    ),
+    Mutant("program/matching.py", '("v", v, nbytes[0], nbytes[1])', '("v", v, 0, nbytes[1])', FUSED),
+    Mutant(
+        "program/matching.py",
+        "if b.form.heads.start >= a.form.heads.stop:",
+        "if b.form.heads.start > a.form.heads.start:",
+        f"{COPYING} laws/test_ranks.py",
+    ),
+    Mutant(
+        "program/program.py",
+        "if self.table is not None or len(self.factors) > 1:",
+        "if self.table is not None:",
+        COPYING,
+    ),
+    Mutant(
+        "program/element_types.py",
+        "not agree(pair.src.dtype, pair.dst.dtype)), None)",
+        "False), None)",
+        f'"{TABLE}[compile: bf16 in the source ... fp16 in the destination ... reinterpret=True]"',
+    ),
+    Mutant(
+        "ranks/resharding.py",
+        "clash = not _different_content(a, b)",
+        "clash = False",
+        f'"{TABLE}[reshard: destinations 0 and 1 share bytes]"',
+    ),
+    Mutant(
+        "ranks/rank_pair.py",
+        "mine = dst % turn.ranks == turn.number",
+        "mine = dst % turn.ranks >= 0",
+        "laws/test_ranks.py",
+    ),
+    Mutant("ranks/rank_pair.py", "            kept &= side.holds(token)\n", "", "laws/test_ranks.py"),
+    # Ids and addresses; merging and cutting; rings, layers and chunks.
+    Mutant(
+        "plan/placing_numba.py",
+        "last, signs = num_blocks - 1, np",
+        "last, signs = num_blocks, np",
+        "laws/test_planner_loops.py",
+    ),
+    Mutant("plan/placing_numba.py", "    for at in range(done):\n", "    for at in range(done - 1):\n", RISING),
+    Mutant(
+        "plan/placing_numba.py",
+        "ids[: (skip + count - 1) // units + 1].copy()",
+        "ids[: (skip + count - 1) // units + 1]",
+        "laws/test_planner_loops.py",
+    ),
+    Mutant(
+        "plan/placement.py",
+        "src_covers - count >= units[0]",
+        "src_covers - count > units[0]",
+        f'"{TABLE}[CopyProgram.plan: 4 src ... cover 4 units ... 1 dst ... cover 3]"',
+    ),
+    Mutant(
+        "plan/loops_numba.py",
+        "for at in range(bounds.size - 1, -1, -1):",
+        "for at in range(bounds.size):",
+        "laws/test_planner_loops.py",
+    ),
+    Mutant(
+        "plan/loops_numba.py",
+        "stop = min(stop, _next_cut(dst[k], done, dst_seams))",
+        "stop = min(stop, size[k])",
+        "laws/test_minimal_descriptors.py",
+    ),
+    Mutant(
+        "plan/merges.py",
+        "own = (before == after) |",
+        "own = (owner[before] == owner[after]) |",
+        "laws/test_minimal_descriptors.py laws/test_lowerings.py",
+    ),
+    Mutant("plan/staging.py", "padded = -(-lengths // GRAIN) * GRAIN", "padded = lengths", "laws/test_staged_units.py"),
+    Mutant(
+        "plan/staging.py", "if np.any(places != places[0] + moved[:, None]):", "if False:", "laws/test_staged_units.py"
+    ),
+    Mutant(
+        "plan/plan.py",
+        "clash = np.flatnonzero(start[order[1:]] < end[order[:-1]])",
+        "clash = np.flatnonzero(start[order[1:]] < start[order[:-1]])",
+        "contract/test_join.py",
+    ),
+    Mutant(
+        "plan/plan.py",
+        'last = np.searchsorted(starts, made.dst + made.size, side="left") - 1',
+        'last = np.searchsorted(starts, made.dst, side="left") - 1',
+        ALIASED,
+    ),
+    Mutant(
+        "plan/descriptors.py",
+        "Part(group, np.concatenate(units, axis=1))",
+        "Part(group, units[0])",
+        "laws/test_joined_plans.py contract/test_join.py",
+    ),
+    Mutant(
+        "plan/layers.py",
+        "[g.dst_base - whole.dst_base for g in groups]",
+        "[0 for g in groups]",
+        "laws/test_joined_plans.py",
+    ),
+    Mutant(
+        "plan/nixl_lists.py",
+        "[(column[order], size) for column in (made.src, made.dst)]",
+        "[(made.src, size), (made.dst[order], size)]",
+        LISTS,
+    ),
+    Mutant(
+        "plan/packing/pack_recipe.py",
+        "if most < 1 << 8 * width)",
+        "if most <= 1 << 8 * width)",
+        "laws/test_packed.py::test_numbers_of_units_that_just_fit_into_their_width",
+    ),
+    # The kernel and its items; waits, order and loans; the host's copies; exits.
+    Mutant(
+        "execute/gpu/kernel.py",
+        "over = item >= items",
+        "over = item > items",
+        "laws/test_copy_kernel.py::test_any_header_is_carried_out",
+    ),
+    Mutant(
+        "execute/gpu/shape.py",
+        "pieces = -(-size // each)",
+        "pieces = size // each",
+        f"{BYTES}::test_every_byte_arrives_and_no_other_changes",
+    ),
+    Mutant(
+        "execute/gpu/waits.py",
+        "        device.record(mine, handle)\n",
+        "",
+        f"{ORDER}::test_it_reads_what_a_stream_has_written",
+    ),
+    Mutant(
+        "execute/gpu/waits.py",
+        "    device.wait(gate, event)\n",
+        "",
+        f"{ORDER}::test_behind_one_that_waits_on_the_cpu_it_waits_for_what_was_there_at_its_submit",
+    ),
+    Mutant("execute/gpu/waits.py", "if layer in one.layers), None)", "), None)", LAYERS),
+    Mutant(
+        "execute/transfer.py",
+        "if not pair[1].writable:",
+        "if False:",
+        "contract/gpu/test_errors.py::test_a_destination_that_is_read_only",
+    ),
+    Mutant(
+        "execute/gpu/ring_loops.py",
+        "extents = head if granule == 0 else tail if granule == last else middle",
+        "extents = head if granule == 0 else middle",
+        "laws/test_staged_units.py",
+    ),
+    Mutant(
+        "execute/gpu/by_layer/ring.py", "busy[k] = before is not None and not before._over", "busy[k] = False", PATHS
+    ),
+    Mutant(
+        "execute/gpu/lanes/issuing.py",
+        "if last is not None and self._turns(path):",
+        "if False and last is not None:",
+        f"{ORDER}::test_order_holds_between_paths",
+    ),
+    Mutant(
+        "execute/gpu/lanes/issuing.py",
+        "                calls.await_list(one._state, checked=True)\n",
+        "                pass\n",
+        f"{ORDER}::test_long_transfers_that_name_each_other",
+    ),
+    Mutant(
+        "execute/gpu/copy_engine.py",
+        "            calls.record(event, stream)\n            calls.wait(first, event)\n",
+        "            calls.record(event, stream)\n",
+        f"{ORDER}::test_several_streams_begin_and_end_as_one",
+    ),
+    Mutant(
+        "execute/gpu/by_layer/layer_loops.py",
+        "if number >= slots or busy[number]:",
+        "if busy[number % slots]:",
+        f"{LAYERS}::test_layers_through_a_ring_that_is_used_again_and_again",
+    ),
+    Mutant("execute/gpu/arena.py", "one = free.pop()", "one = free[-1]", ORDER),
+    Mutant("execute/host/tasks.py", "range(0, count, step)]", "range(0, count - 1, step)]", COPYING),
+    Mutant(
+        "execute/gpu/reaper.py",
+        "        at_exit(EXECUTORS, _drain_at_exit)\n",
+        "",
+        "contract/gpu/test_lifetimes.py::test_a_normal_exit_finishes_what_was_submitted",
+    ),
+    # Memory of peers, notes, meetings and their ends; packed transfers; NIXL.
+    Mutant(
+        "agents/relocation.py",
+        "there(component.address + step) - address for step",
+        "step for step",
+        '"contract/peers/test_bytes.py::test_a_pair[blocks of their own-push-shm]"',
+    ),
+    Mutant(
+        "agents/channel.py",
+        "found, self.inbox, self._inbox_nbytes = self.inbox, [], 0",
+        "found, self._inbox_nbytes = list(self.inbox), 0",
+        "contract/peers/test_notes.py::test_notes_come_in_the_order_of_the_submits[push-shm]",
+    ),
+    Mutant(
+        "agents/link.py",
+        "        self._flying.pop(id(transfer), None)\n",
+        "",
+        "contract/peers/test_waiting.py::test_a_transfer_waits_for_its_event[push-shm]",
+    ),
+    Mutant("agents/link.py", "        channel.close(self.why)\n", "", MEETINGS),
+    Mutant("agents/shm_way.py", "            one.owner.close()\n", "            pass\n", MEETINGS),
+    Mutant("agents/identity.py", "                os.close(fd)\n", "                pass\n", MEETINGS),
+    Mutant("agents/agent.py", "            close_files(met.descriptors)\n", "            pass\n", MEETINGS),
+    Mutant(
+        "agents/core.py",
+        "        at_exit(AGENTS, _drain_at_exit)\n",
+        "",
+        "contract/test_exits.py::test_what_never_comes_is_given_up_with_an_error[agent-alone]",
+    ),
+    Mutant(
+        "agents/link.py",
+        "                guarded(transfer.cancel)\n",
+        "                pass\n",
+        f"{ENDS}::test_a_peer_is_killed_while_a_transfer_waits[shm]",
+    ),
+    Mutant(
+        "agents/peer_ending.py",
+        "                    self._link.send_note(order.note)\n",
+        "                    pass\n",
+        "contract/peers/test_notes.py::test_notes_come_in_the_order_of_the_submits[push-shm]",
+    ),
+    Mutant(
+        "agents/packed/pack_credits.py",
+        "if slot.awaited is not None or slot.moving:",
+        "if slot.moving:",
+        "contract/engines/nixl/test_packed_law.py",
+    ),
+    Mutant(
+        "nixl/nixl_transfer.py",
+        'DONE if state == DONE else f"NIXL reports the state {state}"',
+        "DONE",
+        "contract/peers/test_failed_writes.py",
+    ),
+    Mutant(
+        "nixl/nixl_transfer.py",
+        "            self._release()\n            self._finish()",
+        "            self._finish()",
+        "contract/peers/test_failed_writes.py",
+    ),
+    # Slots, memory objects, pages and rows of engines.
+    Mutant(
+        "engines/slots.py",
+        "first_stray(slots, tokens) is not None:\n        return None",
+        "slots[0] % tokens:\n        return None",
+        f"{LMCACHE}::test_any_slots_and_back",
+    ),
+    Mutant(
+        "engines/lmcache/objects.py",
+        "first = (number * tokens + chunk.skip) // step",
+        "first = number * tokens // step",
+        f"{LMCACHE}::test_the_tokens_after_those",
+    ),
+    Mutant(
+        "engines/lmcache/objects.py",
+        "        if count > 1:\n",
+        "        if True:\n",
+        f"{LMCACHE}::test_a_buffer_that_is_one_object_s_goes_with_it",
+    ),
+    Mutant(
+        "engines/lmcache/objects.py",
+        "storage.nbytes(), front, chunk.period",
+        "storage.nbytes(), chunk.period",
+        f"{LMCACHE}::test_objects_of_one_buffer_that_begin_elsewhere_in_their_period",
+    ),
+    Mutant(
+        "engines/lmcache/__init__.py",
+        "if addresses != self._described:",
+        "if self._programs is None:",
+        f"{LMCACHE}::test_caches_that_are_handed_over",
+    ),
+    Mutant(
+        "engines/sglang/host_transfers.py",
+        "tuple(sorted(self._number(one) for one in wanted))",
+        "tuple(sorted(wanted))",
+        f"{SGLANG}.py::test_one_layer_moves_alone",
+    ),
+    Mutant(
+        "engines/sglang/hicache.py",
+        "self._pair.backup(host_indices, device_indices, after=stream).wait(stream)",
+        "self._pair.backup(host_indices, device_indices, after=stream)",
+        f"{SGLANG}_in_place.py::test_pages_are_there_when_the_engine_says_so",
+    ),
+    Mutant(
+        "engines/sglang/hicache.py",
+        "        self._pair.wait_layer(self._load, layer_id, stream)\n",
+        "",
+        f"{SGLANG}_in_place.py::test_pages_are_there_when_the_engine_says_so",
+    ),
+    Mutant(
+        "engines/transformers/__init__.py",
+        "{name: tables[name][:count] for name, count in both.items()},",
+        "{name: tables[name][::-1][:count] for name, count in both.items()},",
+        "contract/engines/test_transformers.py",
+    ),
+    Mutant(
+        "engines/vllm/jobs.py",
+        "end = chunk + (-(-(size + first % blocks_per_chunk) // blocks_per_chunk) if size else 0)",
+        "end = chunk + (-(-size // blocks_per_chunk) if size else 0)",
+        VLLM,
+    ),
+    Mutant(
+        "engines/nixl/row_loops.py",
+        "            if inside >= count:\n",
+        "            if inside > count:\n",
+        "contract/engines/nixl/test_packed_law.py",
+    ),
+    Mutant(
+        "engines/nixl/row_loops.py",
+        "if largest >= np.uint64(known.size):",
+        "if largest > np.uint64(known.size):",
+        "contract/engines/nixl/test_interface.py",
+    ),
+)
+
+
+ROOMS = list(dict.fromkeys(mutant.room for mutant in MUTANTS))
 
 
 def stale() -> list[str]:
-    """List the mutants whose text is not in its file exactly once, or whose tests are gone."""
+    """List the mutants whose text is not in its file exactly once, or whose tests are gone or no contract."""
     found = []
     for number, mutant in enumerate(MUTANTS):
         path = ROOT / "kvplan" / mutant.file
         count = path.read_text(encoding="utf-8").count(mutant.text) if path.exists() else 0
         if count != 1:
             found.append(f"{number}: {mutant.text!r} stands {count} times in {mutant.file}")
-        found += [f"{number}: no tests/{name}" for name in mutant.tests.split() if not (ROOT / "tests" / name).exists()]
+        for name in shlex.split(mutant.tests):
+            file, _, test = name.partition("::")
+            there = name.startswith(("laws/", "contract/")) and (ROOT / "tests" / file).exists()
+            if not there or f"def {test.partition('[')[0]}" not in (ROOT / "tests" / file).read_text(encoding="utf-8"):
+                found.append(f"{number}: no tests/{name}")
     return found
 
 
@@ -118,36 +494,58 @@ def copy_of_the_tree(folder: Path) -> None:
             shutil.copy2(ROOT / name, folder / name, follow_symlinks=False)
 
 
-def outcome(folder: Path, tests: str) -> str:
-    """Run tests in a copy of the tree: "passed", "failed", "hangs", "crashes", or pytest's other exit status."""
-    paths = [f"tests/{name}" for name in tests.split()]
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *paths]
-    environment = os.environ | {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": ""}
+def outcome(folder: Path, tests: str, patience: float | None = PATIENCE) -> str:
+    """Run tests in a copy of the tree: "passed", "failed", "hangs", "crashes", or pytest's other exit status.
+
+    Without patience, it waits until they have ended, and lets pytest tell.
+    """
+    paths = [f"tests/{name}" for name in shlex.split(tests)]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "--hypothesis-seed=0", "-p", "no:cacheprovider", *paths]
+    own = {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "", "HYPOTHESIS_PROFILE": "mutants"}
+    told = subprocess.DEVNULL if patience else None
+    process = subprocess.Popen(
+        command, cwd=folder, env=os.environ | own, stdout=told, stderr=told, start_new_session=True
+    )
     try:
-        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, check=False, timeout=PATIENCE)
+        status = process.wait(patience)
     except subprocess.TimeoutExpired:
         return "hangs"
-    if done.returncode < 0:  # a signal: copies outside all memory
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # with the processes that tests have started
+        process.wait()
+    if status < 0:  # a signal: copies outside all memory
         return "crashes"
-    return {0: "passed", 1: "failed"}.get(done.returncode, f"exit status {done.returncode}")
+    return {0: "passed", 1: "failed"}.get(status, f"exit status {status}")
 
 
-def killed(numbers: list[int], folder: Path) -> Iterator[tuple[int, str]]:
-    """Make each mutant in turn; what its tests do."""
-    for number in numbers:
-        mutant = MUTANTS[number]
-        path = folder / "kvplan" / mutant.file
-        whole = path.read_text(encoding="utf-8")
-        path.write_text(whole.replace(mutant.text, mutant.mutated), encoding="utf-8")
-        yield number, outcome(folder, mutant.tests)
-        path.write_text(whole, encoding="utf-8")
+def killed(mutant: Mutant, folder: Path) -> str:
+    """Make a mutant in a copy of the tree, run its tests, and undo it; return what the tests did."""
+    path = folder / "kvplan" / mutant.file
+    whole = path.read_text(encoding="utf-8")
+    path.write_text(whole.replace(mutant.text, mutant.mutated), encoding="utf-8")
+    found = outcome(folder, mutant.tests)
+    path.write_text(whole, encoding="utf-8")
+    return found
+
+
+def shown(mutant: Mutant) -> str:
+    """Return a mutant's text in one line."""
+    return " ".join(mutant.text.split())
 
 
 def main() -> int:
     """Run; 0 where every mutant is found."""
     parser = argparse.ArgumentParser(prog="python -m tests.deep.mutants", description=__doc__.partition("\n")[0])
+    parser.add_argument("--room", choices=ROOMS, help="the mutants of one room")
     parser.add_argument("--only", type=int, nargs="+", metavar="NUMBER", help="these mutants, counted from 0")
-    numbers = parser.parse_args().only or list(range(len(MUTANTS)))
+    parser.add_argument("--list", action="store_true", help="print the mutants, and run none")
+    asked = parser.parse_args()
+    chosen = [k for k, mutant in enumerate(MUTANTS) if k in (asked.only or [k]) and asked.room in (None, mutant.room)]
+    if asked.list:
+        for number in chosen:
+            print(f"{number:2} {MUTANTS[number].room:8} {MUTANTS[number].file}: {shown(MUTANTS[number])}")
+        return 0
     if gone := stale():
         print("\n".join(gone), file=sys.stderr)
         return 1
@@ -156,15 +554,20 @@ def main() -> int:
         folder = Path(name)
         copy_of_the_tree(folder)
         begun = time.monotonic()
-        named = " ".join(sorted({name for number in numbers for name in MUTANTS[number].tests.split()}))
-        if (whole := outcome(folder, named)) != "passed":
-            print(f"without any mutant, these tests end with {whole!r}: {named}", file=sys.stderr)
+        named = " ".join(
+            sorted({shlex.quote(name) for number in chosen for name in shlex.split(MUTANTS[number].tests)})
+        )
+        if (whole := outcome(folder, named, None)) != "passed":
+            print(f"without any mutant, the tests end with {whole!r}", file=sys.stderr)
             return 1
-        for number, found in killed(numbers, folder):
+        print(f"the tests pass without any mutant, in {time.monotonic() - begun:.0f} s", flush=True)
+        for number in chosen:
+            mutant, since = MUTANTS[number], time.monotonic()
+            found = killed(mutant, folder)
             survived += found not in FOUND
-            mutant = MUTANTS[number]
-            print(f"{number:2} {found:8} {mutant.file}: {mutant.text.strip()}", flush=True)
-        print(f"{len(numbers) - survived} of {len(numbers)} found in {time.monotonic() - begun:.0f} s")
+            took = time.monotonic() - since
+            print(f"{number:2} {found:8} {took:4.0f} s  {mutant.file}: {shown(mutant)}", flush=True)
+        print(f"{len(chosen) - survived} of {len(chosen)} found in {time.monotonic() - begun:.0f} s")
     return min(survived, 1)
 
 

@@ -99,13 +99,13 @@ class Round:
         rng = self.rng
         gates = [threading.Event() for _ in range(3)]
         executor = kvplan.Executor(policy=kvplan.Policy(threads=rng.randint(1, 3)))
-        done = []
+        done, priority = [], rng.choice(["normal", "high"])
         for _ in range(transfers):
             way = rng.choice(list(self.programs))
             moved = ids(rng, self.held[way[0]], self.held[way[1]])
             plan = self.programs[way].plan(*moved)
             after = rng.choice([None] * 8 + [rng.choice(gates)] + [one for _, _, one, gone in done[-1:] if not gone])
-            transfer = executor.submit(plan, after=after, priority=rng.choice(["normal", "normal", "high"]))
+            transfer = executor.submit(plan, after=after, priority=priority)
             gone = rng.random() < 0.1 and transfer.cancel()
             done.append((way, moved, transfer, gone))
             if rng.random() < 0.05:

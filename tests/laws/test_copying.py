@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import kvplan
+from kvplan import KVLayout
 from kvplan.execute.host import tasks
 from kvplan.nixl import NixlAgent
 from kvplan.plan.loops import sparing
@@ -37,7 +38,7 @@ def test_rows_and_opaque_sub_blocks_under_the_same_ids(case, executor):
     """Laws 1 to 5 for caches that hold rows of tokens and opaque sub-blocks under the same block ids."""
     rows, pages = ([form.build(case.seed + k) for k, form in enumerate(pair)] for pair in (case.rows, case.pages))
     src, dst = (
-        kvplan.KVLayout.merge([layout_of(row), layout_of(page, "index")]) for row, page in zip(rows, pages, strict=True)
+        KVLayout.merge([layout_of(row), layout_of(page, "index")]) for row, page in zip(rows, pages, strict=True)
     )
     refused = ""
     try:
@@ -104,3 +105,25 @@ def test_nixl_agents_copy_by_coordinates(case):
         peer.submit(program.plan(case.src_ids, case.dst_ids, case.src_skip, case.dst_skip)).synchronize()
     for got, want in zip(dst.roots, expected.roots, strict=True):
         np.testing.assert_array_equal(got, want)
+
+
+@examples(100)
+@example(widths=(4, 4), store=True, seed=0)
+@given(widths=st.tuples(st.integers(1, 9), st.integers(1, 9)), store=st.booleans(), seed=st.integers(0, 99))
+def test_k_and_v_that_one_side_fuses_are_copied_half_by_half(widths, store, seed, executor):
+    """Law 1 where one side holds K and V in one row of content, and the other apart, each with its own width."""
+    rng = np.random.default_rng(seed)
+    fused = rng.integers(0, 256, (2, 5, 4, 3, sum(widths)), np.uint8)
+    apart = [rng.integers(0, 256, (5, 2, 3, 4, width), np.uint8) for width in widths]
+    notation = "block layer head token dim"
+    if widths[0] == widths[1]:
+        halves = KVLayout.from_tensors(f"kv: {notation}", apart)
+    else:
+        pairs = zip(apart, "kv", strict=True)
+        halves = KVLayout.merge([KVLayout.from_tensors(notation, half, part=name) for half, name in pairs])
+    sides = [KVLayout.from_tensors("layer block token head dim", fused), halves]
+    src, dst = ([3, 0, 4], [1, 2, 0]) if store else ([1, 2, 0], [3, 0, 4])
+    executor.submit(kvplan.compile(*(sides if store else sides[::-1])).plan(src, dst)).synchronize()
+    for one, other in zip((fused[..., : widths[0]], fused[..., widths[0] :]), apart, strict=True):
+        there = other.transpose(1, 0, 3, 2, 4)
+        np.testing.assert_array_equal(one[:, [3, 0, 4]], there[:, [1, 2, 0]])

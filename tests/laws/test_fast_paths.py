@@ -13,7 +13,6 @@ from kvplan import KVLayout
 from kvplan.cost.by_layer import LayerCut, statistics_by_layer
 from kvplan.cost.statistics import statistics_of
 from kvplan.plan import loops_numba, loops_numpy, merges, placing_numba
-from kvplan.plan.halves import halves_of
 from kvplan.plan.layers import split_layers
 from tests.compiled_cases import by_dst, compiled
 from tests.plan.slow_twins import uncompiled, without_numba
@@ -157,6 +156,3 @@ def test_groups_of_layers_are_counted_without_splitting_the_plan(several, count,
             sum(part.group.packed.shape[1] * part.units.shape[1] for part in piece.moving) for piece in pieces
         ]
         assert all(granules == -(-units // facts.granule_units) for _, facts, units, _, (granules, *_) in counts)
-    for made, part in zip(cut.halves(direction, cut.counted(plan)), pieces, strict=True):
-        halves = halves_of(part) if direction != "device" else (None, None)
-        assert made == tuple(half and statistics_of(half) for half in halves)

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvplan
+from kvplan import KVLayout
 from kvplan.cost.policy import ROUTES
 from kvplan.execute.gpu.resources import Limits
 from kvplan.plan.packing.chunk_half import Slot
@@ -96,6 +97,14 @@ def test_joined_plans_by_layer(several, groups, order, most, nbytes):
     pieces = packings_by_layer(plan, groups, order, most)
     assert [sorted(layers) for layers, _ in pieces] == sorted(sorted(layers) for layers, _ in pieces)
     assert_recipes_move(plan, order, most, nbytes, [packing for _, packing in pieces])
+
+
+@pytest.mark.parametrize("last", [255, 256, 257, 65_535, 65_536])
+def test_numbers_of_units_that_just_fit_into_their_width(last):
+    """Law 3 where the largest number of a unit is the last one, or the first one too many, of 8 and of 16 bits."""
+    src, dst = (KVLayout.from_tensors("block dim", np.zeros((last + 1, 8), np.uint8)) for _ in range(2))
+    plan = kvplan.compile(src, dst).plan([last, 0, 5], [0, last, 7])
+    assert_recipes_move(plan, "auto", None, 4096, [packing_of(plan, "auto", None)])
 
 
 @examples(60)

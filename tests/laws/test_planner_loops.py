@@ -184,6 +184,14 @@ def test_descriptors_are_merged_at_the_bounds_and_nowhere_else(loop, drawn, data
     assert sorted([list(one) for one in zip(*(c[:left].tolist() for c in columns), strict=True)]) == sorted(expected)
 
 
+@both
+def test_three_descriptors_in_a_row_are_merged_into_one(loop):
+    """Law 8 for a chain: the middle one is merged, too."""
+    columns = [array([4, 0, 9]), array([104, 100, 109]), array([5, 4, 2])]
+    assert loop("stitch")(array([104, 109]), *columns) == 1
+    assert [int(column[0]) for column in columns] == [0, 100, 11]
+
+
 SEAMS = st.lists(st.integers(0, 60), max_size=4, unique=True).map(sorted)
 
 

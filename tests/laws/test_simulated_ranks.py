@@ -14,8 +14,7 @@ from kvplan.execute.gpu.resources import Limits
 from tests.profiles import examples
 from tests.ranks.topologies import fill, reshards, truth_of
 from tests.simulated import Device
-from tests.simulated.executors import ALL_PATHS, TIGHT, executor_on, layout_on
-from tests.simulated.overwrites import TINY_RING
+from tests.simulated.executors import ALL_PATHS, TIGHT, TINY_RING, executor_on, layout_on
 
 # By route: the memory of the ranks of both sides, in turn; None for the host.
 PLACES: dict[str, tuple[tuple[int | None, ...], tuple[int | None, ...]]] = {

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import kvplan
+from kvplan import KVLayout
 from kvplan.execute.gpu.ring_loops import deal
 from kvplan.plan.staging import GRAIN, stage
 from tests import oracle
@@ -23,29 +26,45 @@ loads = st.booleans()
 @given(case=st.one_of(cases(), neighbour_cases()), load=loads)
 def test_the_two_steps_of_a_staged_unit_are_its_byte_moves(case, load):
     """Law 3: a unit's copy into the ring and the copy out of it are its byte moves."""
-    plan = planned(case)
-    for group, _ in plan.parts:
-        made = stage(group, host_is_src=load)
-        src, dst, size = group.offsets
-        host, cache = (src, dst) if load else (dst, src)
-        for unit in range(made.granule_units):
-            direct = ranges(host + made.unit_hosts[unit], cache, size)
-            extents = made.part(unit, unit + 1)
-            there = ranges(*extents)
-            onward = ranges(made.runs[0] + made.unit_rings[unit], *made.runs[1:])
-            back = {ring: at for at, ring in there.items()}
-            assert len(back) == len(there), "two bytes of the host in one place"
-            assert {back[ring]: at for ring, at in onward.items()} == direct
-            assert there.keys() == direct.keys(), "the host's image, and no more"
-        whole = ranges(*made.extents)
-        assert len(set(whole.values())) == len(whole)
-        assert max(whole.values()) < made.nbytes
-        images = [key for unit in range(made.granule_units) for key in ranges(*made.part(unit, unit + 1)).items()]
-        assert sorted(images) == sorted(whole.items()), "units of a granule share its image out"
-        assert (made.extents[1] % GRAIN == 0).all()
-        assert made.nbytes % GRAIN == 0
-        for column in (made.runs, made.unit_rings):
-            assert (column % made.alignment == 0).all()
+    for group, _ in planned(case).parts:
+        check_two_steps(group, load=load)
+
+
+@pytest.mark.parametrize("load", [True, False])
+def test_units_whose_runs_are_neighbours_of_other_units_runs(load):
+    """Law 3 for tokens every 16 bytes and heads every 24, of 8: the second run of a unit touches the first of the next.
+
+    So the units of a block do not keep their distances in the ring.
+    """
+    host = np.lib.stride_tricks.as_strided(np.zeros(2 * 48, np.uint8), (2, 2, 2, 8), (48, 16, 24, 1))
+    cache = np.zeros((6, 1, 2, 8), np.uint8)
+    sides = [KVLayout.from_tensors("block token head dim", side) for side in (host, cache)]
+    program = kvplan.compile(*(sides if load else sides[::-1]))
+    check_two_steps(program.program.groups[0], load=load)
+
+
+def check_two_steps(group, *, load: bool) -> None:
+    made = stage(group, host_is_src=load)
+    src, dst, size = group.offsets
+    host, cache = (src, dst) if load else (dst, src)
+    for unit in range(made.granule_units):
+        direct = ranges(host + made.unit_hosts[unit], cache, size)
+        extents = made.part(unit, unit + 1)
+        there = ranges(*extents)
+        onward = ranges(made.runs[0] + made.unit_rings[unit], *made.runs[1:])
+        back = {ring: at for at, ring in there.items()}
+        assert len(back) == len(there), "two bytes of the host in one place"
+        assert {back[ring]: at for ring, at in onward.items()} == direct
+        assert there.keys() == direct.keys(), "the host's image, and no more"
+    whole = ranges(*made.extents)
+    assert len(set(whole.values())) == len(whole)
+    assert max(whole.values()) < made.nbytes
+    images = [key for unit in range(made.granule_units) for key in ranges(*made.part(unit, unit + 1)).items()]
+    assert sorted(images) == sorted(whole.items()), "units of a granule share its image out"
+    assert (made.extents[1] % GRAIN == 0).all()
+    assert made.nbytes % GRAIN == 0
+    for column in (made.runs, made.unit_rings):
+        assert (column % made.alignment == 0).all()
 
 
 def ranges(first, second, size) -> dict[int, int]:

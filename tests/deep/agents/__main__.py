@@ -1,6 +1,6 @@
-"""Transfers between processes, all bytes compared; processes that are killed at random moments; and cards that lie.
+"""Transfers between processes, all bytes compared; and processes that are killed at random moments.
 
-`python -m tests.deep.agents [--device cuda] [--workers N] [--seed N] [--transfers N] [--rounds N] [--cards N]`
+`python -m tests.deep.agents [--device cuda] [--seed N] [--transfers N] [--rounds N]`
 
 *Transfers*: two processes with pools in random layouts read and write each other's blocks. After each batch every byte
 of both pools is compared with what plain numpy indexing says, as each process itself sees its memory. The memory of
@@ -8,10 +8,6 @@ both processes stays as it is.
 
 *Rounds*: an owner or a visitor is killed at a random moment while blocks move. A transfer that was called done must be
 right to the last byte, every other one must have raised a TransferError, nothing may hang, and nothing may be left.
-With `--workers`, so many processes share the rounds, and run side by side.
-
-*Cards*: random changes of a true card. Each is refused with an error of kvplan, and nothing is mapped; or the change
-was of no account, and the meeting works.
 
 `--device cuda` takes pools of GPUs, by `cuda_ipc`: within one GPU, and between two where there are two. The memory of a
 whole GPU is compared then, so no other program may use it meanwhile.
@@ -24,32 +20,25 @@ import random
 import sys
 import time
 
-from tests.deep.agents.cards import cards
 from tests.deep.agents.kills import rounds
 from tests.deep.agents.places import PLACES, place_of
-from tests.deep.agents.side_by_side import side_by_side
 from tests.deep.agents.transfers import transfers
 from tests.deep.quiet import quiet
 
 
 @quiet()
 def main(arguments: list[str] | None = None) -> int:
-    """Run all three; 0 where nothing went wrong."""
+    """Run both; 0 where nothing went wrong."""
     parser = argparse.ArgumentParser(prog="python -m tests.deep.agents", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--device", choices=PLACES, default="cpu", help="where the pools are")
-    parser.add_argument("--workers", type=int, default=1, help="processes that share the rounds")
     parser.add_argument("--seed", type=int, default=None, help="of all that is random; by default another each time")
     parser.add_argument("--transfers", type=int, default=10_000)
     parser.add_argument("--rounds", type=int, default=200)
-    parser.add_argument("--cards", type=int, default=20_000)
     told = parser.parse_args(arguments)
     seed = random.SystemRandom().randrange(1 << 32) if told.seed is None else told.seed
     print(f"seed {seed}", flush=True)
     place = place_of(told.device)
-    kills = rounds if told.workers <= 1 else side_by_side(told.workers)
-    for name, what, count in (
-        ("transfers", transfers, told.transfers), ("rounds", kills, told.rounds), ("cards", cards, told.cards)
-    ):  # fmt: skip
+    for name, what, count in (("transfers", transfers, told.transfers), ("rounds", rounds, told.rounds)):
         if not count:
             continue
         begun = time.monotonic()

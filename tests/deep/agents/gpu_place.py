@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -73,12 +71,3 @@ class Gpus(places.Host):
     def mapped(self) -> int:
         """See :meth:`places.Host.mapped`."""
         return super().mapped() + mappings()
-
-    @contextmanager
-    def offered(self) -> Iterator[bytes]:
-        """See :meth:`places.Host.offered`. A process does not open its own handles, so another one makes the card."""
-        owner = places.Neighbour(self, 0, self.turns - 1).ready()
-        try:
-            yield owner.card()
-        finally:
-            owner.end()

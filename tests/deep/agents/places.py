@@ -7,7 +7,6 @@ import random
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -92,12 +91,6 @@ class Host:
         """Mappings of memory that processes share."""
         gc.collect(0)
         return sum("/memfd:kvplan" in row for row in Path("/proc/self/maps").read_text().splitlines())
-
-    @contextmanager
-    def offered(self) -> Iterator[bytes]:
-        """A true card."""
-        with Agent("owner", {"kv": workers.pool(), "more": workers.pool(seed=1)}) as owner:
-            yield owner.card()
 
 
 def in_order(content: Bytes, notation: str) -> Bytes:

@@ -1,0 +1,112 @@
+"""Packed rows between two processes by real NIXL, through its own interface: bytes, notifications, and deaths."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from tests.contract.engines.nixl.packed_rows import PLAIN, Near, checked
+from tests.patience import PATIENCE
+
+pytest.importorskip("nixl", reason="NIXL is not installed: pip install 'kvplan[nixl]'")
+
+pytestmark = pytest.mark.slow
+WIRES = ("all", "tcp,self")  # values of UCX_TLS: shared memory, and a wire that runs in pieces
+
+
+@pytest.fixture(params=WIRES)
+def wire(request, monkeypatch):
+    monkeypatch.setenv("UCX_TLS", request.param)
+
+
+def near(**options):
+    return Near("cpu", 4000, 576, **options)
+
+
+@pytest.mark.usefixtures("wire")
+def test_every_byte_and_every_notification():
+    made = near()
+    try:
+        checked(made, 8, 2000)
+        handle = made.make("READ", *made.choose(2000))
+        assert made.pool.agent.query_xfer_backend(handle) == "KVPLAN"
+    finally:
+        made.close()
+
+
+@pytest.mark.parametrize(("mine", "theirs"), [(PLAIN, "always"), ("always", PLAIN)])
+def test_one_end_without_packing_is_nixl_s(mine, theirs):
+    made = near(mine=mine, theirs=theirs)
+    try:
+        checked(made, 4, 500)
+        handle = made.make("READ", *made.choose(500))
+        assert made.pool.agent.query_xfer_backend(handle) == "UCX"
+    finally:
+        made.close()
+
+
+@pytest.mark.usefixtures("wire")
+@pytest.mark.parametrize("operation", ["READ", "WRITE"])
+def test_a_killed_peer_ends_its_transfers_with_an_error(operation):
+    made = near()
+    try:
+        checked(made, 2, 500)
+        handles = [made.make(operation, *made.choose(2000)) for _ in range(8)]
+        agent, ends = made.pool.agent, []
+        for k, handle in enumerate(handles):
+            if k == 3:
+                made.process.kill()
+            try:
+                agent.transfer(handle)
+                until = time.monotonic() + PATIENCE
+                while (state := agent.check_xfer_state(handle)) == "PROC":
+                    assert time.monotonic() < until
+            except Exception as error:  # noqa: BLE001  # NIXL's
+                state = str(error)
+            ends.append(state)
+            if operation == "READ" and state == "DONE":
+                near_rows = made.pool.content()
+                assert near_rows.shape == made.here.shape
+        assert ends[:3] == ["DONE"] * 3
+        assert all("NIXL_ERR" in end for end in ends[4:]), ends
+        assert ends[-1] != "DONE"
+        if operation == "WRITE":
+            np.testing.assert_array_equal(made.pool.content(), made.here)
+    finally:
+        made.close()
+
+
+def test_auto_packs_many_small_rows_alone():
+    made = near(mine="auto", theirs="auto")
+    try:
+        checked(made, 2, 2000)
+        agent = made.pool.agent
+        backends = [agent.query_xfer_backend(made.make("READ", *made.choose(count))) for count in (2000, 4)]
+        assert backends == ["KVPLAN", "UCX"]
+    finally:
+        made.close()
+
+
+@pytest.mark.usefixtures("wire")
+def test_released_transfers_change_nothing_here_any_more():
+    made = near()
+    try:
+        checked(made, 2, 500)
+        agent = made.pool.agent
+        for turn in range(20):
+            handle = made.make("READ", *made.choose(3000))
+            agent.transfer(handle)
+            time.sleep(turn * 2e-4)
+            agent.release_xfer_handle(handle)
+            held = made.pool.content()
+            time.sleep(2e-3)
+            np.testing.assert_array_equal(made.pool.content(), held)
+        made.here[:] = held
+        here, there = made.choose(2000)
+        made.post(made.make("WRITE", here, there, b"last"))
+        made.moved("WRITE", here, there)
+        np.testing.assert_array_equal(made.ask("await", b"last"), made.there)
+    finally:
+        made.close()

@@ -1,0 +1,121 @@
+"""Ctrl-C in the main thread, at random points of a call: the executor goes on or closes, no lock is left held.
+
+The transfer in whose submit it came may be lost. All others arrive.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import kvplan
+from tests.contract.gpu.caches import MOVE, Ids, Pair, way
+from tests.contract.gpu.machines import PATIENCE, Machine
+from tests.interrupts import Interrupt
+
+# What is raised in a finalizer, Python swallows.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+POINTS = 6  # of each call, path and route
+
+Call = Callable[[kvplan.Executor, Pair, Any, threading.Event], Callable[[], object]]
+
+
+def at_once(executor: kvplan.Executor, pair: Pair, stream: Any, happened: threading.Event) -> Callable[[], object]:
+    return lambda: executor.submit(pair.program.plan(*MOVE))
+
+
+def behind_a_stream(
+    executor: kvplan.Executor, pair: Pair, stream: Any, happened: threading.Event
+) -> Callable[[], object]:  # fmt: skip
+    return lambda: executor.submit(pair.program.plan(*MOVE), after=stream, priority="high")
+
+
+def behind_the_cpu(
+    executor: kvplan.Executor, pair: Pair, stream: Any, happened: threading.Event
+) -> Callable[[], object]:  # fmt: skip
+    return lambda: executor.submit(pair.program.plan(*MOVE), after=happened)
+
+
+def and_its_result(
+    executor: kvplan.Executor, pair: Pair, stream: Any, happened: threading.Event
+) -> Callable[[], object]:  # fmt: skip
+    return lambda: executor.submit(pair.program.plan(*MOVE), by_layer=True).result()
+
+
+def a_wait(executor: kvplan.Executor, pair: Pair, stream: Any, happened: threading.Event) -> Callable[[], object]:
+    transfer = executor.submit(pair.program.plan(*MOVE), by_layer=True)
+    return lambda: (transfer.wait_layer(0, stream), transfer.wait(stream), transfer.done(), executor.stats())
+
+
+def a_cancel(executor: kvplan.Executor, pair: Pair, stream: Any, happened: threading.Event) -> Callable[[], object]:
+    transfer = executor.submit(pair.program.plan(*MOVE), after=happened)
+    return transfer.cancel
+
+
+def in_time(call: Callable[[], object], why: str) -> None:
+    """Call something in another thread, which would block at a lock that is held."""
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(PATIENCE)
+    assert not thread.is_alive(), why
+
+
+def interrupted(gpu: Machine, path: str, route: str, call: Call, at: int) -> int:
+    """Interrupt a call at a point, counted from 1; return how many points were passed."""
+    executor, pair, stream, happened = gpu.executor(path), way(gpu, route), gpu.stream(), threading.Event()
+    if at % 2:
+        pair.warm(executor)
+    interrupt = Interrupt(at)
+    try:
+        interrupt.within(call(executor, pair, stream, happened))
+        happened.set()
+        in_time(lambda: executor.submit(pair.plan(Ids([6], [6]))).synchronize(PATIENCE), "a submit hangs")
+        executor.submit(pair.plan(), priority="high").synchronize(PATIENCE)
+        executor.submit(pair.plan()).synchronize(PATIENCE)
+        in_time(executor.close, "close hangs")
+        pair.check()
+    except BaseException as error:
+        raise AssertionError(f"interrupted at point {at}, {interrupt.where}") from error
+    return interrupt.points
+
+
+@pytest.mark.parametrize("path", ["kernel", "staged", "copy_engine"])
+@pytest.mark.parametrize("call", [at_once, behind_a_stream, behind_the_cpu, and_its_result, a_wait, a_cancel])
+def test_the_executor_goes_on_after_an_interrupt(gpu: Machine, path: str, call: Call) -> None:
+    drawn = random.Random(f"{path} {call.__name__}")
+    for route in ("load", "store"):
+        points = interrupted(gpu, path, route, call, 0)
+        for at in drawn.sample(range(1, points + 1), min(POINTS, points)):
+            interrupted(gpu, path, route, call, at)
+
+
+@pytest.mark.parametrize("path", ["kernel", "staged", "copy_engine"])
+def test_a_submit_of_a_signal_handler_within_a_submit_is_refused_or_arrives(gpu: Machine, path: str) -> None:
+    points, refused, drawn = 0, 0, random.Random(path)
+    for at in (0, *range(POINTS)):
+        executor, pair, other, flying = gpu.executor(path), way(gpu, "load"), way(gpu, "load", seed=5), list[Any]()
+        pair.warm(executor)
+
+        def handler(executor=executor, other=other, flying=flying) -> None:
+            try:
+                flying.append(executor.submit(other.program.plan([2], [3])))
+                other.plan(Ids([2], [3]))
+            except kvplan.TransferError as error:
+                flying.append(error)
+
+        interrupt = Interrupt(drawn.randrange(1, points) if at else 0, handler)
+        interrupt.within(lambda executor=executor, pair=pair: executor.submit(pair.plan()).synchronize(PATIENCE))
+        points = points or interrupt.points
+        for each in flying:
+            if isinstance(each, kvplan.TransferError):
+                assert "this submit came within another call" in str(each)
+                refused += 1
+            else:
+                each.synchronize(PATIENCE)
+        in_time(executor.close, "close hangs")
+        pair.check()
+        other.check()

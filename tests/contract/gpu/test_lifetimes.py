@@ -1,0 +1,143 @@
+"""What is in flight keeps itself alive and finishes, whatever the caller drops or closes; what is done lets go."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import kvplan
+from tests.contract.gpu.caches import MOVE, Ids, Pair, assert_same_bytes, both_ways, every_path, way
+from tests.contract.gpu.machines import PATIENCE, Machine
+
+ROOT = Path(__file__).parents[3]
+
+
+def until(condition: Callable[[], bool], why: str) -> None:
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, why
+        gc.collect()
+        time.sleep(0.02)
+
+
+def tensors_of(pair: Pair) -> list[weakref.ref]:
+    held = [layout.tensors for layout in pair.layouts]
+    return [weakref.ref(tensor) for some in held for tensor in (some if isinstance(some, list) else [some])]
+
+
+@every_path
+@both_ways
+def test_tensors_that_the_caller_drops_live_until_the_end(gpu: Machine, path: str, route: str) -> None:
+    executor, pair, stream = gpu.executor(path), way(gpu, route), gpu.stream()
+    pair.warm(executor)
+    with gpu.hold(stream) as gate:
+        executor.submit(pair.plan(), after=stream)
+        references, targets, due = tensors_of(pair), pair.targets, pair.dst_bytes
+        del pair
+        gc.collect()
+        assert all(reference() is not None for reference in references)
+        gate.open()
+        until(lambda: all(reference() is None for reference in references), "an ended transfer keeps tensors alive")
+    assert_same_bytes([memory.bytes() for memory in targets], due)
+
+
+@every_path
+@both_ways
+def test_a_transfer_that_has_ended_keeps_nothing(gpu: Machine, path: str, route: str) -> None:
+    executor, pair = gpu.executor(path), way(gpu, route)
+    transfer = executor.submit(pair.plan(), by_layer=True)
+    transfer.synchronize(PATIENCE)
+    pair.check()
+    references = tensors_of(pair)
+    del pair, transfer
+    until(lambda: all(reference() is None for reference in references), "an ended transfer keeps tensors alive")
+
+
+@every_path
+@both_ways
+def test_an_executor_that_is_dropped_finishes(gpu: Machine, path: str, route: str) -> None:
+    before = set(threading.enumerate())
+    executor, pair, stream = gpu.executor(path), way(gpu, route), gpu.stream()
+    pair.warm(executor)
+    mine = set(threading.enumerate()) - before
+    assert mine
+    with gpu.hold(stream) as gate:
+        transfer = executor.submit(pair.plan(), after=stream)
+        gpu.executors.clear()
+        reference = weakref.ref(executor)
+        del executor
+        gc.collect()  # blocks nobody
+        assert reference() is None
+        assert not transfer.done()
+        gate.open()
+        transfer.synchronize(PATIENCE)
+    pair.check()
+    until(lambda: not any(thread.is_alive() for thread in mine), "a thread of a dropped executor goes on")
+
+
+@every_path
+@both_ways
+@pytest.mark.parametrize("closers", [1, 2])
+def test_close_waits_for_what_was_submitted(gpu: Machine, path: str, route: str, closers: int) -> None:
+    executor, pair, stream, happened = gpu.executor(path), way(gpu, route), gpu.stream(), threading.Event()
+    pair.warm(executor)
+    with gpu.hold(stream) as gate:
+        flying = [executor.submit(pair.plan(Ids([k], [8 - k])), after=stream) for k in range(8)]
+        flying.append(executor.submit(pair.plan(), after=happened))
+        threads = [threading.Thread(target=executor.close) for _ in range(closers)]
+        for thread in threads:
+            thread.start()
+        assert not flying[0].done()
+        gate.open()
+        happened.set()
+        for thread in threads:
+            thread.join(PATIENCE)
+            assert not thread.is_alive(), "close hangs"
+    assert all(transfer.done() for transfer in flying)
+    pair.check()
+    assert [transfer.result().nbytes for transfer in flying] == [transfer.plan.nbytes for transfer in flying]
+    executor.close()
+    pair.check()
+
+
+def test_a_closed_executor_takes_nothing(gpu: Machine) -> None:
+    pair = way(gpu, "store")
+    with gpu.executor("kernel") as executor:
+        begun = executor.begin(pair.program.plan(*MOVE))
+        transfer = executor.submit(pair.plan())
+    assert transfer.done()
+    plan = pair.program.plan([1], [2])
+    asks: list[Callable[[], object]] = [
+        lambda: executor.submit(plan), lambda: executor.prepare(plan), lambda: executor.begin(plan),
+        lambda: executor.candidates(plan), lambda: begun.submit(0),
+    ]  # fmt: skip
+    for ask in asks:
+        with pytest.raises(kvplan.TransferError, match="closed"):
+            ask()
+    assert executor.stats().transfers == 1
+    pair.check()
+
+
+@every_path
+def test_executors_come_and_go_and_leave_no_thread(gpu: Machine, path: str) -> None:
+    pair, before = way(gpu, "load"), threading.active_count()
+    for k in range(6):
+        with gpu.executor(path) as executor:
+            executor.submit(pair.plan(Ids([k], [8 - k])))
+    until(lambda: threading.active_count() <= before, "closed executors keep threads")
+    pair.check()
+
+
+@pytest.mark.parametrize("path", ["kernel", "staged"])
+def test_a_normal_exit_finishes_what_was_submitted(gpu: Machine, path: str) -> None:
+    command = [sys.executable, "-m", "tests.contract.gpu.leaving", type(gpu).__name__, path, "store"]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=10 * PATIENCE, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "arrived\n", "")
