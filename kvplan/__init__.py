@@ -38,15 +38,12 @@ if TYPE_CHECKING:
     from kvplan.ranks.rank_pair import PairProgram
     from kvplan.ranks.resharding import Resharding, reshard
     from kvplan.ranks.shards import Shard
-    from kvplan.verification.coverage import Coverage
-    from kvplan.verification.verification import Verification
-    from kvplan.verification.verify import verify
+    from kvplan.verification.verify import Verification, verify
 
 __all__ = [
     "Agent",
     "BlockIndexError",
     "CopyProgram",
-    "Coverage",
     "Descriptors",
     "Executor",
     "Groups",
@@ -84,7 +81,6 @@ __all__ = [
 _LATER = {
     "Agent": "kvplan.agents.agent",
     "CopyProgram": "kvplan.plan.copy_program",
-    "Coverage": "kvplan.verification.coverage",
     "Descriptors": "kvplan.plan.loops_numpy",
     "Executor": "kvplan.execute.executor",
     "Groups": "kvplan.ranks.groups",
@@ -100,7 +96,7 @@ _LATER = {
     "StridedRows": "kvplan.plan.descriptors",
     "Transfer": "kvplan.execute.transfer",
     "TransferResult": "kvplan.execute.transfer",
-    "Verification": "kvplan.verification.verification",
+    "Verification": "kvplan.verification.verify",
     "allocate": "kvplan.memory.allocate",
     "compile": "kvplan.plan.copy_program",
     "join": "kvplan.plan.plan",

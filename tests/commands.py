@@ -14,13 +14,25 @@ from kvplan.cli import main
 
 ROOT = Path(__file__).parents[1]
 SPECS = ROOT / "examples" / "specs"
-GPU, HOST, HOST_64, X_PACKED = (
-    str(SPECS / f"{name}.toml") for name in ("gpu_split_kv", "host_block_first", "host_block_first_64", "x_packed")
-)
+GPU, HOST, X_PACKED = (str(SPECS / f"{name}.toml") for name in ("gpu_split_kv", "host_block_first", "x_packed"))
 
-# One layer of 4 blocks, so small that every number can be checked by hand: a K plane of 4 * 128 bytes, then V.
-TINY = "layer: kv block token head dim"
-TINY_SIZES = "layer=1,block=4,token=4,head=2,dim=8"
+
+WRITE = os.environ.get("KVPLAN_SNAPSHOTS") == "write"
+
+
+def hold(file: Path, found: str) -> None:
+    """Compare with a snapshot, or write it: ``KVPLAN_SNAPSHOTS=write``; read the difference then."""
+    if WRITE:
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(found, encoding="utf-8")
+    assert file.exists(), "no snapshot yet: KVPLAN_SNAPSHOTS=write makes it"
+    assert found == file.read_text(encoding="utf-8")
+
+
+def hold_screen(name: str, found: str) -> None:
+    """The same of a screen of 80 columns, of ``tests/cli/snapshots``."""
+    assert max(map(len, found.splitlines())) <= 80
+    hold(Path(__file__).parent / "cli" / "snapshots" / f"{name}.txt", found)
 
 
 def answer(capsys, *argv, code=0):

@@ -1,4 +1,4 @@
-"""Five layouts that nobody here has met, small enough to check by hand, at addresses that are easy to read."""
+"""Layouts that nobody here has met, small enough to check by hand, at addresses that are easy to read."""
 
 from __future__ import annotations
 
@@ -39,21 +39,3 @@ def overlaid() -> tuple[KVLayout, KVLayout]:
     attention = KVLayout.from_tensors("block layer kv token dim", memory.reshape(6, 2, 2, 4, 16), layers=[0, 2])
     state = KVLayout.from_tensors("block dim", memory[:, :200], part="state", layer_start=1)
     return attention, state
-
-
-def x_packed() -> KVLayout:
-    """Content of 32 bytes a (token, head) in words of 8: the words of one place of all tokens stand together."""
-    return KVLayout.from_spec({
-        "notation": "layer: kv block head dim.0 token dim.1", "dtype": "uint8", "device": "cuda:0", "address": GPU,
-        "sizes": {"layer": 1, "block": 2, "token": 4, "head": 2, "dim": 32, "dim.1": 8},
-    })  # fmt: skip
-
-
-FIVE = {
-    "padded split K/V": padded_split_kv,
-    "MLA of 656": mla_656,
-    "token-major": token_major,
-    "overlaid attention": lambda: overlaid()[0],
-    "overlaid state": lambda: overlaid()[1],
-    "x-packed": x_packed,
-}

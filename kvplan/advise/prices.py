@@ -12,9 +12,8 @@ from kvplan.cost import model
 from kvplan.cost.model import Candidate
 from kvplan.cost.policy import Policy
 from kvplan.cost.profile import DeviceProfile
-from kvplan.cost.statistics import Counted, Statistics, facts_of, total
+from kvplan.cost.statistics import Counted, facts_of, total
 from kvplan.plan.descriptors import Part
-from kvplan.plan.halves import group_halves
 from kvplan.program.program import Program, RunGroup
 
 
@@ -68,19 +67,10 @@ class Pricing:
         refused = {}
         if self.policy.staging_bytes is not None and statistics.granule_nbytes > self.policy.staging_bytes:
             refused["staged"] = "a block is larger than the ring"
-        halves = self._halves(program, route)
-        return tuple(model.candidates(statistics, self.profile, self.policy, refused, halves))
+        return tuple(model.candidates(statistics, self.profile, self.policy, refused))
 
     def _units(self, program: Program) -> int:
         return 1 if program.opaque else max(-(-self.tokens // program.unit_tokens), 1)
-
-    def _halves(self, program: Program, route: str) -> tuple[Statistics, Statistics] | None:
-        sides = list(zip(*(group_halves(group) for group in program.groups), strict=True))
-        large, small = ([group for group in side if group is not None] for side in sides)
-        if not large or not small:
-            return None
-        units = self._units(program)
-        return total(route, _counted(large, units, route)), total(route, _counted(small, units, route))
 
 
 def _counted(groups: tuple[RunGroup, ...] | list[RunGroup], units: int, route: str) -> list[Counted]:

@@ -8,18 +8,14 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
-from itertools import count, islice
 
 from kvplan.agents.identity import Life
-from kvplan.base.quoting import quoted
-from kvplan.errors import KVPlanError, LayoutError, TransferError
+from kvplan.errors import TransferError
 
 PACKET = 1 << 16  # most bytes of a packet, with its first byte
 NOTE_NBYTES = 60_000  # most bytes of a note
-MESSAGE_NBYTES = 32 << 10  # most bytes of a message of a transport
 HELD = 1 << 16  # most notes that wait here to be read, and most packets that wait here to be sent
-BATCH = 1024  # most packets that are received at once: more than the socket holds if the other side does not flood it
+BATCH = 1024  # most packets that are received at once
 HELD_NBYTES = 64 << 20  # most bytes of either
 
 # The first byte of a packet.
@@ -42,7 +38,7 @@ class Channel:
     Attributes:
         name: as given.
         gone: why the other side is gone; None while it is there.
-        inbox: notes that nobody has read, by the number of their packet.
+        inbox: notes that nobody has read.
     """
 
     def __init__(
@@ -52,12 +48,10 @@ class Channel:
         sock.settimeout(0)
         self.sock, self.life, self.name = sock, life, name
         self.gone: str | None = None
-        self.inbox: dict[int, bytes] = {}
+        self.inbox: list[bytes] = []
         self._hear, self._told, self._wake = hear, told, wake
         self._reading = threading.RLock()
         self._writing = threading.RLock()
-        self._raw: deque[tuple[int, bytes]] = deque()
-        self._numbers = count()
         self._outbox: deque[tuple[bytes, tuple[int, ...]]] = deque()
         self._outbox_nbytes = 0
         self._inbox_nbytes = 0
@@ -120,58 +114,39 @@ class Channel:
             whole: whether to read also if many notes wait in the inbox.
         """
         with self._reading:
-            rounds = HELD // BATCH if whole else 1
-            while rounds and (whole or not self.full()):
-                rounds = rounds - 1 if self._receive() else 0
-                while self._raw:
-                    number, packet = self._raw[0]
-                    self._take(number, packet)
-                    if self._raw and self._raw[0][0] == number:
-                        self._raw.popleft()
+            for _ in range(HELD if whole else BATCH):
+                packet = None if self.full() and not whole else self._receive()
+                if packet is None:
+                    break
+                if packet[:1] == NOTE:
+                    self.inbox.append(packet[1:])
+                    self._inbox_nbytes += len(packet)
+                else:
+                    self._dispatch(packet)
 
-    def _receive(self) -> bool:
-        """Receive packets, at most :data:`BATCH`; return whether more may have come."""
+    def _receive(self) -> bytes | None:
+        """Receive a packet; return None if none has come."""
         if self.sock.fileno() < 0:
-            return False
-        receive = partial(self.sock.recv, PACKET + 1, socket.MSG_DONTWAIT)
-        before = len(self._raw)
+            return None
         try:
-            # One C call: a signal handler that raises an error loses no packet. It ends also if packets never do.
-            self._raw.extend(zip(self._numbers, islice(iter(receive, b""), BATCH), strict=False))
+            packet = self.sock.recv(PACKET + 1, socket.MSG_DONTWAIT)
         except BlockingIOError:
-            return False
+            return None
         except ConnectionResetError:  # it left packets unread; its own are still here
             return self._receive()
         except OSError as error:
             self.lose(f"the connection to {self.name!r} broke: {error.strerror or error}")
-            return False
-        if len(self._raw) - before < BATCH:
+            return None
+        if not packet:
             self.lose(f"{self.name!r} has closed its agent, or its process has ended")
-            return False
-        return True
+        return packet or None
 
-    def _take(self, number: int, packet: bytes) -> None:
-        kind = packet[:1]
-        if len(packet) > PACKET:
-            self.lose(f"{self.name!r} sent a packet of more than {PACKET} bytes")
-        elif kind == NOTE:
-            if number not in self.inbox:
-                self._inbox_nbytes += len(packet)
-            self.inbox[number] = packet[1:]
-        else:
-            try:
-                self._dispatch(kind, packet)
-            except KVPlanError as error:
-                self.lose(f"{self.name!r} sent a wrong packet: {error}")
-
-    def _dispatch(self, kind: bytes, packet: bytes) -> None:
-        if kind == MESSAGE:
-            transport, _, message = packet[1:].partition(b"\0")
-            self._hear(transport.decode("ascii", "replace"), message)
-        elif packet in (CLOSING, GOODBYE):
+    def _dispatch(self, packet: bytes) -> None:
+        if packet in (CLOSING, GOODBYE):
             self._told(packet)
         else:
-            raise LayoutError(f"{quoted(packet)}, which no kvplan sends")
+            transport, _, message = packet[1:].partition(b"\0")
+            self._hear(transport.decode(), message)
 
     def full(self) -> bool:
         """Return whether so many notes wait in the inbox that no more are read."""
@@ -184,7 +159,7 @@ class Channel:
                 self.read()
             if not self.inbox:
                 return []
-            found, self.inbox, self._inbox_nbytes = list(self.inbox.values()), {}, 0
+            found, self.inbox, self._inbox_nbytes = self.inbox, [], 0
             return found
 
     # ---- its end -----------------------------------------------------------------------------------------------------

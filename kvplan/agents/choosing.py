@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from kvplan.agents.agent_card import AgentCard, why_not
-from kvplan.agents.by_nixl.nixl_end import NixlOffer, checked_offer
+from kvplan.agents.by_nixl.nixl_end import NixlOffer
 from kvplan.agents.identity import this_process, user_name
-from kvplan.agents.relocation import check_covered, regions_of
+from kvplan.agents.relocation import regions_of
 from kvplan.agents.way import Checked, Origin, Way
 from kvplan.agents.ways import NIXL
 from kvplan.base.quoting import quoted
@@ -51,7 +51,6 @@ def choose(
 
     Raises:
         PathError: no transport serves a layout, or the card is of another user.
-        LayoutError: the card offers what its memory is not.
     """
     me = this_process()
     here = card.host == me.host
@@ -84,11 +83,10 @@ def choose(
             except PathError as error:
                 reasons[transport] = str(error)
                 continue
-            check_covered(whole, one.ranges, transport)
             checked[transport] = one
             names |= dict.fromkeys(wanted, transport)
     if lacked := [name for name in card.layouts if name not in names]:
         told = "; ".join(f"{one}: {reasons.get(one) or why_not(one, card)}" for one in transports)
         raise PathError(f"no transport serves layout {quoted(lacked[0])} of {card.name!r}: {told}")
-    nixl = checked_offer(card.offered[NIXL].part) if NIXL in names.values() else None
+    nixl = NixlOffer.of(card.offered[NIXL].part) if NIXL in names.values() else None
     return Chosen(names, checked, nixl, origin, here)

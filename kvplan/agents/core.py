@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import atexit
-import functools
 import logging
 import os
 import secrets
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -24,7 +23,7 @@ from kvplan.agents.loop import Loop, guarded
 from kvplan.agents.settling import Lanes
 from kvplan.agents.ways import OfferedLayouts
 from kvplan.base.latch import Latch
-from kvplan.base.process import generation
+from kvplan.base.process import AGENTS, at_exit, generation
 from kvplan.errors import KVPlanError, TransferError
 from kvplan.execute.executor import Executor
 from kvplan.execute.stats import Tally
@@ -96,7 +95,7 @@ class Core:
             self.packed = NixlPacked(
                 name, nixl, self._peers_may_name, self.executor_on, packed, self.inside, tally=self.tally
             )
-        _hook_exit()
+        at_exit(AGENTS, _drain_at_exit)
         _cores.add(self)
 
     @property
@@ -233,13 +232,14 @@ class Core:
         if self.nixl is not None:
             self.nixl.close()
 
-    def drain(self, timeout: float) -> None:
-        """Wait until no transfer is in flight and all notes are sent; the exit of the interpreter calls this."""
+    def drain(self, timeout: float) -> str | None:
+        """Wait until no transfer is in flight and all notes are sent; return what is lost, in words."""
         until = time.monotonic() + timeout
-        while time.monotonic() < until:
-            if not any(link.in_flight or link.channel.unsent() for link in list(self.links.values())):
-                return
+        while busy := [link for link in list(self.links.values()) if link.in_flight or link.channel.unsent()]:
+            if time.monotonic() >= until:
+                return "; ".join(link.waits() for link in busy)
             time.sleep(1e-3)
+        return None
 
     def drop(self) -> None:
         """Close all descriptors of connections in a forked child. The parent's connections stay as they are."""
@@ -258,15 +258,12 @@ def _device(plan: Plan) -> str:
 _cores: weakref.WeakSet[Core] = weakref.WeakSet()
 
 
-@functools.cache
-def _hook_exit() -> None:
-    atexit.register(_drain_at_exit)
-
-
 def _drain_at_exit() -> None:
     until = time.monotonic() + EXIT_SECONDS
-    for core in list(_cores):
-        core.drain(until - time.monotonic())
+    lost = [core.drain(until - time.monotonic()) for core in list(_cores)]
+    if any(lost):
+        message = f"at exit, agents gave up after {EXIT_SECONDS:.0f} s: {'; '.join(filter(None, lost))}"
+        warnings.warn(message, RuntimeWarning, stacklevel=1)
 
 
 def _forked() -> None:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from functools import partial
 
-from kvplan.agents.channel import CLOSING, GOODBYE, MESSAGE, MESSAGE_NBYTES, PACKET, Channel
+from kvplan.agents.channel import CLOSING, MESSAGE, PACKET, Channel
 from kvplan.agents.greeting import (
     ANSWER_SECONDS,
     REFUSED,
@@ -28,12 +28,9 @@ from kvplan.agents.greeting import (
 from kvplan.agents.identity import Life
 from kvplan.agents.loop import Loop
 from kvplan.agents.way import Offer, Served
-from kvplan.base.latch import Wake, sleep, waking
 from kvplan.base.quoting import quoted
 from kvplan.errors import KVPlanError, LayoutError, TransferError
 
-UNANSWERED = 32  # most visitors in the middle of their greeting; a further one drops the oldest
-VISITORS = 1024  # most visitors of one agent
 PAUSE_SECONDS = 0.1  # without accepting, after the system had no descriptor for a visitor
 
 log = logging.getLogger("kvplan.agents")
@@ -66,7 +63,6 @@ class Door:
         self.parting = threading.RLock()  # held while a visitor's notes go to ``late``, and while notes are taken
         self.closing = False
         self._greetings: dict[int, Greeting] = {}
-        self._sleepers: list[Wake] = []
         self._pause_until: float | None = None
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -105,12 +101,10 @@ class Door:
             return
         _, uid = peer_of(sock)
         greeting = Greeting(self, sock)
-        if uid not in self.users:  # it must not push out those who may visit
+        if uid not in self.users:
             greeting.end(f"{self.name!r} does not allow user {uid}; it would by users=[{uid}]")
             return
         self._greetings[id(greeting)] = greeting
-        if len(self._greetings) > UNANSWERED:
-            next(iter(self._greetings.values())).end()
         self.loop.add(greeting)
         greeting.serve()
 
@@ -129,10 +123,8 @@ class Door:
     def leave(self, visitor: Visitor) -> None:
         """Remove a visitor that has gone."""
         self.late += [(visitor.name, note) for note in visitor.notes()]
-        wakes = waking(self._sleepers)
         self.visitors.pop(id(visitor), None)
         self.loop.remove(visitor)
-        any(wakes)
 
     # The agent calls these methods.
 
@@ -156,11 +148,6 @@ class Door:
         for visitor in list(self.visitors.values()):
             visitor.tell(CLOSING)
         self.loop.wake()
-
-    def wait_empty(self, timeout: float) -> list[str]:
-        """Wait until all visitors have gone; return the names of those that are still here."""
-        sleep(lambda: not self.visitors, self._sleepers, timeout)
-        return sorted({visitor.name for visitor in list(self.visitors.values())})
 
     def drop(self) -> None:
         """Close all descriptors in a forked child."""
@@ -210,6 +197,8 @@ class Greeting:
             return
         except KVPlanError as error:
             self.end(str(error))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            self.end(f"its packet cannot be read ({error})")
         except OSError as error:
             log.debug("a greeting with %s broke off: %s", self._door.name, error)
             self.end()
@@ -241,8 +230,6 @@ class Greeting:
         shown, hellos = read_answer(packet)
         if not hmac.compare_digest(shown, proof(door.key, "visitor", door.agent, hello, self._nonce)):
             raise TransferError("the visitor does not hold the key of the card")
-        if len(door.visitors) >= VISITORS:
-            raise TransferError(f"{door.name!r} has {VISITORS} visitors, and takes no more")
         if unknown := [name for name in hellos if name not in door.offers]:
             raise LayoutError(f"{door.name!r} does not offer {quoted(unknown[0])}")
         pid, _ = peer_of(self.sock)
@@ -324,19 +311,14 @@ class Visitor:
             one.close()
 
     def _hear(self, transport: str, message: bytes) -> None:
-        if transport not in self.served:
-            raise LayoutError(f"a message for {quoted(transport)}")
         self.served[transport].heard(message)
 
     def _told(self, packet: bytes) -> None:
-        if packet != GOODBYE:
-            raise LayoutError("only an owner closes")
+        del packet  # it says goodbye
         self._left = True
         self._door.loop.wake()
 
 
 def message_of(transport: str, message: bytes) -> bytes:
-    """Return the packet of a transport's message; raise TransferError if it is too long."""
-    if len(message) > MESSAGE_NBYTES:
-        raise TransferError(f"a message of {transport} has {len(message)} bytes; it has at most {MESSAGE_NBYTES}")
+    """Return the packet of a transport's message."""
     return MESSAGE + transport.encode() + b"\0" + message

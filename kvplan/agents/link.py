@@ -7,14 +7,13 @@ import select
 import threading
 from typing import Protocol
 
-from kvplan.agents.channel import CLOSING, GOODBYE, NOTE, NOTE_NBYTES, Channel
+from kvplan.agents.channel import GOODBYE, NOTE, NOTE_NBYTES, Channel
 from kvplan.agents.door import message_of
 from kvplan.agents.greeting import Met
 from kvplan.agents.loop import Loop, guarded
 from kvplan.agents.way import Opened, Tell
 from kvplan.base.latch import Latch
-from kvplan.base.quoting import quoted
-from kvplan.errors import KVPlanError, LayoutError, TransferError
+from kvplan.errors import KVPlanError, TransferError
 
 log = logging.getLogger("kvplan.agents")
 
@@ -173,13 +172,10 @@ class Link:
             log.debug("%s did not hear the goodbye: %s", self.name, error)
 
     def _hear(self, transport: str, message: bytes) -> None:
-        if transport not in self.opened:
-            raise LayoutError(f"a message for {quoted(transport)}")
         self.opened[transport].heard(message)
 
     def _told(self, packet: bytes) -> None:
-        if packet != CLOSING:
-            raise LayoutError("only a visitor says goodbye")
+        del packet  # the owner closes
         with self._lock:
             self.why = self.why or "its agent closes"
         self._loop.wake()

@@ -106,7 +106,7 @@ class Peer:
         Raises:
             KVPlanError: ``plan`` is not a plan, ``note`` is not bytes, or another argument is wrong.
             PathError: the plan is not between this process and this peer, or no path can serve it.
-            LayoutError: the destination is read-only, or a tensor has other memory now.
+            LayoutError: the destination is read-only.
             TransferError: the peer died, closes or was forgotten; or the agent is closed.
 
         >>> import kvplan, numpy as np

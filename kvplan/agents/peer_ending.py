@@ -185,10 +185,10 @@ class PeerEnding(LatchedTransfer):
         if error is not None and self._taken:
             with suppress(TransferError):  # the peer is gone
                 self._tell(error)
-        if result is not None:
-            self._tally.add(result, "read" if self._order.reading else "write", self._once)
-        elif any(self._once):
-            if self._cancelled and not self._expired:
+        if any(self._once):
+            if result is not None:
+                self._tally.add(result, "read" if self._order.reading else "write")
+            elif self._cancelled and not self._expired:
                 self._tally.ends.append("cancelled")
             else:
                 self._tally.fail(self.plan, "agent", error)

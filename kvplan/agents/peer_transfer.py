@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import starmap
 from typing import Any
 
 from kvplan.agents.latched_transfer import BEGUN
@@ -21,17 +19,10 @@ from kvplan.base.threads import Standby, error_of
 from kvplan.errors import TransferError
 from kvplan.execute.transfer import StreamlessTransfer, Transfer, check_layer, wait_on_cpu
 from kvplan.nixl.nixl_transfer import NixlTransfer, end_all
-from kvplan.plan.plan import Plan
 
 __all__ = ["Order", "PeerTransfer"]
 
 LOOK_SECONDS = 2e-4  # that a caller looks for the end of a transfer itself: a block's bytes arrive in less
-
-
-class _Frame:
-    """An object that lives as long as the call that made it."""
-
-    __slots__ = ("__weakref__",)
 
 
 class PeerTransfer(PeerEnding):
@@ -54,7 +45,6 @@ class PeerTransfer(PeerEnding):
 
     # Defaults that most transfers keep, so that a submit need not set them.
     quiet = left = polled = False
-    _frame: weakref.ref[_Frame] | None = None
     _launched = False
     _waking: Wake | None = None
     _lane: Lane | None = None
@@ -145,20 +135,13 @@ class PeerTransfer(PeerEnding):
                 self._waking.put(None)
         return self._cancelled
 
-    def replan(self, plan: Plan) -> None:
-        """See :meth:`kvplan.Transfer.replan`."""
-        self._inner().replan(plan)
-
     # ---- for the peer and the lane -----------------------------------------------------------------------------------
 
     def launch(self, lane: Lane, opened: Any, *, urgent: bool = False) -> None:
         """Submit it, or leave that to the lane if it waits on the CPU for its ``after=``.
 
-        A signal handler may raise an error at any point of this. The lane then still ends what was submitted, or left
-        to it: when this call is over, ``frame`` is gone, which wakes the lane.
+        If Ctrl-C comes in it, the lane ends what was submitted.
         """
-        frame = _Frame()
-        self._frame = weakref.ref(frame, lane.waker)
         self._lane = lane
         try:
             lane.take(self)
@@ -174,10 +157,9 @@ class PeerTransfer(PeerEnding):
             self._refused = self.inner is None and not self._deferred
             if self._refused:
                 self._link.leave_flight(self)
-            self._launched = not self._refused  # a caller that keeps the error keeps the frame, too
+            self._launched = True
             lane.waker(None)
             raise
-        self._frame = None
 
     def _hand_over(self, lane: Lane, opened: Any) -> None:
         """Tell the lane that the submit is over, and who ends the transfer."""
@@ -210,14 +192,13 @@ class PeerTransfer(PeerEnding):
 
     def submitting(self) -> bool:
         """Return whether :meth:`launch` is still at work."""
-        frame = self._frame
-        return frame is not None and frame() is not None and not (self._launched or self._refused)
+        return not self._launched
 
     def submit(self) -> None:
         """Submit the inner transfer, in the caller's thread."""
         self.attempt += 1
         self._fates.append(BEGUN)  # from here on, the inner transfer says whether it can be cancelled
-        self._inners.extend(starmap(self._start, [()]))  # one C call keeps what the submit returns
+        self._inners.append(self._start())
 
     def tidy(self, line: Sequence[PeerTransfer]) -> Sequence[PeerTransfer]:
         """Release NIXL's handles of the transfers of a line that callers have ended."""

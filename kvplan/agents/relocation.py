@@ -7,13 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from kvplan.agents.way import Mapped
-from kvplan.base.quoting import quoted
-from kvplan.errors import LayoutError
 from kvplan.layout.components import Component, Region
 from kvplan.layout.holding import Holding
 from kvplan.layout.kvlayout import KVLayout
-
-Range = tuple[int, int]  # address, bytes
 
 
 def regions_of(layouts: Iterable[KVLayout]) -> list[Region]:
@@ -25,29 +21,6 @@ def regions_of(layouts: Iterable[KVLayout]) -> list[Region]:
             if region.writable and not known.writable:
                 found[region.address, region.nbytes, region.device] = region
     return sorted(found.values(), key=lambda region: (region.address, -region.nbytes))
-
-
-def check_covered(layouts: dict[str, KVLayout], ranges: Sequence[Range], transport: str) -> None:
-    """Check that each region of each layout lies within one range; the ranges ascend and do not overlap.
-
-    Raises:
-        LayoutError: a region lies in no range.
-
-    >>> spec = {"notation": "block dim", "address": 4096, "sizes": {"block": 4, "dim": 8}, "dtype": "int8"}
-    >>> check_covered({"kv": KVLayout.from_spec(spec)}, [(4096, 16), (4112, 16)], "shm")
-    Traceback (most recent call last):
-    ...
-    kvplan.errors.LayoutError: layout 'kv' of the card has 32 bytes at 0x1000, and its shm does not offer them whole
-    """
-    starts = [address for address, _ in ranges]
-    for name, layout in layouts.items():
-        for region in layout.regions:
-            at = bisect_right(starts, region.address) - 1
-            if at < 0 or region.end > ranges[at][0] + ranges[at][1]:
-                raise LayoutError(
-                    f"layout {quoted(name)} of the card has {region.nbytes} bytes at {region.address:#x}, and its "
-                    f"{transport} does not offer them whole"
-                )
 
 
 def relocated(layout: KVLayout, mapped: Sequence[Mapped]) -> KVLayout:

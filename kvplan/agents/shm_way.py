@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kvplan.agents.way import Checked, Deliver, Mapped, Origin, Table, Tell
-from kvplan.base.integers import integer
 from kvplan.base.quoting import quoted
 from kvplan.errors import HostMemoryError, LayoutError, PathError
 from kvplan.layout.components import Region
@@ -18,13 +17,10 @@ from kvplan.plan.plan import Plan
 
 FILES = 1024  # most files of a card: a descriptor each
 RANGES = 1 << 14  # most ranges of a card: a mapping each, and Linux has 65,530 of them
-NBYTES = 1 << 47  # most bytes of a file or an address
-PAGE = 4096
 _HELP = (
     "allocate the pool with kvplan.allocate(..., shared=True), or call share_memory_() of its torch tensor before it "
     "is described"
 )
-_RANGE = ("address", "nbytes", "file", "offset", "writable")
 
 
 class FileRange(NamedTuple):
@@ -100,28 +96,11 @@ class ShmWay:
             )
         return ShmOffer(descriptors, sizes, ranges)
 
-    def check(self, part: object, regions: Sequence[Region], origin: Origin) -> Checked:
-        """Check a part of a card; see :meth:`Way.check`."""
+    def check(self, part: Table, regions: Sequence[Region], origin: Origin) -> Checked:
+        """Read a part of a card; see :meth:`Way.check`."""
         del regions, origin
-        if not isinstance(part, dict) or set(part) != {"files", "ranges"}:
-            raise LayoutError(f"the card's shm is {quoted(part)}; it has 'files' and 'ranges'")
-        files, given = part["files"], part["ranges"]
-        if not isinstance(files, list) or not 1 <= len(files) <= FILES:
-            raise LayoutError(f"the card's shm.files are {quoted(files)}; give the bytes of 1 to {FILES} files")
-        sizes = [integer(f"the card's shm.files[{k}]", one, least=1, most=NBYTES) for k, one in enumerate(files)]
-        if not isinstance(given, list) or not 1 <= len(given) <= RANGES:
-            raise LayoutError(f"the card's shm.ranges are {quoted(given)}; give 1 to {RANGES} ranges")
-        ranges = [_checked_range(one, f"the card's shm.ranges[{k}]", sizes) for k, one in enumerate(given)]
-        end = 0
-        for k, one in enumerate(ranges):
-            if one.address < end:
-                raise LayoutError(
-                    f"the card's shm.ranges[{k}] begins at {one.address:#x}, before {end:#x}; they ascend"
-                )
-            end = one.address + one.nbytes
-        if len({one.file for one in ranges}) < len(files):
-            raise LayoutError("the card's shm.files hold one that no range is in")
-        return Checked(tuple((one.address, one.nbytes) for one in ranges), len(files), {}, (sizes, ranges))
+        ranges = [FileRange(*one) for one in part["ranges"]]
+        return Checked(len(part["files"]), {}, (part["files"], ranges))
 
     def open(
         self, checked: Checked, table: Mapping[str, Any], descriptors: Sequence[int], tell: Tell, origin: Origin
@@ -157,7 +136,7 @@ class ShmOffer:
 
     def __init__(self, descriptors: list[int], sizes: list[int], ranges: list[FileRange]) -> None:
         self._descriptors = descriptors
-        self.part: Table = {"files": sizes, "ranges": [dict(zip(_RANGE, one, strict=True)) for one in ranges]}
+        self.part: Table = {"files": sizes, "ranges": ranges}
 
     def serve(self, hello: Table, tell: Tell) -> ShmServed:
         """Return the descriptors for a visitor; see :meth:`Offer.serve`."""
@@ -258,22 +237,6 @@ def _ranges(
         else:
             found.append(one)
     return found
-
-
-def _checked_range(entry: object, where: str, sizes: Sequence[int]) -> FileRange:
-    if not isinstance(entry, dict) or set(entry) != set(_RANGE):
-        raise LayoutError(f"{where} is {quoted(entry)}; it has {', '.join(_RANGE)}")
-    address = integer(f"{where}.address", entry["address"], least=PAGE, most=NBYTES)
-    nbytes = integer(f"{where}.nbytes", entry["nbytes"], least=1, most=NBYTES)
-    file = integer(f"{where}.file", entry["file"], least=0, most=len(sizes) - 1)
-    offset = integer(f"{where}.offset", entry["offset"], least=0, most=NBYTES)
-    if not isinstance(entry["writable"], bool):
-        raise LayoutError(f"{where}.writable is {quoted(entry['writable'])}; it is true or false")
-    if address % PAGE or offset % PAGE:
-        raise LayoutError(f"{where} begins within a page: at {address:#x} in memory, at {offset:#x} in its file")
-    if offset + nbytes > -(-sizes[file] // PAGE) * PAGE:
-        raise LayoutError(f"{where} ends {offset + nbytes:,} bytes into its file, which has {sizes[file]:,}")
-    return FileRange(address, nbytes, file, offset, entry["writable"])
 
 
 def _close_all(descriptors: list[int]) -> None:

@@ -5,7 +5,7 @@ to and from the owner's memory. The steps, in order, with the process and the th
 
 1. Owner, user's thread: :meth:`Way.refuse` for each region, then one :meth:`Way.offer` of the regions that it takes.
    :attr:`Offer.part` goes into the card, as JSON.
-2. Visitor, user's thread: :meth:`Way.check` of the part. It checks everything and opens nothing.
+2. Visitor, user's thread: :meth:`Way.check` of the part. It opens nothing.
 3. Owner, service thread: :meth:`Offer.serve`, after the visitor has proved that it holds the card. The descriptors and
    the table of :class:`Served` go over the socket to the visitor.
 4. Visitor, user's thread: :meth:`Way.open` with these. :attr:`Opened.mapped` says where the memory is now.
@@ -14,8 +14,6 @@ to and from the owner's memory. The steps, in order, with the process and the th
 6. The owner closes: the visitor's service thread calls :meth:`Opened.release` once no transfer is in flight, and says
    goodbye. The visitor forgets the peer: :meth:`Opened.close`, then goodbye. In the owner, :meth:`Served.close` follows
    the goodbye or the visitor's death, and :meth:`Offer.close` follows the last of them.
-
-Every table that comes from the other process is hostile until it was checked. JSON is already parsed, within bounds.
 """
 
 from __future__ import annotations
@@ -80,16 +78,14 @@ class Mapped(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """A part of a card that was checked wholly.
+    """A part of a card, read.
 
     Attributes:
-        ranges: ranges of the owner's memory that it offers, as (address, bytes): ascending, and without overlap.
         descriptors: number of file descriptors that the owner must send.
         hello: table for the owner's :meth:`Offer.serve`; small, such as handles of the visitor's own events.
         data: data for :meth:`Way.open`.
     """
 
-    ranges: tuple[tuple[int, int], ...]
     descriptors: int
     hello: Table
     data: Any
@@ -129,7 +125,7 @@ class Offer(Protocol):
         """Return the state for a visitor that holds the card; called in the service thread, so it must be quick.
 
         Args:
-            hello: :attr:`Checked.hello` of the visitor, not yet checked.
+            hello: :attr:`Checked.hello` of the visitor.
             tell: sends a message to this visitor's :meth:`Opened.heard`.
 
         Raises:
@@ -144,7 +140,7 @@ class Opened(Protocol):
     """The visitor's state of one transport with one owner.
 
     Attributes:
-        mapped: where the owner's memory is now; the ranges of :attr:`Checked.ranges`, in the same order.
+        mapped: where the owner's memory is now; ascending.
         gpu: the GPU whose executor must move the bytes, such as ``"cuda:0"``; None if any executor can.
     """
 
@@ -196,8 +192,8 @@ class Opened(Protocol):
         """Release, and unmap all; no transfer is in flight. May be called twice.
 
         Layouts over the memory may still be alive. Their addresses must not go to other memory while
-        :attr:`Mapped.owner` lives. After this, its method ``present()`` returns 0 instead of its address, so that an
-        executor refuses plans over these layouts.
+        :attr:`Mapped.owner` lives. After this, its method ``present()`` returns 0 instead of its address, so that
+        ``compile`` and ``Executor.prepare`` refuse these layouts.
         """
 
 
@@ -222,18 +218,17 @@ class Way(Protocol):
             PathError: they cannot be offered, with the setting that helps.
         """
 
-    def check(self, part: object, regions: Sequence[Region], origin: Origin) -> Checked:
-        """Check a part of a card, and open nothing.
+    def check(self, part: Table, regions: Sequence[Region], origin: Origin) -> Checked:
+        """Read a part of a card, and open nothing.
 
         Args:
-            part: the part of the card; from another process, of any type.
+            part: the part of the card.
             regions: regions of the layouts that the card offers by this transport, ascending, with the owner's
-                addresses. Each must lie within one range of :attr:`Checked.ranges`; the agent checks that, too.
+                addresses.
             origin: the owner.
 
         Raises:
-            LayoutError: the part is wrong; the message says where.
-            PathError: the part is right, and this process cannot open it, for example for lack of that GPU.
+            PathError: this process cannot open it, for example for lack of that GPU.
         """
 
     def open(
@@ -243,7 +238,7 @@ class Way(Protocol):
 
         Args:
             checked: the result of :meth:`check`.
-            table: :attr:`Served.table` of the owner, not yet checked.
+            table: :attr:`Served.table` of the owner.
             descriptors: as many as :attr:`Checked.descriptors`. The caller closes them after this call, so a transport
                 that needs one for longer duplicates it.
             tell: sends a message to the owner's :meth:`Served.heard`.

@@ -1,35 +1,25 @@
-"""Blocking waits that hold no lock, so that a signal handler may interrupt them at any bytecode.
+"""Blocking waits that hold no lock, so that Ctrl-C in one of them leaves no lock held.
 
-Python runs signal handlers in its main thread, after a call or when a loop jumps back to its start. If the handler
-raises an exception, such as KeyboardInterrupt, it appears at that point. ``threading.Event`` and ``Condition`` are
-Python code. An exception that comes after they take their lock, but before the following ``try``, leaves it locked for
-ever. Here each waiting thread has its own queue, and one C call wakes them all. No signal handler and no other thread
-interrupts that call.
+``threading.Event`` and ``Condition`` are Python code. A KeyboardInterrupt that comes after they take their lock, but
+before the following ``try``, leaves it locked for ever. Here each waiting thread has its own queue.
 """
 
 from __future__ import annotations
 
 import _thread
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from itertools import repeat
 from queue import Empty, SimpleQueue
 from typing import Any
 
 Wake = SimpleQueue[Any]  # only the number of entries counts
 
-NO_THREAD = "can't start new thread", "can't create new thread"  # CPython's words, the second since 3.12
-NAP = 1e-3  # seconds between two looks of a wait that has a limit, and no thread for its alarm
 
-_put = SimpleQueue.put
-_nothing = repeat(None)
-
-
-def waking(sleepers: list[Wake]) -> Iterator[None]:
-    """Return an iterator that wakes all sleepers when ``any()`` consumes it, also sleepers added before that."""
-    return map(_put, sleepers, _nothing)
+def wake_all(sleepers: list[Any]) -> None:
+    """Wake all sleepers. Whoever is added later sees by itself what has happened."""
+    for sleeper in tuple(sleepers):
+        sleeper.put(None)
 
 
 def woken(wake: Wake, seconds: float) -> bool:
@@ -61,76 +51,58 @@ def bounded(seconds: float) -> float:
     return min(_thread.TIMEOUT_MAX, seconds)  # also for nan
 
 
-def sleep(
-    over: Callable[[], bool], sleepers: list[Wake], timeout: float | None = None, wake: Wake | None = None
-) -> bool:
-    """Block until a condition holds; the thread that makes it true calls :func:`waking`.
+class _Nap:
+    """An entry among the sleepers for a wait with a limit: the timed wait of a lock ends in time; see :func:`woken`."""
 
-    With a timeout, a thread is started to wake the caller, which takes about 50 us: the caller may have to take signals
-    (see :func:`woken`). A child that a signal handler forks meanwhile has no such thread.
+    def __init__(self) -> None:
+        self._lock = _thread.allocate_lock()
+        self._lock.acquire()
+
+    def put(self, entry: object) -> None:
+        """End the wait."""
+        del entry
+        with suppress(RuntimeError):  # it was ended before
+            self._lock.release()
+
+    def get(self, seconds: float) -> None:
+        """Wait for an entry, at most so long."""
+        self._lock.acquire(timeout=bounded(seconds))
+
+
+def sleep(
+    over: Callable[[], bool], sleepers: list[Any], timeout: float | None = None, wake: Wake | None = None
+) -> bool:
+    """Block until a condition holds; the thread that makes it true calls :func:`wake_all`.
 
     Args:
         over: a function that returns whether the condition holds; called again after every wake.
         sleepers: the queues of all waiting threads; the caller's queue is among them while it waits.
         timeout: longest wait in seconds; None for no limit.
-        wake: the caller's own queue, if other threads may wake it for other reasons.
+        wake: the caller's own queue, if other threads may wake it for other reasons and there is no limit.
 
     Returns:
         Whether the condition held in time.
     """
     if over():
         return True
-    mine: Wake = SimpleQueue() if wake is None else wake
-    end = None if timeout is None else time.monotonic() + timeout
-    alarm: _thread.LockType | None = None  # a thread wakes the caller at the end, unless this lock is released before
+    if timeout is None:
+        mine: Any = SimpleQueue() if wake is None else wake
+    else:
+        mine, end = _Nap(), time.monotonic() + timeout
     try:
         sleepers.append(mine)
         while not over():
-            if end is not None and alarm is None:
-                if not time.monotonic() < end:  # also for nan
-                    return False
-                asleep = _thread.allocate_lock()
-                asleep.acquire()
-                alarm = asleep  # before the start, whose return may be interrupted
-                if not thread_started(_ring, (alarm, end, mine)):
-                    alarm = None
-                    time.sleep(NAP)
-                    continue
-            mine.get()
-            if end is not None and time.monotonic() >= end:
+            if timeout is None:
+                mine.get()
+                continue
+            left = end - time.monotonic()
+            if not left > 0:  # also for nan
                 return over()
+            mine.get(left)
         return True
-    finally:  # an interrupted append may not have come
-        try:
-            if alarm is not None:
-                alarm.release()
-        finally:
-            if mine in sleepers:
-                sleepers.remove(mine)
-
-
-def thread_started(call: Callable[..., object], given: tuple[object, ...]) -> bool:
-    """Start a thread by one C call, unlike ``Thread.start``, so that an interrupt leaves no half-started one.
-
-    Returns:
-        False if there are no more threads, or if the interpreter ends, when threads do not run any more.
-    """
-    if sys.is_finalizing():
-        return False
-    try:
-        _thread.start_new_thread(call, given)
-    except RuntimeError as error:
-        if not str(error).startswith(NO_THREAD):
-            raise  # of a signal handler, which ran at the end of the call
-        return False
-    return True
-
-
-def _ring(asleep: _thread.LockType, end: float, wake: Wake) -> None:
-    while (left := end - time.monotonic()) > 0:
-        if asleep.acquire(timeout=bounded(left)):
-            return
-    wake.put(None)
+    finally:
+        if mine in sleepers:  # an interrupted append may not have come
+            sleepers.remove(mine)
 
 
 class Latch:
@@ -149,7 +121,7 @@ class Latch:
 
     def __init__(self) -> None:
         self.happened = False
-        self.sleepers: list[Wake] = []
+        self.sleepers: list[Any] = []
 
     def is_set(self) -> bool:
         """Return whether the event has happened."""
@@ -157,9 +129,8 @@ class Latch:
 
     def set(self) -> None:
         """Set the event, and wake all waiting threads."""
-        wakes = waking(self.sleepers)
-        self.happened = True  # from here to the end of any() no signal handler runs
-        any(wakes)
+        self.happened = True
+        wake_all(self.sleepers)
 
     def wait(self, timeout: float | None = None, wake: Wake | None = None) -> bool:
         """Block until the event has happened, at most ``timeout`` seconds; return whether it has happened."""

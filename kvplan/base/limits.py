@@ -1,7 +1,7 @@
 """Bounds of input that comes from files and other processes: size, depth, counts, work.
 
 Input beyond a bound raises :class:`kvplan.LayoutError`, so that no file takes more than some seconds and gigabytes.
-``docs/reference/limits.md`` gives the reason for each bound.
+``docs/reference/limits.md`` names those that a user may meet.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Limits:
     block_tokens: int = 1 << 21  # token slots of a block: a context of two million tokens in one block
     number: int = 2**31 - 1  # the largest number of a layer or a head
     views: int = 1 << 17  # (layer, part)s of a dump, each head counted if heads are separate allocations
-    tensors: int = 1 << 17  # separate tensors of a spec: 256 GiB if each takes the 2 MiB of an allocator
+    tensors: int = 1 << 15  # separate tensors of a spec: 64 GiB if each takes the 2 MiB of an allocator
 
     # ---- recipes: halves of packed transfers, from a peer -----------------------------------------------------------
 
@@ -52,10 +52,8 @@ class Limits:
     overlap_steps: int = 1 << 21  # of the proof that no two coordinates share a byte: about two seconds
     places: int = 1 << 25  # (component, block)s that are looked up one by one if tables do not nest
     pieces: int = 1 << 16  # of the common refinement of two layouts, if splits of their axes do not divide each other
-    runs: int = 1 << 20  # rows of a program's table
-    copies: int = 1 << 24  # of one unit of a program: 128 layers, K and V, 256 tokens, 256 heads, one copy per row
-    rows: int = 1 << 20  # that one search for addresses reads
-    woven: int = 1 << 20  # runs of one block that are drawn one by one
+    copies: int = 1 << 24  # of one unit of memory: 128 layers, K and V, 256 tokens, 256 heads, one copy per row
+    listed: int = 1 << 19  # pieces of memory that a file makes us list: copies of a unit, rows of a search or a drawing
     advised: int = 1 << 17  # components that are compiled in search of a better order, over all orders tried
 
 

@@ -1,7 +1,4 @@
-"""Threads for work that no signal handler interrupts, and for waits that the caller can give up.
-
-Python runs signal handlers only in the main thread. Work that must be completed runs in another thread.
-"""
+"""Threads that do their work once, and threads for waits that the caller can give up."""
 
 from __future__ import annotations
 
@@ -12,48 +9,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
-from typing import TypeVar, cast
+from typing import Any
 
-from kvplan.base.latch import Latch, Wake, bounded, thread_started
+from kvplan.base.latch import Latch, Wake, bounded
 from kvplan.errors import TransferError
 
-Made = TypeVar("Made")
 Job = Callable[[], None]
 
 FAULTS = frozenset(
     getattr(signal, f"SIG{name}") for name in ("SEGV", "BUS", "FPE", "ILL", "ABRT", "TRAP", "SYS")
     if hasattr(signal, f"SIG{name}")
 )  # fmt: skip
-
-acting: set[int] = set()  # identifiers of threads that act for a waiting caller, which may hold locks
-
-
-def aside(make: Callable[[], Made]) -> Made:
-    """Call a function in a thread that is not the main thread, so that no signal handler interrupts it.
-
-    The function completes even if the waiting caller is interrupted. The start of the thread takes about 50 us, so this
-    is only for rare calls.
-    """
-    if _thread.get_ident() != threading.main_thread().ident:
-        return make()
-    told: SimpleQueue[tuple[BaseException | None, Made | None]] = SimpleQueue()
-    if not thread_started(_call, (make, told)):
-        return make()
-    error, made = told.get()
-    if error is not None:
-        raise error
-    return cast("Made", made)
-
-
-def _call(make: Callable[[], Made], told: SimpleQueue[tuple[BaseException | None, Made | None]]) -> None:
-    me = _thread.get_ident()
-    acting.add(me)
-    try:
-        told.put((None, make()))
-    except BaseException as error:  # noqa: BLE001  # the caller raises it
-        told.put((error, None))
-    finally:
-        acting.discard(me)
 
 
 def _block_signals() -> None:
@@ -70,8 +36,7 @@ def _block_signals() -> None:
 class Worker:
     """A daemon thread that is started on demand, does its work once, and reports its end.
 
-    It replaces ``Thread.start`` and ``Thread.join``, which wait in Python code. An interrupt in that code could lose
-    the thread's work, or count a running thread as ended.
+    Ctrl-C in its start or in a wait for its end loses nothing: ``Thread.join`` would count a running thread as ended.
 
     Attributes:
         name: name of the thread.
@@ -92,17 +57,27 @@ class Worker:
     leave: Callable[[], object] = bool
     naps: bool = False
     ended: Latch = field(default_factory=Latch)
-    _threads: list[threading.Thread] = field(default_factory=list)
-    _claims: list[int] = field(default_factory=list)  # threads that were started at once; the first thread works
+    _thread: threading.Thread | None = None
+    _claims: list[int] = field(default_factory=list)  # after Ctrl-C in a start, there may be two; the first works
 
     @property
     def started(self) -> bool:
         """Return whether the thread was ever started."""
-        return bool(self._threads)
+        return self._thread is not None or bool(self._claims)
 
     def start(self) -> None:
         """Start the thread; raise TransferError if it cannot be started, and undo ``enter``."""
-        aside(self._start)
+        thread = threading.Thread(target=self._serve, name=self.name, daemon=True)
+        self.enter()
+        try:
+            thread.start()
+        except BaseException as error:
+            if not self.started:
+                self.leave()
+            if isinstance(error, RuntimeError):
+                raise TransferError(f"{self.what}: {error}") from error
+            raise
+        self._thread = thread
 
     def join(self, timeout: float | None = None) -> bool:
         """Wait until the work has ended, if the thread was started; return whether it has ended."""
@@ -112,22 +87,9 @@ class Worker:
             return self.ended.is_set()
         if not self.ended.wait(timeout):
             return False
-        for thread in self._threads:
-            thread.join(None if timeout is None else bounded(timeout))
+        if self._thread is not None:
+            self._thread.join(None if timeout is None else bounded(timeout))
         return True
-
-    def _start(self) -> None:
-        thread = threading.Thread(target=self._serve, name=self.name, daemon=True)
-        self.enter()
-        try:
-            thread.start()
-        except BaseException as error:
-            if not self._threads:
-                self.leave()
-            if isinstance(error, RuntimeError):  # not of a signal handler: those run in the main thread
-                raise TransferError(f"{self.what}: {error}") from error
-            raise
-        self._threads.append(thread)
 
     def _serve(self) -> None:
         me = _thread.get_ident()
@@ -204,6 +166,12 @@ class Standby:
         self._inside.add(self._ident)
         self._jobs = jobs
         return jobs
+
+
+def held_here(lock: Any) -> Callable[[], bool]:
+    """Return a function that returns whether the calling thread holds a reentrant lock."""
+    held: Callable[[], bool] = lock._is_owned
+    return held
 
 
 def error_of(call: Callable[[], object]) -> BaseException | None:

@@ -1,33 +1,28 @@
-"""``kvplan calibrate``: measure a GPU, or GPUs and their peers, so that ``auto`` chooses paths by their profiles."""
+"""``kvplan calibrate``: measure a GPU, or a GPU and its peer, so that ``auto`` chooses paths by their profiles."""
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from kvplan.base.numbers import count_of, exact, rate
+from kvplan.base.numbers import exact, rate
 from kvplan.cli.arguments.values import gpu
 from kvplan.cli.screen.documents import print_json
 from kvplan.cli.screen.printing import Tell, fact_table, note, number_table, progress, show
 from kvplan.cost.profile import TERMS, DeviceProfile, route_paths
 from kvplan.errors import KVPlanError
 
-if TYPE_CHECKING:
-    from kvplan.cuda.peers import PeerLink
-
 EXAMPLES = """examples:
   kvplan calibrate
   kvplan calibrate --device cuda:1 --output my-gpu.json
-  kvplan calibrate --peers
+  kvplan calibrate --peer cuda:1
   kvplan calibrate --device cuda:0 --peer cuda:1 --output my-pair.json
   UCX_TLS=tcp kvplan calibrate --wire
   KVPLAN_PROFILE=my-gpu.json:my-pair.json python serve.py"""
-
-MOST_NAMED = 4  # most pairs of GPUs that a note names
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,16 +32,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--peer", type=gpu, metavar="cuda:M",
                        help="measure copies from the GPU to this peer and back; the GPU makes them")  # fmt: skip
-    which.add_argument("--peers", action="store_true",
-                       help="measure all pairs of GPUs that reach each other, one pair of each kind")  # fmt: skip
     which.add_argument("--wire", action="store_true",
                        help="measure NIXL between two processes: host memory, or that of --device")  # fmt: skip
     parser.add_argument("--output", type=Path, metavar="FILE",
                         help="file of the profile (default: in the user's cache folder)")  # fmt: skip
-    parser.add_argument("--alone", action="store_true",
-                        help="do not average with earlier calibrations of this kind of GPU")  # fmt: skip
     parser.add_argument("--json", action="store_true",
-                        help="one JSON object (schema kvplan.calibrate, -peers or -wire)")  # fmt: skip
+                        help="one JSON object (schema kvplan.calibrate or -wire)")  # fmt: skip
 
 
 class Subject(NamedTuple):
@@ -55,12 +46,10 @@ class Subject(NamedTuple):
     Attributes:
         path: file of its profile.
         measure: function that measures it, of a progress function.
-        earlier: function that finds the profile that it has until now.
     """
 
     path: Path
     measure: Callable[[Tell], DeviceProfile]
-    earlier: Callable[[], DeviceProfile]
 
 
 class Saved(NamedTuple):
@@ -85,8 +74,6 @@ def run(args: argparse.Namespace) -> int:
     """Measure, save the profile, and print it."""
     if args.wire:
         return _run_wire(args)
-    if args.peers:
-        return _run_peers(args)
     device = args.device or "cuda:0"
     saved = _save(_pair(device, args.peer, args.output) if args.peer else _gpu(device, args.output), args)
     if args.json:
@@ -121,52 +108,8 @@ def _run_wire(args: argparse.Namespace) -> int:
     return 0
 
 
-def _run_peers(args: argparse.Namespace) -> int:
-    """Measure each kind of pair once, and tell which pairs share its profile."""
-    from kvplan.cuda.machine import machine
-    from kvplan.cuda.peers import links
-
-    for option, given in (("--device", args.device), ("--output", args.output)):
-        if given is not None:
-            raise KVPlanError(
-                f"{option} is for one GPU or pair, and --peers measures all pairs; leave out {option} or --peers"
-            )
-    start, every = time.perf_counter(), links()
-    if not every:
-        raise KVPlanError("--peers needs two GPUs, and fewer are visible")
-    kinds: dict[tuple[str, ...], list[PeerLink]] = {}
-    for link in every:
-        if link.reachable:
-            kinds.setdefault((machine(link.gpu).gpu, machine(link.peer).gpu, link.key), []).append(link)
-    if not kinds:
-        raise KVPlanError(f"no GPU reaches the memory of another: {every[0].refused}")
-    made = []
-    for pairs in kinds.values():
-        saved = _save(_pair(f"cuda:{pairs[0].gpu}", f"cuda:{pairs[0].peer}", None), args)
-        made.append({**saved.facts, "pairs": [[f"cuda:{link.gpu}", f"cuda:{link.peer}"] for link in pairs]})
-        if not args.json:
-            show(*screen(saved.profile))
-            note(f"\n{saved.words}\nfor {_named(pairs)}\n")
-    unreached = [link for link in every if not link.reachable]
-    if args.json:
-        refused = [{"pair": [f"cuda:{link.gpu}", f"cuda:{link.peer}"], "why": link.why} for link in unreached]
-        facts = {"seconds": round(time.perf_counter() - start, 2), "profiles": made, "unreachable": refused}
-        print_json("calibrate-peers", facts)
-        return 0
-    for why in dict.fromkeys(link.why for link in unreached):
-        note(f"not measured: {_named([link for link in unreached if link.why == why])}: {why}")
-    return 0
-
-
-def _named(pairs: Sequence[PeerLink]) -> str:
-    """Name pairs of GPUs: the first ones, and the number of the others."""
-    names = [f"cuda:{link.gpu} to cuda:{link.peer}" for link in pairs]
-    more = len(names) - MOST_NAMED
-    return ", ".join(names[:MOST_NAMED]) + (f" and {count_of(more, 'more pair')}" if more > 0 else "")
-
-
 def _gpu(device: str, output: Path | None) -> Subject:
-    from kvplan.cost.store import find, path_of
+    from kvplan.cost.store import path_of
     from kvplan.cuda.machine import machine
 
     here = machine(_ordinal(device))
@@ -176,11 +119,11 @@ def _gpu(device: str, output: Path | None) -> Subject:
 
         return calibrate(here, device, tell)
 
-    return Subject(output or path_of(here), measure, lambda: find(here))
+    return Subject(output or path_of(here), measure)
 
 
 def _pair(device: str, peer: str, output: Path | None) -> Subject:
-    from kvplan.cost.store import find_between, pair_path_of
+    from kvplan.cost.store import pair_path_of
     from kvplan.cuda.machine import machine
     from kvplan.cuda.peers import link_between
 
@@ -196,8 +139,7 @@ def _pair(device: str, peer: str, output: Path | None) -> Subject:
 
         return calibrate_pair(here, device, peer, tell, peer_name=there.gpu, nvlinks=link.nvlinks)
 
-    path = output or pair_path_of(here, there, link)
-    return Subject(path, measure, lambda: find_between(here, there, link))
+    return Subject(output or pair_path_of(here, there, link), measure)
 
 
 def _ordinal(device: str) -> int:
@@ -205,12 +147,11 @@ def _ordinal(device: str) -> int:
 
 
 def _save(subject: Subject, args: argparse.Namespace) -> Saved:
-    """Measure a subject, average its profile with the earlier one, and save it.
+    """Measure a subject, and save its profile.
 
     Raises:
         KVPlanError: torch is missing, the file cannot be written, or the measurement failed.
     """
-    from kvplan.cost.blend import weighed
     from kvplan.cost.store import check_writable, save
 
     check_writable(subject.path)  # before 20 seconds of measuring
@@ -221,8 +162,6 @@ def _save(subject: Subject, args: argparse.Namespace) -> Saved:
         raise KVPlanError("calibrating needs torch; pip install torch triton cuda-bindings") from None
     with progress(silent=args.json) as tell:
         profile = subject.measure(tell)
-    if not args.alone:
-        profile = weighed(profile, subject.earlier())
     save(profile, subject.path)
     return Saved(profile, subject.path, time.perf_counter() - start)
 

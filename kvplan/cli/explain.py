@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 from shutil import get_terminal_size
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from kvplan.cli.answers.between_facts import add_wire, between_facts, between_rows, program_crossing
 from kvplan.cli.answers.layout_facts import extent_facts, picked, side_facts, unwritten_facts
 from kvplan.cli.answers.plan_facts import candidates_of, plan_of
 from kvplan.cli.arguments.sources import SIDES, add_blocks, add_pair, add_reinterpret, pair_of
@@ -17,9 +16,6 @@ from kvplan.errors import KVPlanError
 from kvplan.plan.copy_program import CopyProgram, compile_quietly
 from kvplan.program.explain import fitted
 from kvplan.program.program import BlockAxis, Run, RunGroup
-
-if TYPE_CHECKING:
-    from kvplan.plan.plan import Plan
 
 EXAMPLES = """examples:
   kvplan explain examples/specs/gpu_split_kv.toml \\
@@ -53,7 +49,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MS",
         help="with --by-layer: time of the compute that waits for the layers",
     )
-    add_wire(parser)
     parser.add_argument("--svg", metavar="FILE", help="write a picture of the runs of one unit as SVG")
     parser.add_argument("--json", action="store_true", help="one JSON object (schema kvplan.explain)")
 
@@ -77,33 +72,18 @@ def run(args: argparse.Namespace) -> int:
         if plan is not None:
             told = {"by_layer": args.by_layer, "beside_seconds": args.beside_ms}
             candidates, text = candidates_of(plan, args.profile, policy, width, **told)
-        between = {} if args.wire is None else _between(args.wire, compiled, plan)
         explained = "" if args.json else compiled.explain(width)
         if args.svg is not None:
             write_file("--svg", args.svg, compiled.diagram().encode())
     if args.json:
-        held = {"plan": candidates, "between_machines": between}
-        print_json("explain", _facts(compiled) | {name: found for name, found in held.items() if found})
+        print_json("explain", _facts(compiled) | ({"plan": candidates} if candidates else {}))
         return 0
     print(explained.rstrip("\n"))
     if text:
         print()
     for line in text.splitlines():
         print("\n".join(fitted(line, width, 4)))
-    if between:
-        print("\nbetween machines")
-        for name, words in between_rows(between):
-            print("\n".join(fitted(f"{name}: {words}", width, 4)))
     return 0
-
-
-def _between(name: str, compiled: CopyProgram, plan: Plan | None) -> dict[str, Any]:
-    """Return the cost of the plan on a wire, or of about 1 GiB of units if no blocks were given."""
-    from kvplan.cost.wires.crossing import crossing_of
-
-    if plan is None:
-        return between_facts(*program_crossing(compiled.program), name)
-    return between_facts(crossing_of(plan), plan.units, name)
 
 
 def _facts(compiled: CopyProgram) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-from kvplan.cli.answers.between_facts import add_wire, between_facts, between_rows, layout_crossing
 from kvplan.cli.answers.layout_facts import layout_facts
 from kvplan.cli.answers.layout_rows import axis_rows, summary_rows, view_title
 from kvplan.cli.arguments.sources import add_layout, layout_of
@@ -17,7 +16,6 @@ EXAMPLES = """examples:
   kvplan inspect "layer: block token dim" \\
       --sizes layer=61,block=1024,token=64,dim=576
   kvplan inspect examples/specs/gpu_split_kv.toml --picture --svg block.svg
-  kvplan inspect examples/specs/gpu_split_kv.toml --wire push
   kvplan inspect --model llama-3.1-70b --engine vllm --tp 4 --host page-first
   kvplan inspect --model --help"""
 
@@ -27,7 +25,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
     add_layout(parser)
     add_pictures(parser)
-    add_wire(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object (schema kvplan.inspect)")
 
 
@@ -36,8 +33,6 @@ def run(args: argparse.Namespace) -> int:
     layout = layout_of(args)
     check_pictures(args, layout)
     facts = layout_facts(layout)
-    if args.wire is not None:
-        facts["between_machines"] = between_facts(*layout_crossing(layout), args.wire)
     if args.json:
         draw_pictures(args, layout)
         print_json("inspect", facts)
@@ -46,7 +41,6 @@ def run(args: argparse.Namespace) -> int:
         number_table((view_title(view, facts), "extent", "stride in bytes"), axis_rows(view), right=(1, 2))
         for view in facts["views"]
     )
-    wire = [fact_table(between_rows(facts["between_machines"], "block"))] if args.wire is not None else []
-    show(fact_table(summary_rows(facts)), *axes, *wire)
+    show(fact_table(summary_rows(facts)), *axes)
     draw_pictures(args, layout)
     return 0

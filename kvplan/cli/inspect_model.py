@@ -30,6 +30,7 @@ EXAMPLES = """examples:
   kvplan inspect --model
   kvplan inspect --model llama-3.1-70b --engine vllm --tp 4 --host page-first
   kvplan inspect --model llama-3.1-70b --peer nvlink --peer-layout flashinfer
+  kvplan inspect --model deepseek-v3 --peer nixl
   kvplan inspect --config path/to/config.json --block-tokens 64"""
 
 LINK_GBPS = 55.1  # measured: one large copy from host to device, H100 on PCIe Gen5 x16
@@ -55,7 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--contexts", "--tokens", type=context_lengths, default=CONTEXTS, metavar="N,...",
         help="tokens of requests; 32k is 32,768 (default 1k,32k,128k)")  # fmt: skip
     add("--peer", type=link, metavar="LINK",
-        help=f"also to another GPU: {' or '.join(LINKS)}, or the GB/s of one large copy")  # fmt: skip
+        help="also to another GPU: nvlink or pcie, the GB/s of one large copy; or nixl: descriptors of a prompt, and "
+        "pieces if packed")  # fmt: skip
     add("--peer-layout", metavar="NAME", help="on that GPU, as for --engine (default: as --engine)")
     add("--peer-block-tokens", type=positive, metavar="N", help="on that GPU (default: as on the device)")
     add_costs(parser)
@@ -145,6 +147,10 @@ def _show(facts: dict[str, Any]) -> None:
 
 def _peer_tables(facts: dict[str, Any]) -> tuple[Table, Table]:
     moves = [_moves(group, group["peer"], group["peer"]["extents"]) for group in facts["groups"]]
+    if "link_gbps" not in facts["peer"]:
+        prompts = number_table(("context", "descriptors", "bytes each", "pieces if packed", "bytes each"),
+                               map(_context_by_nixl, facts["contexts"]), right=(0, 1, 2, 3, 4))  # fmt: skip
+        return number_table(_moves_header("peer"), moves, right=(1, 2, 3, 4, 5, 6)), prompts
     return (
         number_table(_moves_header("peer"), moves, right=(1, 2, 3, 4, 5, 6)),
         number_table(("context", "runs to the peer", "at the link", "by kernel", "through the host"),
@@ -173,8 +179,11 @@ def _summary(facts: dict[str, Any]) -> list[tuple[str, str]]:
     if "peer" in facts:
         peer = facts["peer"]
         rows.append(("peer", _side(peer, peer["block_tokens"])))
-        copied = f"{peer['link_gbps']:g} GB/s for one large copy ({peer['link']})"
-        rows.append(("peer link", f"{copied}; a kernel is assumed to reach {KERNEL_SHARE} of it"))
+        link = f"{peer['link']}; the blocks of a prompt are scattered, so that no two of them touch"
+        if "link_gbps" in peer:
+            copied = f"{peer['link_gbps']:g} GB/s for one large copy ({peer['link']})"
+            link = f"{copied}; a kernel is assumed to reach {KERNEL_SHARE} of it"
+        rows.append(("peer link", link))
     return rows
 
 
@@ -274,3 +283,9 @@ def _context_to_peer(context: dict[str, Any]) -> tuple[str, ...]:
     peer = context["peer"]
     times = (duration(peer[key]) for key in ("seconds", "kernel_seconds", "host_seconds"))
     return _length(context["tokens"]), f"{peer['runs']:,}", *times
+
+
+def _context_by_nixl(context: dict[str, Any]) -> tuple[str, ...]:
+    peer = context["peer"]
+    each, piece = binary(peer["descriptor_nbytes"]), f"up to {binary(peer['piece_nbytes'])}"
+    return _length(context["tokens"]), f"{peer['descriptors']:,}", each, f"{peer['pieces']:,}", piece

@@ -30,10 +30,8 @@ COMMANDS = {
     "advise": "find the best order of a host pool for a layout, by predicted time",
     "explain": "print the copy program of two layouts pass by pass, and the path of a plan",
     "which": "print what lies at an address: layer, part, block, token, head, byte",
-    "verify": "move markers from one layout to another and back, and check what arrived",
     "report": "put all of this on one page, to attach to an issue",
     "pairs": "print how every device layout of the catalogue moves to every host layout",
-    "wires": "print what requests take between machines, direct and packed",
     "backends": "list the engines whose tensors kvplan can describe",
     "calibrate": "measure this GPU, so that transfers take the fastest path",
     "bench": "time every path on this machine, and other programs that move the same blocks",
@@ -43,7 +41,7 @@ COMMANDS = {
 NOTATION_HINT = 'an example is "layer: kv block token head dim"'
 
 # Commands that plan once and measure nothing: loading numba would take longer than planning in numpy.
-SPARING = ("plan", "explain", "report", "verify")
+SPARING = ("plan", "explain", "report")
 
 # With one of these options, `inspect` describes a model's cache, and has other options.
 MODEL_OPTIONS = ("--model", "--config")

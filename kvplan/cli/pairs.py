@@ -12,7 +12,7 @@ from kvplan.cli.screen.printing import PATIENCE, fact_table, number_table, progr
 
 EXAMPLES = """examples:
   kvplan pairs --device vllm-LBHNC --host page-first
-  kvplan pairs --markdown > docs/reference/pairs.md"""
+  kvplan pairs --markdown > pairs.md"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", metavar="NAME", help="this host layout only")
     shape = parser.add_mutually_exclusive_group()
     shape.add_argument("--json", action="store_true", help="one JSON object (schema kvplan.pairs)")
-    shape.add_argument("--markdown", action="store_true", help="the page docs/reference/pairs.md")
+    shape.add_argument("--markdown", action="store_true", help="a page of tables in Markdown")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
-from kvplan.cost.model import JOIN, NS, TIE, Candidate, at_once, check_route, merged, predict, ranked
-from kvplan.cost.policy import HOST_ROUTES, Hiding, Policy, layer_groups
+from kvplan.cost.model import JOIN, NS, TIE, Candidate, check_route, merged, predict, ranked
+from kvplan.cost.policy import Hiding, Policy, layer_groups
 from kvplan.cost.profile import GUESSED, DeviceProfile, route_paths
-from kvplan.cost.statistics import Counted, Pieces, Statistics, count_part, facts_of, split_by_size, total
+from kvplan.cost.statistics import Counted, Pieces, Statistics, count_part, facts_of, total
 from kvplan.plan.descriptors import Part
-from kvplan.plan.halves import group_halves
 from kvplan.plan.layers import Cutting, cut_groups
 from kvplan.plan.plan import Plan
 from kvplan.program.program import RunGroup
@@ -26,7 +24,6 @@ NEXT_GROUP = 3e-6
 # Beside compute: seconds that the compute loses per second of issuing. The driver holds a lock during each call, and
 # the model's own launches wait for the lock. Seen in whole engines whose prefill is bound by its launches (H200).
 LAUNCHES_WAIT = 0.5
-Halves = tuple[Statistics | None, Statistics | None]
 
 
 class LayerCut(NamedTuple):
@@ -78,11 +75,6 @@ class LayerCut(NamedTuple):
         known = {piece: total(route, [counts[kind] for kind in piece]) for piece in dict.fromkeys(self.pieces)}
         return tuple(known[piece] for piece in self.pieces)
 
-    def halves(self, route: str, counts: Sequence[Counted]) -> tuple[Halves, ...]:
-        """Return the statistics of the large and of the small runs of each group of layers; see ``split_by_size``."""
-        known = {piece: split_by_size(route, [counts[kind] for kind in piece]) for piece in dict.fromkeys(self.pieces)}
-        return tuple(known[piece] for piece in self.pieces)
-
 
 def _merges(group: RunGroup, direction: str) -> bool:
     """Return whether copies of different units can merge: those of runs, or those of granules on the host.
@@ -95,10 +87,8 @@ def _merges(group: RunGroup, direction: str) -> bool:
 
 
 def _signature(group: RunGroup, direction: str) -> tuple[object, ...]:
-    """Return everything on which the statistics of a run group and of its halves depend, besides its units."""
-    halves = [half for half in group_halves(group) if half is not None]
-    some = (group, *halves) if len(halves) > 1 else (group,)
-    return tuple((one.nbytes, one.alignment, one.chainable, facts_of(one, direction)) for one in some)
+    """Return everything on which the statistics of a run group depend, besides its units."""
+    return group.nbytes, group.alignment, group.chainable, facts_of(group, direction)
 
 
 def hiding_of(nbytes: int, route: str, profile: DeviceProfile, seconds: float | None) -> Hiding | None:
@@ -201,32 +191,8 @@ def _end(end: float, issued: float, moving: Sequence[float], issuing: Sequence[f
     return end
 
 
-def mixed_in_sequence(halves: Sequence[Halves], profile: DeviceProfile, policy: Policy) -> Candidate:
-    """Predict a load or store by the copy engine and the kernel at once, for pieces that are moved one after another.
-
-    Args:
-        halves: statistics of the large and of the small runs of each piece; None for a piece without such runs. Some
-            piece has large runs, and some piece has small runs.
-        profile: profile of the device.
-        policy: policy with the compute beside the transfer.
-    """
-    large, small = ([half for half in side if half is not None] for side in zip(*halves, strict=True))
-    engine = in_sequence("copy_engine", large, profile, policy)
-    kernel = in_sequence("kernel", small, profile, policy)
-    nbytes = sum(half.nbytes for half in (*large, *small))
-    link = nbytes * NS / max(profile.ceilings[large[0].route], 1e-9)
-    made = at_once(engine, kernel, link, len(halves))
-    if len(halves) == 1:
-        return made
-    ends = [one.first_group or one.wall for one, pair in ((engine, halves[0][0]), (kernel, halves[0][1])) if pair]
-    share = sum(half.nbytes for half in halves[0] if half is not None) / nbytes
-    first = max(JOIN + max(ends), made.wall - made.seconds + made.seconds * share)
-    return replace(made, groups=len(halves), first_group=min(first, made.wall))
-
-
 def candidates_by_layer(
     pieces: Sequence[Statistics], profile: DeviceProfile, policy: Policy, refused: Mapping[str, str] | None = None,
-    halves: Sequence[Halves] = (),
 ) -> list[Candidate]:  # fmt: skip
     """Compare all paths for a transfer by layers, as :func:`kvplan.cost.model.candidates` does for an uncut transfer.
 
@@ -235,7 +201,6 @@ def candidates_by_layer(
         profile: profile of the device, or of the GPU and its peer.
         policy: the policy; its ``path`` is not used.
         refused: paths that cannot move the plan, each with the reason.
-        halves: statistics of the large and of the small runs of each piece, if the plan is a load or store.
 
     Raises:
         PathError: the profile has no costs for the plan's route.
@@ -249,9 +214,6 @@ def candidates_by_layer(
     refused = refused or {}
     paths = [path for path in route_paths(pieces[0].route) if path not in refused]
     able = [in_sequence(path, pieces, profile, policy) for path in paths]
-    both = all(any(pair[side] is not None for pair in halves) for side in (0, 1))
-    if both and pieces[0].route in HOST_ROUTES and not refused.keys() & {"copy_engine", "kernel"}:
-        able.append(mixed_in_sequence(halves, profile, policy))
     return ranked(able, refused)
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from kvplan.base.numbers import decimal, duration, rate
-from kvplan.cost.model import MIXED, NS, Candidate, features
+from kvplan.cost.model import NS, Candidate, features
 from kvplan.cost.policy import Policy
 from kvplan.cost.profile import TERMS, DeviceProfile
 from kvplan.cost.statistics import Statistics
@@ -89,8 +89,6 @@ def reason(candidate: Candidate, plan: Counts, profile: DeviceProfile) -> str:
     if candidate.refused:
         return f"cannot: {candidate.refused}"
     first = [f"{duration(candidate.first_group)} until the first layers arrive"] if candidate.groups > 1 else []
-    if candidate.path == MIXED:
-        return ", ".join(["large runs by the copy engine, small ones by the kernel, both at once", *first])
     found = [share for share in shares(candidate.path, plan, profile) if share.times and share.seconds > 0]
     words = [told(share) for share in found[:PARTS]]
     other = candidate.wall - sum(share.seconds for share in found)

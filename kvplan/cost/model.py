@@ -14,10 +14,9 @@ from kvplan.errors import PathError
 NS = 1e-9
 # A second that compute loses counts as much as four seconds of transfer: compute is the caller's main work.
 COMPUTE_WEIGHT = 4.0
-MIXED = "copy_engine+kernel"  # the copy engine moves large runs, and the kernel small runs, at the same time
 # Of the candidates within 3 % of the best, the first in this order is taken, so that a calibration's noise does not
 # change the choice. Paths whose time varies least with the sizes come first.
-TIE, PREFERRED = 0.03, ("kernel", "staged", "copy_engine_2d", "copy_engine", MIXED)
+TIE, PREFERRED = 0.03, ("kernel", "staged", "copy_engine_2d", "copy_engine")
 JOIN = 5e-6  # seconds for one stream to wait for another
 # Words per second of a Triton program (H200): they limit words of 1 and 2 bytes; memory and link limit wide words.
 # Between the host and the GPU they are measured. The other routes have a conservative guess, which counts at most one
@@ -196,7 +195,7 @@ def kernel_whatever_merges(plan: Statistics, profile: DeviceProfile, policy: Pol
     The kernel's cost does not depend on merging. So if it wins, the copies need not be counted.
 
     Args:
-        plan: statistics of a plan that is not split into halves.
+        plan: statistics of the plan.
         profile: profile of the device.
         policy: the policy; its ``path`` is not used.
         refused: paths that cannot move the plan; never the kernel.
@@ -218,46 +217,8 @@ def merged(plan: Statistics) -> Statistics:
     return replace(plan, copies=plan.copies.as_one, extents=plan.extents.as_one)
 
 
-def mixed(large: Statistics, small: Statistics, profile: DeviceProfile, policy: Policy) -> Candidate:
-    """Predict a load or store in two halves that run at once over one link.
-
-    Args:
-        large: statistics of the half that the copy engine moves.
-        small: statistics of the half that the kernel moves.
-        profile: profile of the device.
-        policy: policy with the compute beside the transfer.
-    """
-    engine, kernel = predict("copy_engine", large, profile, policy), predict("kernel", small, profile, policy)
-    return at_once(engine, kernel, (large.nbytes + small.nbytes) * NS / max(profile.ceilings[large.route], 1e-9))
-
-
-def at_once(engine: Candidate, kernel: Candidate, link: float, joins: int = 1) -> Candidate:
-    """Return the cost of the mixed path from the costs of its two halves.
-
-    Args:
-        engine: cost of the half that the copy engine moves.
-        kernel: cost of the half that the kernel moves.
-        link: seconds that the bytes of both halves take on the link.
-        joins: how often one half waits for the other.
-    """
-    seconds = JOIN * joins + max(engine.seconds, kernel.seconds, link)
-    before = sum(max(one.wall - one.seconds, 0.0) for one in (engine, kernel))
-    return Candidate(
-        MIXED,
-        seconds,
-        before + seconds,
-        engine.cpu_seconds + kernel.cpu_seconds,
-        kernel.sm_share * kernel.seconds / seconds,
-        engine.compute_seconds + kernel.compute_seconds,
-    )
-
-
 def candidates(
-    plan: Statistics,
-    profile: DeviceProfile,
-    policy: Policy,
-    refused: Mapping[str, str] | None = None,
-    halves: tuple[Statistics, Statistics] | None = None,
+    plan: Statistics, profile: DeviceProfile, policy: Policy, refused: Mapping[str, str] | None = None
 ) -> list[Candidate]:
     """Compare all paths: the path to take is first, paths that cannot move the plan are last.
 
@@ -266,7 +227,6 @@ def candidates(
         profile: profile of the device, or of the GPU and its peer.
         policy: the policy; its ``path`` is not used.
         refused: paths that cannot move the plan, each with the reason.
-        halves: statistics of the large and of the small runs, if the plan is a load or store that may be split.
 
     Raises:
         PathError: the profile has no costs for the plan's route.
@@ -279,8 +239,6 @@ def candidates(
     check_route(plan.route, profile)
     refused = refused or {}
     able = [predict(path, plan, profile, policy) for path in route_paths(plan.route) if path not in refused]
-    if halves is not None and plan.route in HOST_ROUTES and not refused.keys() & {"copy_engine", "kernel"}:
-        able.append(mixed(*halves, profile, policy))
     return ranked(able, refused)
 
 

@@ -76,7 +76,6 @@ class DeviceProfile:
         beside: effects of compute by kind of compute (``"decode"``, ``"prefill"``), route and path.
         programs: Triton programs of the kernel path when it was measured, by route.
         note: a warning to the user, or "".
-        calibrations: number of calibrations that were averaged.
         guessed: names of costs that were not measured, such as ``"store staged"`` or ``"decode load kernel"``.
         peer: name of the other GPU of a pair; "" in a GPU's own profile.
         nvlinks: number of NVLink links of a pair; 0 if there are none, and None if not known, or without a peer.
@@ -99,7 +98,6 @@ class DeviceProfile:
     beside: Mapping[str, Mapping[str, Mapping[str, Beside]]]
     programs: Mapping[str, int]
     note: str = ""
-    calibrations: int = 0
     guessed: tuple[str, ...] = ()
     peer: str = ""
     nvlinks: int | None = None
@@ -168,16 +166,6 @@ def default_programs(routes: Iterable[str], multiprocessors: int) -> dict[str, i
     return {route: Policy().kernel(route, max(multiprocessors, 1)).programs for route in routes}
 
 
-def names_of_costs(routes: Iterable[str]) -> tuple[str, ...]:
-    """Return the names of all costs of some routes, as in :attr:`DeviceProfile.guessed`.
-
-    >>> names_of_costs(["device"])[:4]
-    ('device kernel', 'device copy_engine', 'device copy_engine_2d', 'decode device kernel')
-    """
-    alone = [f"{route} {path}" for route in routes for path in route_paths(route)]
-    return (*alone, *(f"{kind} {name}" for kind in OVERLAPS[1:] for name in alone))
-
-
 def _rounded(value: Any) -> Any:
     """Round numbers to five digits, since no measurement is more precise."""
     if isinstance(value, dict):
@@ -235,7 +223,7 @@ def default_pair() -> DeviceProfile:
     Over PCIe, all paths are slower by the same factor if runs are large, so the choice is the same.
     """
     ceilings = {"push": 300.0, "pull": 300.0, "sm_push": 270.0, "sm_pull": 270.0}
-    return _guess(PEER_ROUTES, ceilings, note=_NOTE.format(" --peers"), peer=ANY_PEER)
+    return _guess(PEER_ROUTES, ceilings, note=_NOTE.format(" --peer cuda:M"), peer=ANY_PEER)
 
 
 def _guess(routes: tuple[str, ...], ceilings: dict[str, float], note: str, peer: str = "") -> DeviceProfile:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,7 +12,6 @@ import numpy as np
 from kvplan.cost.policy import HOST_ROUTES
 from kvplan.layout.strides import Int64Array
 from kvplan.plan.descriptors import Part
-from kvplan.plan.halves import group_halves
 from kvplan.plan.loops import loops_for
 from kvplan.plan.plan import Plan
 from kvplan.plan.staging import staging_of
@@ -163,8 +162,8 @@ def counted(plan: Plan) -> list[Counted]:
     return [count_part(part, plan.direction, skips[part.group]) for part in plan.moving]
 
 
-def count_part(part: Part, direction: str, skips: tuple[int, int], known: Mapping[int, int] | None = None) -> Counted:
-    """Count the pieces of a plan part; ``known`` maps a size to its copies after merging, if they are counted already.
+def count_part(part: Part, direction: str, skips: tuple[int, int]) -> Counted:
+    """Count the pieces of a plan part after merging.
 
     The flat lowering also merges copies of different runs that touch, such as the end of K and the start of V.
     Here they count as separate copies: they are few.
@@ -176,31 +175,8 @@ def count_part(part: Part, direction: str, skips: tuple[int, int], known: Mappin
         granules -= follow(part, facts, direction, skips)
     if count < 2 or not group.chainable:
         return part, facts, count, skips, (granules,)
-    left = [known[nbytes] if known else chains(part.units, nbytes) for nbytes, _ in facts.by_size]
+    left = [chains(part.units, nbytes) for nbytes, _ in facts.by_size]
     return part, facts, count, skips, (granules, *left)
-
-
-def halves_statistics(route: str, counts: Iterable[Counted]) -> tuple[Statistics, Statistics] | None:
-    """Return the statistics of a counted plan's large runs and of its small runs; None if it lacks either.
-
-    Only plans with a side on the host are split, so other routes have no halves.
-    """
-    large, small = split_by_size(route, counts)
-    return (large, small) if large is not None and small is not None else None
-
-
-def split_by_size(route: str, counts: Iterable[Counted]) -> tuple[Statistics | None, Statistics | None]:
-    """Return the statistics of a counted plan's large runs and of its small runs, each None if there are none."""
-    if route not in HOST_ROUTES:
-        return None, None
-    large: list[Counted] = []
-    small: list[Counted] = []
-    for part, facts, count, skips, (_, *left) in counts:
-        known = dict(zip((nbytes for nbytes, _ in facts.by_size), left, strict=False))  # empty if nothing merges
-        for side, group in zip((large, small), group_halves(part.group), strict=True):
-            if group is not None and count:
-                side.append(count_part(Part(group, part.units), route, skips, known))
-    return total(route, large) if large else None, total(route, small) if small else None
 
 
 def total(route: str, counts: Iterable[Counted]) -> Statistics:

@@ -196,7 +196,7 @@ def _found(
     peer: str, here: Machine, own: Callable[[], Path], ships: Callable[[], DeviceProfile | None], guess: DeviceProfile
 ) -> DeviceProfile:
     """Find a profile; ``peer`` is "" for a GPU's own profile."""
-    notes, retry = [], f"run `kvplan calibrate{' --peers' * bool(peer)}`"
+    notes, retry = [], f"run `kvplan calibrate{' --peer cuda:M' * bool(peer)}`"
     for told in filter(None, os.environ.get(CHOSEN, "").split(os.pathsep)):
         try:
             chosen = read(Path(told))
@@ -254,7 +254,7 @@ def _of_driver(here: Machine, known: list[DeviceProfile]) -> DeviceProfile | Non
     if profile.driver == here.driver:
         return profile
     note = f"measured with driver {profile.driver}, and this is {here.driver or 'not known'}"
-    retry = f"`kvplan calibrate{' --peers' * bool(profile.peer)}` measures here"
+    retry = f"`kvplan calibrate{' --peer cuda:M' * bool(profile.peer)}` measures here"
     return replace(profile, note=f"{note}: {retry}")
 
 

@@ -5,8 +5,6 @@ The methods call the entry points of ``driver.py`` with plain integers: addresse
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from ctypes import byref, c_float, c_int, c_uint64, c_void_p
 
 from kvplan.cuda.driver import (
@@ -16,14 +14,11 @@ from kvplan.cuda.driver import (
     MINOR,
     MULTIPROCESSORS,
     NON_BLOCKING,
-    NOT_READY,
     PORTABLE,
     SUCCESS,
     driver,
 )
 from kvplan.cuda.scopes import Current, Uncaptured
-
-NAP_SECONDS = 20e-6
 
 
 class Context:
@@ -79,9 +74,14 @@ class Context:
         self.driver.cuCtxGetCurrent(now)  # ctypes passes the address of `now`, as byref(now) does in twice the time
         return now.value == self.context
 
-    def stream(self, *, urgent: bool = False) -> int:
-        """Create a stream that does not wait for the legacy default stream. If urgent, it has the highest priority."""
-        cu, least, greatest, made = self.driver, c_int(), c_int(), c_void_p()
+    def stream(self, *, urgent: bool = False, made: c_void_p | None = None) -> int:
+        """Create a stream that does not wait for the legacy default stream, and return its handle.
+
+        Args:
+            urgent: whether it has the highest priority.
+            made: a cell for the handle, so that no exception after the call loses it.
+        """
+        cu, least, greatest, made = self.driver, c_int(), c_int(), c_void_p() if made is None else made
         cu.check("cuCtxGetStreamPriorityRange", cu.cuCtxGetStreamPriorityRange(byref(least), byref(greatest)))
         priority = greatest.value if urgent else least.value
         with Uncaptured(self):
@@ -89,9 +89,9 @@ class Context:
         cu.check("cuStreamCreateWithPriority", code)
         return made.value or 0
 
-    def event(self) -> int:
-        """Create an event that records the time."""
-        made = c_void_p()
+    def event(self, made: c_void_p | None = None) -> int:
+        """Create an event that records the time, and return its handle; ``made`` is as in :meth:`stream`."""
+        made = c_void_p() if made is None else made
         self.driver.check("cuEventCreate", self.driver.cuEventCreate(byref(made), 0))
         return made.value or 0
 
@@ -116,25 +116,6 @@ class Context:
     def synchronize(self, event: int) -> None:
         """Block the calling thread, without the interpreter, until an event has passed."""
         self.driver.check("cuEventSynchronize", self.driver.cuEventSynchronize(event))
-
-    def await_event(self, event: int, hurried: Callable[[], bool]) -> bool:
-        """Do as :meth:`synchronize`, with naps between looks: the driver's own wait keeps a core busy.
-
-        Args:
-            event: the event.
-            hurried: whether the wait ends although the event has not passed.
-
-        Returns:
-            Whether the event has passed.
-        """
-        code = self.driver.cuEventQuery(event)
-        while code == NOT_READY:
-            if hurried():
-                return False
-            time.sleep(NAP_SECONDS)
-            code = self.driver.cuEventQuery(event)
-        self.driver.check("cuEventQuery", code)
-        return True
 
     def capturing(self, stream: int) -> bool:
         """Return whether a stream is being captured into a graph."""

@@ -7,9 +7,8 @@ descriptors to the driver without a Python object for each descriptor.
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections.abc import Iterable
-from ctypes import byref, c_size_t, c_uint64, c_void_p
+from ctypes import byref, c_size_t, c_void_p
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -18,7 +17,6 @@ import numpy as np
 from kvplan.base.cached_property import cached_property
 from kvplan.cuda import peer_access
 from kvplan.cuda.call_list import ENDED, FAILED, Segment
-from kvplan.cuda.call_player import play_slowly
 from kvplan.cuda.context import Context
 from kvplan.cuda.driver import (
     ACCESS_FLAGS,
@@ -38,13 +36,12 @@ from kvplan.cuda.driver import (
     Attributes,
     Driver,
     DriverError,
-    LaunchConfig,
     driver,
+    loaded,
 )
 from kvplan.cuda.scopes import Uncaptured
 from kvplan.errors import TransferError
 from kvplan.layout.strides import Int64Array
-from kvplan.plan import loops
 
 if TYPE_CHECKING:
     from kvplan.cuda.issuer import Issuer
@@ -52,10 +49,10 @@ if TYPE_CHECKING:
 __all__ = [
     "ACCESS_FLAGS", "DEVICE_MAP", "DEVICE_POINTER", "HOST_MEMORY", "INVALID_VALUE", "MEMORY_TYPE", "NOT_READY",
     "PORTABLE", "RANGE_SIZE", "RANGE_START", "SUCCESS", "Device", "Driver", "DriverError", "Uncaptured", "driver",
+    "loaded",
 ]  # fmt: skip
 
 WATCH_NAPS = 50  # naps of 20 us after which a waiting thread lets Python handle signals
-MAX_SHAPES = 64  # launch shapes that a thread keeps: to convert their numbers takes longer than the call
 
 
 class Device(Context):
@@ -70,7 +67,6 @@ class Device(Context):
 
     def __init__(self, ordinal: int) -> None:
         super().__init__(ordinal)
-        self._cell = threading.local()
         self._others: dict[int, Device] = {}
         self._peers: dict[int, str] = {ordinal: ""}  # by ordinal: why this GPU cannot reach the memory, or ""
 
@@ -117,48 +113,23 @@ class Device(Context):
         """Load a compiled module with ``shared`` bytes of shared memory; return the handles of module and function."""
         cu, module, function = self.driver, c_void_p(), c_void_p()
         cu.check("cuModuleLoadData", cu.cuModuleLoadData(byref(module), image))
-        cu.check("cuModuleGetFunction", cu.cuModuleGetFunction(byref(function), module, name.encode()))
-        if shared > DEFAULT_SHARED:
-            cu.check("cuFuncSetAttribute", cu.cuFuncSetAttribute(function, MAX_DYNAMIC_SHARED, shared))
+        try:
+            cu.check("cuModuleGetFunction", cu.cuModuleGetFunction(byref(function), module, name.encode()))
+            if shared > DEFAULT_SHARED:
+                cu.check("cuFuncSetAttribute", cu.cuFuncSetAttribute(function, MAX_DYNAMIC_SHARED, shared))
+        except TransferError:
+            cu.cuModuleUnload(module)
+            raise
         return module.value or 0, function.value or 0
-
-    def launch(self, function: int, programs: int, threads: int, shared: int, stream: int, argument: int) -> None:
-        """Launch a kernel with one pointer argument, and null for the two scratch pointers that Triton may add."""
-        cell = getattr(self._cell, "arguments", None)
-        if cell is None:
-            values = (c_uint64 * 3)()
-            first = ctypes.addressof(values)
-            pointers = (c_void_p * 3)(first, first + 8, first + 16)
-            shapes: dict[tuple[int, int, int, int], tuple[int, LaunchConfig]] = {}
-            cell = self._cell.arguments = (values, pointers, ctypes.addressof(pointers), shapes)
-        values, _, at, shapes = cell
-        values[0] = argument  # copied by the driver before the launch returns
-        shape = shapes.get((programs, threads, shared, stream))
-        if shape is None:
-            if len(shapes) >= MAX_SHAPES:
-                shapes.clear()
-            made = LaunchConfig(programs, 1, 1, threads, 1, 1, shared, stream)
-            shape = shapes[programs, threads, shared, stream] = (ctypes.addressof(made), made)
-        code = self.driver.cuLaunchKernelEx(shape[0], function, at, None)
-        if code:
-            self.driver.check("cuLaunchKernelEx", code)
 
     def launch_recorded(
         self, begin: int, end: int, kernel: tuple[int, int, int], programs: int, stream: int, argument: int,
         source: int = 0, nbytes: int = 0,
     ) -> None:  # fmt: skip
-        """Record an event, copy ``nbytes`` bytes to ``argument``, launch a kernel, and record a second event.
-
-        In a process that has loaded the planner's loops it is one compiled call, in a third of the calls' time.
+        """Record an event, copy ``nbytes`` bytes to ``argument``, launch a kernel, and record a second event: in one
+        compiled call.
         """
         function, threads, shared = kernel
-        if loops.loaded is None:
-            self.record(begin, stream)
-            if nbytes:
-                self.copy(argument, source, nbytes, stream)
-            self.launch(function, programs, threads, shared, stream, argument)
-            self.record(end, stream)
-            return
         which, code = self._short_calls.launch_recorded(
             self.entries, begin, end, function, programs, threads, shared, stream, argument, source, nbytes
         )
@@ -170,8 +141,6 @@ class Device(Context):
         source: int, nbytes: int, units: Int64Array, table: Int64Array,
     ) -> None:  # fmt: skip
         """Write a header and its units to pinned memory, then do as :meth:`launch_recorded`, in one compiled call.
-
-        The planner's loops are loaded.
 
         Args:
             begin, end, kernel, programs, stream, argument, nbytes: as in :meth:`launch_recorded`.
@@ -192,18 +161,7 @@ class Device(Context):
         self.driver.check(self._calls.NAMES[which], code, what if which == self._calls.COPY else "")
 
     def write_behind(self, event: int, stream: int, addresses: tuple[int, ...], values: tuple[int, ...]) -> None:
-        """Let a stream wait for an event, if it is not 0, and then write one word or two of pinned memory.
-
-        In a process that has loaded the planner's loops it is one compiled call.
-        """
-        if loops.loaded is None:
-            if event:
-                self.wait(stream, event)
-            for address, value in zip(addresses, values, strict=True):
-                code = self.driver.cuStreamWriteValue64_v2(stream, address, value, 0)
-                if code:
-                    self.driver.check("cuStreamWriteValue64", code)
-            return
+        """Let a stream wait for an event, if it is not 0, and then write one word or two of pinned memory."""
         which, code = self._short_calls.write_behind(self.entries, event, stream, addresses, values)
         if code:
             name = "cuStreamWriteValue64" if which == self._short_calls.WRITE else self._calls.NAMES[which]
@@ -232,8 +190,7 @@ class Device(Context):
     def play(self, segments: Iterable[Segment], state: Int64Array) -> None:
         """Make the calls of a list in the calling thread, until a call fails.
 
-        In a process that has loaded the planner's loops it is one compiled call per segment, which keeps the
-        interpreter: the list is short.
+        It is one compiled call per segment, which keeps the interpreter: the list is short.
 
         Args:
             segments: the list.
@@ -241,10 +198,7 @@ class Device(Context):
         """
         base = 0
         for segment in segments:
-            if loops.loaded is None:
-                play_slowly(self, segment, state, base)
-            else:
-                self._calls.play(self.entries, *segment, _ATTRIBUTES_AT, _FIRST_AT, state.ctypes.data, base)
+            self._calls.play(self.entries, *segment, _ATTRIBUTES_AT, _FIRST_AT, state.ctypes.data, base)
             if state[FAILED]:
                 return
             base += len(segment.rows)
@@ -298,10 +252,6 @@ class Device(Context):
     def attributes(self) -> tuple[int, int]:
         """Return the addresses of the attributes of batched copies, and of the index of the first copy."""
         return _ATTRIBUTES_AT, _FIRST_AT
-
-    def copy_2d(self, parameters: int, stream: int) -> int:
-        """Make a 2-D copy, and return the driver's code. ``parameters`` is the address of a CUDA_MEMCPY2D."""
-        return int(self.driver.cuMemcpy2DAsync_v2(parameters, stream))
 
 
 _USLEEP = ctypes.CDLL(None).usleep

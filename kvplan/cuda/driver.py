@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from ctypes import POINTER, byref, c_char_p, c_float, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from typing import Any
 
@@ -116,23 +118,6 @@ class Attributes(ctypes.Structure):
     )
 
 
-class LaunchConfig(ctypes.Structure):
-    """CUlaunchConfig: grid, blocks, shared memory and stream of a launch, without attributes."""
-
-    _fields_ = (
-        ("grid_x", c_uint),
-        ("grid_y", c_uint),
-        ("grid_z", c_uint),
-        ("block_x", c_uint),
-        ("block_y", c_uint),
-        ("block_z", c_uint),
-        ("shared", c_uint),
-        ("stream", c_void_p),
-        ("attributes", c_void_p),
-        ("count", c_uint),
-    )
-
-
 class DriverError(TransferError):
     """The error of a driver call that failed.
 
@@ -150,10 +135,18 @@ class DriverError(TransferError):
 
 
 class Driver:
-    """The entry points of one loaded driver, as attributes with their names."""
+    """The entry points of one driver, as attributes with their names.
 
-    def __init__(self, path: str) -> None:
-        library, brief = ctypes.CDLL(path), ctypes.PyDLL(path)
+    Args:
+        library: the library, or an object that stands for it: see :func:`use`.
+        brief: the same library, for calls that keep the interpreter's lock.
+
+    Attributes:
+        compile_kernel: compiles the copy kernel instead of Triton, for a library that runs no machine code; or None.
+    """
+
+    def __init__(self, library: Any, brief: Any) -> None:
+        self.compile_kernel = getattr(library, "compile_kernel", None)
         for name, types in _SIGNATURES.items():
             entry = getattr(brief if name in _BRIEF else library, name)
             entry.argtypes, entry.restype = types, c_int
@@ -204,16 +197,69 @@ class Driver:
         return f"{(name.value or b'an unknown error').decode()} ({code}, {(meaning.value or b'').decode()})"
 
 
-@functools.cache
+_handed_in: list[Driver] = []  # by calls of use() that have not ended, the last one first
+
+
+@contextmanager
+def use(library: Any) -> Iterator[None]:
+    """Let an object stand for the CUDA driver within a ``with``, in all threads.
+
+    It is for tests, and for machines without a GPU. Executors, agents and pools that are made within the ``with`` call
+    this object, and keep it until they are closed.
+
+    Args:
+        library: an object with CUDA's entry points as attributes, by the names that kvplan looks up (a missing one is
+            an AttributeError): ``cuInit``, ``cuDeviceGetCount``, ``cuMemcpyAsync``, and so on. Each is a ctypes
+            function, such as ``ctypes.CFUNCTYPE`` makes, because compiled loops call it by its address. kvplan sets its
+            ``argtypes``. It does what CUDA's manual says, and returns a CUresult. ``cuGetProcAddress_v2`` may find
+            ``cuMemcpyBatchAsync``.
+
+            A library that runs no machine code also has ``compile_kernel(shape, arch)``, which returns an object with
+            what Triton would make: ``image`` and ``name`` for ``cuModuleLoadData`` and ``cuModuleGetFunction``, and
+            the ``shared`` bytes and ``threads`` of a launch.
+
+    Raises:
+        TransferError: the object is not a driver that starts.
+
+    >>> try:
+    ...     with use(ctypes.CDLL(None)):  # the C library has no cuInit
+    ...         pass
+    ... except TransferError as error:
+    ...     "cuInit" in str(error)
+    True
+    """
+    _handed_in.insert(0, made := _started(library, library))
+    try:
+        yield
+    finally:
+        _handed_in.remove(made)
+
+
 def driver() -> Driver:
-    """Load the driver, once per process.
+    """Return the driver that :func:`use` was given; otherwise load the machine's driver, once per process.
+
+    Raises:
+        TransferError: there is no driver, or it does not start.
+    """
+    return _handed_in[0] if _handed_in else loaded()
+
+
+@functools.cache
+def loaded() -> Driver:
+    """Load the machine's driver, once per process.
 
     Raises:
         TransferError: there is no driver, or it does not start.
     """
     try:
-        return Driver("libcuda.so.1")
+        library, brief = ctypes.CDLL("libcuda.so.1"), ctypes.PyDLL("libcuda.so.1")
     except OSError as error:
         raise TransferError(f"there is no CUDA driver: {error}") from None
+    return _started(library, brief)
+
+
+def _started(library: Any, brief: Any) -> Driver:
+    try:
+        return Driver(library, brief)
     except AttributeError as error:
         raise TransferError(f"the CUDA driver is too old (12.0 is the first that serves): {error}") from None

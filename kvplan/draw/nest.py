@@ -333,9 +333,9 @@ def _woven(low: int, items: Sequence[Item]) -> Node:
         nbytes = loops.pop().count if loops and loops[-1].axis == "dim" and loops[-1].stride == 1 else 1
         starts = [item.address - low]
         for loop in loops:
-            if len(pieces) + len(starts) * loop.count > LIMITS.woven:
+            if len(pieces) + len(starts) * loop.count > LIMITS.listed:
                 raise LayoutError(
-                    f"layer {item.layer} {item.part!r} takes over {LIMITS.woven:,} runs a block: too many to draw"
+                    f"layer {item.layer} {item.part!r} takes over {LIMITS.listed:,} runs a block: too many to draw"
                 )
             starts = [start + k * loop.stride for start in starts for k in range(loop.count)]
         pieces += [(start, nbytes, item.part) for start in starts]

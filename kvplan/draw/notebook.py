@@ -1,4 +1,4 @@
-"""Show programs, plans, reshardings and verifications in a notebook as HTML: the facts, and a picture if there is one.
+"""Show programs, plans and reshardings in a notebook as HTML: the facts, and a picture if there is one.
 
 The functions take the objects themselves, and read only their public attributes.
 """
@@ -68,13 +68,3 @@ def resharding_html(resharding: Any) -> str:
 def _sizes(pair: Any) -> tuple[int, int]:
     sizes = [program.run_nbytes for program in pair.programs]
     return min(low for low, _ in sizes), max(high for _, high in sizes)
-
-
-def verification_html(found: Any) -> str:
-    """Return a :class:`kvplan.Verification` as HTML, the verdict first."""
-    facts = {"verdict": "every byte arrived where it belongs" if found.ok else f"wrong: {found.wrong}"}
-    what = "markers" if found.markers else "the source's own content"
-    facts["compared"] = f"{exact(found.nbytes)} of {what}, in {count_of(found.rounds, 'transfer')}"
-    facts["blocks"] = f"{count_of(len(found.blocks[0]), 'block')} to {count_of(len(found.blocks[1]), 'block')}"
-    facts["around"] = f"{exact(found.watched_nbytes)} watched, {exact(found.stray_nbytes)} of them changed"
-    return facts_html(facts)

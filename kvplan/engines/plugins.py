@@ -10,7 +10,7 @@ import os
 
 
 def sglang() -> None:
-    """Call :func:`kvplan.engines.sglang.plugin.plugin` if ``KVPLAN_SGLANG`` or ``KVPLAN_SGLANG_STAGING`` is set."""
+    """Call :func:`kvplan.engines.sglang.plugin.plugin` if ``KVPLAN_SGLANG`` is set."""
     if _asked("KVPLAN_SGLANG"):
         from kvplan.engines.sglang.plugin import plugin
 
@@ -33,6 +33,6 @@ def nixl() -> None:
         plugin()
 
 
-def _asked(prefix: str) -> bool:
-    """Return whether a variable whose name begins so has another value than ``0`` and the empty one."""
-    return any(name.startswith(prefix) and value not in {"", "0"} for name, value in os.environ.items())
+def _asked(variable: str) -> bool:
+    """Return whether a variable has another value than ``0`` and the empty one."""
+    return os.environ.get(variable, "") not in {"", "0"}

@@ -67,9 +67,7 @@ class Held(NamedTuple):
         return number is not None and number[: self.parts] in known
 
 
-VLLM = Held(  # kvplan.engines.vllm.releases says how these differ, and makes the check
-    "vLLM", "vllm", ("0.31.0", "0.32.0", "0.33.0"), 2, why="its scheduler is used from inside", only=True
-)
+VLLM = Held("vLLM", "vllm", ("0.33.0",), 2, why="its scheduler is used from inside", only=True)
 SGLANG = Held("SGLang", "sglang", ("0.5.23",), 3)
 LMCACHE = Held("LMCache", "lmcache", ("0.5.6",), 3)
 TRANSFORMERS = Held(
@@ -92,16 +90,19 @@ def release(text: str) -> tuple[int, ...] | None:
     return None if found is None else tuple(int(number) for number in found[0].split("."))
 
 
-def check(held: Held) -> None:
-    """Check the version of an engine that is installed. A version that was not held against is logged, once.
+def check(held: Held, running: str = "") -> None:
+    """Check the version of an engine. A version that was not held against is logged, once.
 
-    Without the package there is nothing to check: an engine may be imported from elsewhere.
+    Args:
+        held: the engine.
+        running: its version, by default that of the installed package. Without the package there is nothing to check:
+            an engine may be imported from elsewhere.
 
     Raises:
         KVPlanError: the version is known to differ.
     """
     try:
-        running = version(held.package)
+        running = running or version(held.package)
     except PackageNotFoundError:
         return
     verdict, why = held.judged(running)

@@ -18,6 +18,7 @@ from kvplan.errors import KVPlanError, PathError, TransferError
 from kvplan.execute.ranges import ranged
 from kvplan.execute.stats import ExecutorStats, Tally
 from kvplan.execute.transfer import Transfer, check_after, seconds_of
+from kvplan.layout.holding import check_held
 from kvplan.plan.plan import Plan
 
 if TYPE_CHECKING:
@@ -37,9 +38,6 @@ class _Backend(Protocol):
     """
 
     tally: Tally
-
-    def own(self, executor: Executor) -> None:
-        """Watch the executor, and stop when it is garbage-collected."""
 
     def start(self) -> None:
         """Start the threads that it always needs; raise TransferError if the system cannot start them."""
@@ -81,8 +79,8 @@ class Executor:
             or None, and that the first kernel calls. By default the executor makes streams of its own.
 
     Raises:
-        PathError: no path, or not the policy's path, serves the device; ``policy`` or ``profile`` has a wrong type; or
-            ``kernel_stream`` is no stream.
+        PathError: no path, or not the policy's path, serves the device; ``policy`` or ``profile`` has a wrong type;
+            ``kernel_stream`` is no stream; or this Python runs without the GIL.
         TransferError: the system cannot start the executor's thread.
 
     Several threads may submit at once. Transfers of one direction run in the order of their submits, as on a CUDA
@@ -124,6 +122,8 @@ class Executor:
         *,
         kernel_stream: Any = None,
     ) -> None:
+        if not getattr(sys, "_is_gil_enabled", lambda: True)():  # of CPython 3.13 and later
+            raise PathError("this Python runs without the GIL, and executors need it; run a build that has it")
         if policy is not None and not isinstance(policy, Policy):
             raise PathError(f"policy is {policy!r}; give a kvplan.Policy, such as Policy(path='auto'), or None")
         if profile is not None and not hasattr(profile, "costs"):
@@ -136,7 +136,6 @@ class Executor:
         self._submit = ranged(self._backend.submit)
         # The finalizer may run in any thread and in any garbage collection, so it must not block.
         weakref.finalize(self, self._backend.stop).atexit = False  # the backend has its own exit hook, which waits
-        self._backend.own(self)  # a signal may interrupt the finalizer; then the backend's thread notices by itself
         try:
             self._backend.start()  # last, so that every running thread can be stopped
         except BaseException:
@@ -161,6 +160,8 @@ class Executor:
 
         Raises:
             KVPlanError: ``plan`` is not a plan, or :meth:`submit` would raise an error for it.
+            LayoutError: a tensor has other memory than when it was described. Submits do not look: see
+                :func:`kvplan.compile`.
 
         >>> import kvplan, numpy as np
         >>> layout = kvplan.KVLayout.from_tensors("block token dim", np.zeros((8, 4, 16), np.int8))
@@ -171,6 +172,8 @@ class Executor:
         """
         if plan is not None and not isinstance(plan, Plan):
             raise KVPlanError(f"plan is a {type(plan).__name__}; prepare takes what CopyProgram.plan or join made")
+        for layout in [layout for pair in plan.layouts for layout in pair] if plan is not None else ():
+            check_held(layout, layout.holdings)
         self._backend.prepare(plan, by_layer=by_layer)
 
     def submit(
@@ -186,25 +189,25 @@ class Executor:
             by_layer: whether to move layers in their order, so that :meth:`Transfer.wait_layer` can wait for one layer.
                 Long transfers are cut into groups of layers, 8 to 12 as a rule; those at both ends are the shortest. A
                 wait for a layer is for its whole group.
-            priority: ``"high"`` lets the transfer overtake ``"normal"`` transfers that have not begun. High transfers
-                keep the order of their submits. So do two transfers if one writes bytes that the other reads or writes.
-                On a GPU, this holds only for transfers of one direction.
+            priority: ``"high"`` lets the transfer overtake ``"normal"`` transfers that have not begun, also those that
+                touch the same bytes: name a transfer that it must follow with ``after``. High transfers keep the order
+                of their submits.
             beside_seconds: for a transfer ``by_layer``, the seconds of the compute that waits for the layers, if they
                 are known. It may take three times as long as the copies alone, at the link's rate, or longer. Then
                 four or five groups of layers may replace more: each is twice as large as the one before. Fewer groups
                 take less of the CPU.
 
-        During the capture of a CUDA graph, a kernel transfer becomes part of the graph. It is captured if ``after``, or
-        torch's current stream by default, is in capture. Wait for it before the capture ends.
+        While ``after``, or torch's current stream by default, is captured into a CUDA graph, submits are refused.
 
         Raises:
             TransferError: the executor is closed, or belongs to the parent process of a fork; ``after`` is a transfer
-                that failed; a thread cannot be started; or a driver call fails; the message names call and code.
+                that failed; a thread cannot be started; a signal handler or a finalizer called this within another call
+                of the executor; or a driver call fails; the message names call and code.
             KVPlanError: ``plan`` is not a plan, ``after`` cannot be waited for, ``priority`` is unknown, or
                 ``beside_seconds`` is not a finite number of at least 0.
             LayoutError: the destination is read-only, or addresses are not this process's.
             HostMemoryError: memory is pageable, and the path needs pinned memory.
-            PathError: the policy's path, or every path, cannot serve the plan; or the plan cannot be captured.
+            PathError: the policy's path, or every path, cannot serve the plan; or a CUDA graph is being captured.
 
         >>> import kvplan, numpy as np
         >>> layout = kvplan.KVLayout.from_tensors("layer block token dim", np.zeros((2, 8, 4, 16), np.int8))

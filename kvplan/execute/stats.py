@@ -8,9 +8,8 @@ import threading
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import compress
 from typing import Any
 
 from kvplan.base.process import generation
@@ -89,12 +88,12 @@ class Tally:
 
     Attributes:
         ends: transfers that ended and are not yet added up: (result, direction), "failed" or "cancelled". Ending a
-            transfer only appends to it: one C call, which no signal handler interrupts.
+            transfer only appends to it.
     """
 
     def __init__(self) -> None:
         self._made_in = generation()
-        self._lock = threading.RLock()  # a finalizer or a signal handler in the same thread may take it again
+        self._lock = threading.RLock()  # a finalizer in the same thread may take it again
         self.ends: deque[tuple[TransferResult, str] | str] = deque()
         self._sums: dict[tuple[str, str], list[Any]] = {}  # the fields of PathStats
         self._within: dict[tuple[str, str], list[int]] = {}
@@ -104,18 +103,9 @@ class Tally:
         self._predicted = 0
         self._off = 0.0
 
-    def add(self, result: TransferResult, direction: str = "host", once: Iterator[bool] | None = None) -> None:
-        """Count a transfer that succeeded.
-
-        Args:
-            result: its result.
-            direction: its direction.
-            once: an iterator of one true value, if several threads may count it; the first one consumes it.
-        """
-        if once is None:
-            self.ends.append((result, direction))
-        else:
-            self.ends.extend(compress([(result, direction)], once))  # one C call, which no signal handler interrupts
+    def add(self, result: TransferResult, direction: str = "host") -> None:
+        """Count a transfer that succeeded."""
+        self.ends.append((result, direction))
 
     def settle(self) -> None:
         """Add up ends once there are many. The calling thread holds no lock."""
@@ -126,17 +116,12 @@ class Tally:
         if self._made_in != generation():  # a forked child: the thread that held the lock does not exist here
             self._made_in, self._lock = generation(), threading.RLock()
         with self._lock:
-            while ends := self.ends.copy():  # a signal handler at the end of the loop may add them up, too
-                for end in ends:
-                    self._add(end)
+            while self.ends:
+                self._add(self.ends.popleft())
 
     def _add(self, end: tuple[TransferResult, str] | str) -> None:
-        """Add the first of the ends and remove it. No handler can interrupt the last lines, which make all changes."""
-        ends = self.ends
         if isinstance(end, str):
-            if ends and ends[0] is end:
-                self._counts[end] += 1
-                ends.popleft()
+            self._counts[end] += 1
             return
         result, direction = end
         flow = result.path, direction
@@ -145,16 +130,14 @@ class Tally:
         bucket = bisect_left(BUCKETS, result.seconds)
         predicted = bool(result.predicted) and result.seconds > 0
         off = abs(math.log(result.predicted / result.seconds)) if result.predicted and predicted else 0.0
-        if ends and ends[0] is end:  # otherwise a handler that came between has added it
-            within[bucket] += 1
-            sums[0] += 1
-            sums[1] += result.nbytes
-            sums[2] += result.seconds
-            sums[3] += result.descriptors
-            sums[4] += result.launches
-            self._predicted += predicted
-            self._off += off
-            ends.popleft()
+        within[bucket] += 1
+        sums[0] += 1
+        sums[1] += result.nbytes
+        sums[2] += result.seconds
+        sums[3] += result.descriptors
+        sums[4] += result.launches
+        self._predicted += predicted
+        self._off += off
 
     def fail(self, plan: Plan | None = None, path: str = "", error: BaseException | None = None) -> None:
         """Count a transfer that failed, and log a warning, at most one per :data:`QUIET_SECONDS`."""

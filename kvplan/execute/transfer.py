@@ -8,26 +8,19 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
-from itertools import count
 from numbers import Real
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from kvplan.base.integers import integer
 from kvplan.base.latch import Wake, sleep
 from kvplan.base.numbers import number_ranges
 from kvplan.base.quoting import quoted
 from kvplan.base.threads import Standby, error_of
-from kvplan.errors import KVPlanError, LayoutError, PathError, TransferError
+from kvplan.errors import KVPlanError, LayoutError, TransferError
 from kvplan.layout.components import NOT_HERE
-from kvplan.layout.holding import check_held
 from kvplan.plan.plan import Plan
 
-if TYPE_CHECKING:
-    from kvplan.layout.kvlayout import KVLayout
-
 CLOSED_ERROR = "the executor is closed; submit before close()"
-ASKED = 2  # most programs of a joined plan that are all checked for moved memory; each check takes 0.3 us
-_turns = count()  # decides which program is checked next, if there are more
 
 
 class _Result(NamedTuple):
@@ -175,25 +168,8 @@ class Transfer(ABC):
 
         Returns:
             True if it will not run. False if it has begun or ended; then nothing changes.
-
-        Raises:
-            TransferError: the transfer is part of a CUDA graph.
         """
         return False
-
-    def replan(self, plan: Plan) -> None:
-        """Give a transfer in a CUDA graph other blocks to move, starting with the next replay.
-
-        No replay may be in flight. Only transfers of the kernel path can be captured.
-
-        Args:
-            plan: a plan of the same programs, with at most as many units of each program as the captured plan.
-
-        Raises:
-            PathError: the transfer was not captured, or the plan does not fit the captured plan.
-        """
-        del plan
-        raise PathError("only a transfer captured into a CUDA graph is replayed with another plan; submit this one")
 
     def _late(self, timeout: float | None) -> TransferError:
         return TransferError(f"transfer of {self.plan.nbytes} bytes has not finished within {timeout} seconds")
@@ -205,32 +181,16 @@ class Transfer(ABC):
 def check_layouts(plan: Plan) -> None:
     """Check that both sides of a plan can be moved.
 
-    One tensor of each side is checked for moved memory (:func:`kvplan.layout.holding.questions`). If plans of more than
-    two programs were joined, each call checks one program; the next call checks the next program.
-
     Raises:
-        LayoutError: the destination is read-only, addresses are not this process's, or a tensor's memory is not the
-            memory that it had when it was described.
+        LayoutError: the destination is read-only, or addresses are not this process's.
     """
-    programs = plan.programs
-    if len(programs) > ASKED:
-        programs = (programs[next(_turns) % len(programs)],)
-    elif len(programs) == 1 == len(plan.layouts) and programs[0].ready():  # most submits end here
-        return
-    for src, dst in plan.layouts:
-        if src.addresses != "memory" or dst.addresses != "memory" or not dst.writable:
-            raise _immovable(src, dst)
-    for program in programs:
-        if not program.ready():
-            check_held(program.src, program.src.holdings)
-            check_held(program.dst, program.dst.holdings)
-
-
-def _immovable(src: KVLayout, dst: KVLayout) -> LayoutError:
-    for layout in (src, dst):
-        if layout.addresses != "memory":
-            return LayoutError(f"the addresses of {layout!r} are {NOT_HERE[layout.addresses]}; nothing can be moved")
-    return LayoutError(f"the destination {dst!r} holds a read-only array; pass a writable one")
+    for pair in plan.layouts:
+        for layout in pair:
+            if layout.addresses != "memory":
+                where = NOT_HERE[layout.addresses]
+                raise LayoutError(f"the addresses of {layout!r} are {where}; nothing can be moved")
+        if not pair[1].writable:
+            raise LayoutError(f"the destination {pair[1]!r} holds a read-only array; pass a writable one")
 
 
 def check_layer(plan: Plan, layer: Any) -> int:

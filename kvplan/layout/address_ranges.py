@@ -176,8 +176,8 @@ def check_places(looked: int) -> None:
     """
     if looked > LIMITS.places:
         raise LayoutError(
-            f"blocks lie in separate allocations, and over {LIMITS.places:,} pairs of component and block need a "
-            "check; describe fewer blocks or layers, or allocations that each hold a whole block"
+            f"blocks lie in separate allocations or at no single stride, and over {LIMITS.places:,} pairs of component "
+            "and block are listed; describe fewer blocks or layers, or blocks at one stride"
         )
 
 

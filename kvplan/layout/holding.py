@@ -1,19 +1,16 @@
 """Check that tensors still have the memory that a layout describes.
 
 A layout keeps its tensors and their storages, so that memory stays allocated when a tensor takes other memory. But a
-storage can be resized in place, which frees its memory. A tensor reports neither change, so kvplan must check it.
+storage can be resized in place, which frees its memory. A tensor reports neither change, so ``compile`` and ``prepare``
+look at every tensor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import cycle
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from kvplan.errors import LayoutError
-
-# Submits that check one tensor before the next tensor. The first check misses the CPU's caches and takes 0.5 us more.
-SUBMITS = 8
 
 
 class Holding(NamedTuple):
@@ -71,41 +68,3 @@ def check_held(what: object, held: Iterable[Holding]) -> None:
                 f"bytes, and begins at {one.ask():#x} in one of {len(one.storage)}; describe it again after resize_, "
                 "set_, share_memory_ or an assignment to its data"
             )
-
-
-def questions(src: Sequence[Holding], dst: Sequence[Holding]) -> Iterator[Callable[[], bool]] | None:
-    """Return an endless iterator of checks. Each submit makes the next check, of one tensor on each side.
-
-    Checking all tensors of 80 layers takes longer than planning. Checking one tensor on each side takes 0.3 us.
-
-    Returns:
-        Functions that return whether the memory is as described; None if there is no tensor to check.
-
-    >>> import torch
-    >>> tensor = torch.zeros(8, 4)
-    >>> asked = questions([], [Holding.of(tensor, tensor.data_ptr(), tensor.untyped_storage())])
-    >>> next(asked)()
-    True
-    >>> tensor.data = torch.zeros(8, 4)
-    >>> next(asked)()
-    False
-    """
-    if not src and not dst:
-        return None
-    count = max(len(src), len(dst))
-    pairs = [[side[k % len(side)] for side in (src, dst) if side] for k in range(count)]
-    return cycle([question for pair in pairs for question in [_question(*pair)] * SUBMITS])
-
-
-def _question(one: Holding, other: Holding | None = None) -> Callable[[], bool]:
-    """Return a check of one or two tensors, written out: a loop or a call would cost as much as the check."""
-    ask, address, storage, nbytes = one
-    if other is None:
-        return lambda: ask() == address and len(storage) == nbytes
-    ask_other, other_address, other_storage, other_nbytes = other
-    return lambda: (
-        ask() == address
-        and len(storage) == nbytes
-        and ask_other() == other_address
-        and len(other_storage) == other_nbytes
-    )

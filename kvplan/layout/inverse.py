@@ -75,8 +75,8 @@ def check_rows(looked: int) -> None:
     Raises:
         KVPlanError: the lookup visits too many rows.
     """
-    if looked > LIMITS.rows:
-        raise KVPlanError(f"the range crosses more than {LIMITS.rows:,} rows; ask for fewer bytes")
+    if looked > LIMITS.listed:
+        raise KVPlanError(f"the range crosses more than {LIMITS.listed:,} rows; ask for fewer bytes")
 
 
 def steps_of(form: Form, *, blocks: bool) -> tuple[Step, ...]:

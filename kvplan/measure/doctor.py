@@ -13,18 +13,17 @@ from kvplan.measure.facts import Facts, gather
 from kvplan.measure.finding import Finding, State, cuda_version, unknown
 from kvplan.measure.host import UNLIMITED, numbers
 from kvplan.measure.peer_links import peers
-from kvplan.measure.software import cuda_bindings, numba, torch, triton
+from kvplan.measure.software import numba, torch, triton
 
 __all__ = ["Facts", "Finding", "State", "examine", "gather"]
 
 FIRST_DRIVER = 12000
 LITTLE_MEMORY = 1 << 30  # a smaller host pool holds a few requests of one model
 QUEUES = 8  # hardware queues of a GPU by default; CUDA_DEVICE_MAX_CONNECTIONS sets 1 to 32
-ASTRAY = 0.05  # largest share of a pool's pages on another node without a warning
 
 
 def examine(facts: Facts) -> list[Finding]:
-    """Return the findings, the driver first. A check without a subject, such as a pool, is left out.
+    """Return the findings, the driver first. A check without a subject, such as a GPU, is left out.
 
     >>> driver, *others = examine(Facts(cuda=13000, batch=True))
     >>> driver.state, driver.what
@@ -166,24 +165,6 @@ def numa(facts: Facts) -> Finding | None:
     return Finding("NUMA", "ok", f"{runs} alone")
 
 
-def pool(facts: Facts) -> Finding | None:
-    """Check that the pages of a pool lie on the GPU's node."""
-    if facts.pool is None:
-        return unknown(facts, "pool", "pool") if "pool" in facts.missing else None
-    there = {node: count for node, count in facts.pool.items() if node >= 0}
-    if not there:
-        return Finding("pool", "unknown", "its pages are not there yet", "write to it, or pin it, and ask again")
-    what = ", ".join(f"{count} pages on node {node}" for node, count in there.items())
-    near = None if facts.machine is None else facts.machine.numa_node
-    if near is None:
-        return Finding("pool", "ok" if len(there) == 1 else "unknown", what)
-    astray = sum(count for node, count in there.items() if node != near)
-    if astray > ASTRAY * sum(there.values()):
-        advice = f"allocate it under numactl --membind={near}: pinned pages do not move"
-        return Finding("pool", "warning", f"{what}; the GPU is on node {near}", advice)
-    return Finding("pool", "ok", f"{what}, where the GPU is")
-
-
 def connections(facts: Facts) -> Finding | None:
     """Check the number of hardware queues. Streams that share a queue wait for each other."""
     if facts.cuda is None:
@@ -211,14 +192,6 @@ def iommu(facts: Facts) -> Finding | None:
     return Finding("IOMMU", "ok", f"{facts.iommu}: nothing is translated")
 
 
-def hypervisor(facts: Facts) -> Finding | None:
-    """Check whether this is a virtual machine, which may report a false link and false nodes."""
-    if not facts.hypervisor or facts.machine is None:
-        return None
-    what = f"a virtual machine ({facts.hypervisor}): its link and nodes may be made up"
-    return Finding("virtualised", "unknown", what, "hold one large pinned copy against the link's ceiling")
-
-
 def profile(facts: Facts) -> Finding | None:
     """Check that the device profile in use was measured."""
     if facts.profile is None:
@@ -229,8 +202,8 @@ def profile(facts: Facts) -> Finding | None:
 
 
 CHECKS: tuple[Callable[[Facts], Finding | None], ...] = (
-    cuda_driver, gpu, batch, link, peers, numa, pool, connections, iommu, hypervisor,
-    profile, torch, triton, numba, cuda_bindings, locked, memory, shared,
+    cuda_driver, gpu, batch, link, peers, numa, connections, iommu,
+    profile, torch, triton, numba, locked, memory, shared,
 )  # fmt: skip
 
 

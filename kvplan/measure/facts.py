@@ -22,7 +22,7 @@ AWAKE_SECONDS = 0.2
 _BESIDE = 8  # copies in flight while the link is read
 
 # Module to import, and name of the package to install.
-PACKAGES = {"torch": "torch", "triton": "triton", "numba": "numba", "cuda.bindings": "cuda-bindings"}
+PACKAGES = {"torch": "torch", "triton": "triton", "numba": "numba"}
 
 Answer = TypeVar("Answer")
 
@@ -66,7 +66,6 @@ class Facts:
         cpu_nodes: nodes on whose CPUs this process may run.
         memory_nodes: nodes on which this process may allocate memory.
         policy: placement of new pages, such as ``default`` or ``bind:1``.
-        pool: number of sampled pages of the pool by node; node -1 counts pages that were never touched.
         connections: value of CUDA_DEVICE_MAX_CONNECTIONS; ``""`` if it is not set.
         iommu: how the IOMMU translates the GPU's addresses; ``""`` if there is no IOMMU.
         hypervisor: name of the virtual machine; ``""`` on a real machine.
@@ -91,7 +90,6 @@ class Facts:
     cpu_nodes: tuple[int, ...] | None = None
     memory_nodes: tuple[int, ...] | None = None
     policy: str | None = None
-    pool: Mapping[int, int] | None = None
     connections: str = ""
     iommu: str | None = None
     hypervisor: str | None = None
@@ -99,16 +97,13 @@ class Facts:
     missing: Mapping[str, str] = field(default_factory=dict)
 
 
-def gather(
-    device: str = "cuda:0", *, busy: bool = False, pool: tuple[int, int] | None = None, root: Path = ROOT
-) -> Facts:
+def gather(device: str = "cuda:0", *, busy: bool = False, root: Path = ROOT) -> Facts:
     """Gather the facts within milliseconds. Missing facts are None; no error is raised, and torch is not imported.
 
     Args:
         device: name of a GPU, such as ``"cuda:0"``.
         busy: whether to copy 64 MiB at a time for 0.2 seconds before the link is read, if an idle GPU has lowered it.
             The copies need the GPU's context, and 64 MiB of GPU memory and of pinned memory.
-        pool: address and bytes of the host memory whose NUMA nodes are reported.
         root: root folder of the file system.
 
     >>> facts = gather()
@@ -151,7 +146,6 @@ def gather(
         cpu_nodes=_nodes_of(cpus_by_node, may[0]) if cpus_by_node and may else None,
         memory_nodes=may and may[1],
         policy=ask("policy", host.memory_policy, root),
-        pool=ask("pool", host.pool_nodes, root, *pool) if pool else None,
         connections=os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", ""),
         iommu=ask("iommu", host.iommu, root, gpu.pci) if gpu else None,
         hypervisor=ask("hypervisor", host.hypervisor, root),

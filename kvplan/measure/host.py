@@ -1,22 +1,17 @@
-"""Functions that read facts about a host from its file system and kernel: limits of memory, NUMA nodes, pages.
+"""Functions that read facts about a host from its file system and kernel: limits of memory, and NUMA nodes.
 
 Most functions take the root folder of the file system, and raise OSError or ValueError if the fact is missing.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
-import platform
 import re
-from collections import Counter
 from pathlib import Path
 
 UNLIMITED = -1  # bytes
-MOST_PAGES = 64  # sampled pages of a pool
 _NOT_LIMITED = 1 << 60  # cgroups of version 1 write "no limit" as the largest multiple of a page
 _LONGEST_LIST = 1 << 16  # most numbers in a range of CPUs or nodes
-_MOVE_PAGES = {"x86_64": 279, "aarch64": 239}  # the system call's number
 
 
 def text(path: Path) -> str:
@@ -127,68 +122,6 @@ def memory_policy(root: Path) -> str:
             if "heap" in words[2:] or "stack" in words[2:]:
                 return words[1].replace("=static", "").replace("=relative", "")
     raise ValueError("/proc/self/numa_maps has no heap")
-
-
-def pool_nodes(root: Path, address: int, nbytes: int) -> dict[int, int]:
-    """Count the pages of a range on each node; node -1 counts pages that were never touched.
-
-    Args:
-        root: root folder of the file system.
-        address: first address of the range.
-        nbytes: bytes of the range. At most 64 pages, at equal distances, are sampled.
-    """
-    if nbytes < 1 or address < 1:
-        raise ValueError(f"a pool of {nbytes} bytes at {address:#x}; expected an address and a size above 0")
-    try:
-        return _sampled(address, nbytes)
-    except OSError:  # a container may forbid the system call, but not this process's own map
-        return _mapped(root, address, nbytes)
-
-
-def sampled_pages(address: int, nbytes: int, page: int) -> list[int]:
-    """Return the addresses of at most 64 pages of a range, at equal distances.
-
-    >>> sampled_pages(4096 + 10, 8192, 4096)
-    [4096, 8192, 12288]
-    >>> len(sampled_pages(0x7F00_0000_0000, 1 << 40, 4096))
-    64
-    """
-    first, last = address // page, (address + nbytes - 1) // page
-    count = min(last - first + 1, MOST_PAGES)
-    return [(first + k * (last - first) // max(count - 1, 1)) * page for k in range(count)]
-
-
-def _sampled(address: int, nbytes: int) -> dict[int, int]:
-    """Call move_pages without a destination: it moves no page and returns the nodes."""
-    number = _MOVE_PAGES.get(platform.machine())
-    if number is None:
-        raise OSError(f"the number of move_pages is not known on {platform.machine()}")
-    pages = sampled_pages(address, nbytes, os.sysconf("SC_PAGE_SIZE"))
-    addresses = (ctypes.c_void_p * len(pages))(*pages)
-    status = (ctypes.c_int * len(pages))()
-    library = ctypes.CDLL(None, use_errno=True)
-    library.syscall.restype = ctypes.c_long
-    null = ctypes.c_void_p(None)
-    code = library.syscall(
-        ctypes.c_long(number), ctypes.c_long(0), ctypes.c_ulong(len(pages)), addresses, null, status, ctypes.c_long(0)
-    )
-    if code < 0:
-        raise OSError(ctypes.get_errno(), "move_pages")
-    return dict(sorted(Counter(max(node, -1) for node in status).items()))
-
-
-def _mapped(root: Path, address: int, nbytes: int) -> dict[int, int]:
-    """Count all pages of the mappings that contain the range, from this process's numa_maps."""
-    told = re.findall(r"^([0-9a-f]{1,16}) (.*)$", text(root / "proc/self/numa_maps"), re.MULTILINE)
-    maps = sorted((int(start, 16), line) for start, line in told)
-    before = [start for start, _ in maps if start <= address]
-    first, found = max(before, default=address), Counter[int]()
-    for start, line in maps:
-        if first <= start < address + nbytes:
-            found.update({int(node): int(count) for node, count in re.findall(r"\bN(\d{1,5})=(\d{1,15})\b", line)})
-    if not found:
-        raise ValueError(f"/proc/self/numa_maps tells of no page at {address:#x}")
-    return dict(sorted(found.items()))
 
 
 def iommu(root: Path, pci: str) -> str:

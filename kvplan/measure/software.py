@@ -1,4 +1,4 @@
-"""The doctor's checks of the packages that kvplan uses: torch, Triton, numba and cuda-bindings."""
+"""The doctor's checks of the packages that kvplan uses: torch, Triton and numba."""
 
 from __future__ import annotations
 
@@ -60,10 +60,3 @@ def numba(facts: Facts) -> Finding:
         what = f"{version}; no folder to keep loops in: each process compiles them anew, for seconds"
         return Finding("numba", "warning", what, "export NUMBA_CACHE_DIR=/a/folder/that/may/be/written")
     return Finding("numba", "ok", f"{version}, keeps loops in {facts.numba_cache}")
-
-
-def cuda_bindings(facts: Facts) -> Finding:
-    """Report whether cuda-bindings are installed; kvplan does not need them."""
-    version = facts.packages.get("cuda-bindings")
-    there = "not installed" if version is None else version or "of unknown version"
-    return Finding("cuda-bindings", "ok", f"{there}; optional, kvplan calls the driver itself")

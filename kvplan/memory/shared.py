@@ -6,14 +6,11 @@ lock has no users: a process that finds such a file makes it anew, and the last 
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import fcntl
-import functools
 import mmap
 import os
 import stat
-import sys
 import time
 import weakref
 from collections.abc import Sequence
@@ -23,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from kvplan.base.process import POOLS, at_exit
 from kvplan.errors import HostMemoryError, LayoutError
 from kvplan.memory.shared_header import (
     MAGIC,
@@ -79,7 +77,7 @@ def share(shared: Any, geometry: str, sizes: Sequence[int]) -> Shared:
     [0, 0, 0, 0, 0, 0, 0, 1, 0]
     """
     path = path_of(shared)
-    _hook_exit(os.getpid())
+    at_exit(POOLS, _leave_all)
     try:
         return _share(path, f"format {FORMAT} | {geometry}", sizes)
     except OSError as error:
@@ -103,7 +101,7 @@ def attach(path: str, geometry: str, sizes: Sequence[int], token: str) -> Shared
     >>> attach(path, "one of 200", [200], pool.token), attach(path, "one of 100", [100], "another")
     (None, None)
     """
-    _hook_exit(os.getpid())
+    at_exit(POOLS, _leave_all)
     try:
         return _share(Path(path), f"format {FORMAT} | {geometry}", sizes, token)
     except (OSError, ValueError):  # no file, another user's file, another pool, or a file cut while it is mapped
@@ -323,15 +321,6 @@ class _Use:
 _uses: set[_Use] = set()
 # Mappings of this process by path and token: the first mapping of each pool that is still alive.
 _mapped: weakref.WeakValueDictionary[tuple[str, str], Bytes] = weakref.WeakValueDictionary()
-
-
-@functools.cache
-def _hook_exit(process: int) -> None:  # noqa: ARG001  # once per process
-    atexit.register(_leave_all)
-    # Children that multiprocessing forks exit without atexit.
-    multiprocessing = sys.modules.get("multiprocessing.util")
-    if multiprocessing is not None:
-        multiprocessing.Finalize(None, _leave_all, exitpriority=0)
 
 
 def _leave_all() -> None:

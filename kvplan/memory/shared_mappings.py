@@ -14,7 +14,6 @@ import stat
 import weakref
 from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import starmap
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -124,15 +123,13 @@ def sealed_memory(nbytes: int) -> mmap.mmap:
     Raises:
         OSError: the system has no such files, or too many are open.
     """
-    held: list[int] = []
-    closing = map(os.close, held)  # consumed by one C call, so that an error of a signal handler leaves no descriptor
+    fd = os.memfd_create("kvplan", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        held.extend(starmap(os.memfd_create, [("kvplan", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)]))  # as in Mapping
-        os.ftruncate(held[0], nbytes)
-        fcntl.fcntl(held[0], F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW)
-        return mmap.mmap(held[0], nbytes)
+        os.ftruncate(fd, nbytes)
+        fcntl.fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW)
+        return mmap.mmap(fd, nbytes)
     finally:
-        any(closing)
+        os.close(fd)
 
 
 def shareable(nbytes: int) -> mmap.mmap:
@@ -211,11 +208,8 @@ class Mapping:
         self.nbytes = nbytes
         self._open = True
         access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-        held: list[int | None] = []
-        weakref.finalize(self, _unmap, held, nbytes).atexit = False
-        # One C call keeps the address: an error of a signal handler leaves no mapping that nobody knows.
-        held.extend(starmap(_libc().mmap, [(None, nbytes, access, mmap.MAP_SHARED, fd, offset)]))
-        self.address = _mapped(held[0], nbytes, offset)
+        self.address = _mmap(None, nbytes, access, mmap.MAP_SHARED, fd, offset)
+        weakref.finalize(self, _libc().munmap, self.address, nbytes).atexit = False
 
     def present(self) -> int:
         """Return the address while the file is mapped there, and 0 afterwards."""
@@ -230,17 +224,8 @@ class Mapping:
                 _mmap(self.address, self.nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
 
 
-def _unmap(held: list[int | None], nbytes: int) -> None:
-    for address in held:
-        if address != _FAILED:
-            _libc().munmap(address, nbytes)
-
-
 def _mmap(address: int | None, nbytes: int, access: int, flags: int, fd: int, offset: int) -> int:
-    return _mapped(_libc().mmap(address, nbytes, access, flags, fd, offset), nbytes, offset)
-
-
-def _mapped(made: int | None, nbytes: int, offset: int) -> int:
+    made: int | None = _libc().mmap(address, nbytes, access, flags, fd, offset)
     if made is None or made == _FAILED:
         reason = os.strerror(ctypes.get_errno())
         raise HostMemoryError(f"cannot map {nbytes:,} bytes from {offset:,} on: {reason}")

@@ -67,11 +67,7 @@ class NixlPeer:
             if self.connection.forgotten:
                 raise TransferError(f"the peer {self.name!r} was forgotten; meet it again, by a new card")
             transfer = NixlTransfer(self.connection, plan, operation, note=note, attempts=attempts, deadline=deadline)
-            try:
-                transfer.begin()
-            except BaseException:  # an interrupt: the caller gets no transfer
-                transfer.abandon()
-                raise
+            transfer.begin()
         return transfer
 
     def _operation(self, plan: Plan) -> str:

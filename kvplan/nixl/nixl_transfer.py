@@ -80,9 +80,7 @@ class NixlTransfer(StreamlessTransfer):
                 try:
                     if self._handle is not None and not self._told:
                         self._told = _ended_as(nixl.check_xfer_state(self._handle))
-                except Exception as error:
-                    if not _raised_by(nixl, error):
-                        raise  # by a signal handler
+                except Exception as error:  # noqa: BLE001  # any error of NIXL is the transfer's
                     self._told = in_words(error)
                 finally:
                     lock.release()
@@ -126,14 +124,6 @@ class NixlTransfer(StreamlessTransfer):
             self._told = in_words(error)
         else:
             self._told = _ended_as(state)  # a submit releases nothing; see moved()
-
-    def abandon(self) -> None:
-        """Leave the handle to the next release of any transfer's: this one was interrupted, and nobody has it."""
-        if self in self._connection.flying:
-            self._connection.flying.remove(self)
-        handle, self._handle = self._handle, None
-        if handle is not None:
-            self._end.kept.append((handle, self.plan))
 
     def moves(self) -> bool:
         """Return whether NIXL has the transfer and reports that it is in progress."""
@@ -246,14 +236,3 @@ def end_all(transfers: Sequence[Any]) -> None:
 def _ended_as(state: str) -> str:
     """Return DONE, or why an attempt failed, from a state that NIXL reports; "" if it moves still."""
     return "" if state == "PROC" else DONE if state == DONE else f"NIXL reports the state {state}"
-
-
-def _raised_by(nixl: Any, error: Exception) -> bool:
-    """Return whether NIXL raised an error, and not a signal handler that ran meanwhile."""
-    module, own = type(error).__module__, type(nixl).__module__
-    if module == own or module.startswith("nixl"):
-        return True
-    last = error.__traceback__
-    while last is not None and last.tb_next is not None:
-        last = last.tb_next
-    return last is not None and last.tb_frame.f_globals.get("__name__") == own

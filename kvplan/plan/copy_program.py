@@ -11,9 +11,10 @@ import numpy as np
 
 from kvplan.base.cached_property import cached_property
 from kvplan.base.integers import optional_integer
+from kvplan.base.limits import LIMITS
 from kvplan.errors import KVPlanError, LayoutError
 from kvplan.layout.components import ADDRESSES
-from kvplan.layout.holding import check_held, questions
+from kvplan.layout.holding import check_held
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.slicing import common_heads
 from kvplan.plan.descriptors import Part, Seams
@@ -21,7 +22,7 @@ from kvplan.plan.placement import block_ids, count_units, place, sides, skipped_
 from kvplan.plan.plan import Plan, check_not_read, direction_of, shares_memory
 from kvplan.program.element_types import check_element_types, first_retyped
 from kvplan.program.matching import match
-from kvplan.program.passes import compile_geometry, passes
+from kvplan.program.passes import check_copies, compile_geometry, passes
 from kvplan.program.program import Program
 from kvplan.program.unwritten import UnwrittenHeads, unwritten_heads
 
@@ -125,10 +126,11 @@ class CopyProgram:
             check_element_types(src.geometry, dst.geometry)
         self.reinterprets: bool = reinterpret and first_retyped(src.geometry, dst.geometry) is not None
         self.told = False  # whether heads that it does not write were logged
-        self.advised = False  # whether an executor has looked for a faster order of the host side
         self.unit_tokens: int = self.program.unit_tokens
         self.unit_nbytes: int = self.program.unit_nbytes
         self.runs: int = self.program.runs
+        if "memory" not in (src.addresses, dst.addresses):  # two files: nothing moves, and all copies may be listed
+            check_copies(self.runs, LIMITS.listed)
         self.run_nbytes: tuple[int, int] = self.program.run_nbytes
         self.alignment: int = self.program.alignment
         self.direction: str = direction_of(src, dst)
@@ -138,9 +140,6 @@ class CopyProgram:
         self._seams = Seams(np.array(src.seams, dtype=np.int64), np.array(dst.seams, dtype=np.int64))
         self._aliased = shares_memory(src, dst)
         self._of_layers: dict[tuple[int, ...], CopyProgram] = {}
-        # Every submit reads these two, so they are computed here.
-        self.movable = src.addresses == dst.addresses == "memory" and dst.writable
-        self.questions = questions(src.holdings, dst.holdings)
 
     def __copy__(self) -> Self:
         return self  # cached on its layouts, which are not copied either
@@ -155,8 +154,8 @@ class CopyProgram:
     def unwritten(self) -> tuple[UnwrittenHeads, ...]:
         """Heads that the destination holds, and that no unit of this program writes; ``str`` says it in words.
 
-        Such a program is legal: it may be one of several, each of which fills its own heads of a pool. For a set of
-        programs, :func:`kvplan.verify` finds what none of them writes.
+        Such a program is legal: it may be one of several, each of which fills its own heads of a pool. To fill a pool
+        from several ranks, :func:`kvplan.reshard` checks that each byte has one writer.
 
         >>> import kvplan, numpy as np
         >>> rank, pool = (kvplan.KVLayout.from_tensors("block token head dim", np.zeros((4, 16, heads, 64), np.int8))
@@ -198,10 +197,6 @@ class CopyProgram:
         if self._aliased and count:
             check_not_read(plan)
         return plan
-
-    def ready(self) -> bool:
-        """Return whether its plans can be moved now. This checks that one tensor of each side still has its memory."""
-        return self.movable and (self.questions is None or next(self.questions)())
 
     def of_layers(self, layers: tuple[int, ...]) -> CopyProgram:
         """Return the program of some layers, which plans and moves only these. It is kept for the next call.

@@ -13,6 +13,7 @@ import numpy as np
 from kvplan.base.integers import integer
 from kvplan.base.quoting import quoted
 from kvplan.errors import BlockIndexError, OverlapError
+from kvplan.layout.address_ranges import check_places
 from kvplan.layout.strides import Int64Array
 from kvplan.plan.loops import loops_for
 from kvplan.plan.loops_numpy import PLACED, SRC_OUTSIDE, TWICE
@@ -48,6 +49,7 @@ def sides(program: Program) -> tuple[Side, Side]:
 def _side(groups: list[tuple[BlockAxis, int]], units: int) -> Side:
     axes = np.zeros((len(groups), 3 + units), dtype=np.int64)
     tables: list[Int64Array] = []
+    check_places(sum(axis.num_blocks for axis, _ in groups if axis.stride is None))
     for row, (axis, base) in enumerate(groups):
         stride = axis.stride
         axes[row, :3] = (base, stride or 0, -1 if stride is not None else len(tables))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import pairwise
-from typing import Any, ClassVar, Protocol
+from operator import itemgetter
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
@@ -13,13 +13,14 @@ from kvplan.base.cached_property import cached_property
 from kvplan.base.integers import optional_integer
 from kvplan.errors import KVPlanError, OverlapError, PathError
 from kvplan.layout.components import touching_seams
+from kvplan.layout.inverse import find
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.strides import Int64Array
 from kvplan.plan.descriptors import Part, Seams, StridedRows, flat, strided, together
 from kvplan.plan.loops_numpy import Descriptors
 from kvplan.plan.nixl_lists import NixlList, check_side, nixl_lists
 from kvplan.plan.plan_pickling import Starts, moved, starts_of
-from kvplan.program.program import Program, RunGroup
+from kvplan.program.program import Program, RunGroup, merge_ranges
 
 NO_SEAMS = Seams(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
 
@@ -38,16 +39,11 @@ class PlannedBy(Protocol):
     Attributes:
         src, dst: layouts to read and to write; the program moves the layers of ``src``.
         program: the run groups of the plan's parts.
-        movable: whether both layouts are memory of this process, and the destination is writable.
     """
 
     src: KVLayout
     dst: KVLayout
     program: Program
-    movable: bool
-
-    def ready(self) -> bool:
-        """Return whether a plan can be moved now. This checks that one tensor of each side still has its memory."""
 
     def of_layers(self, layers: tuple[int, ...]) -> PlannedBy:
         """Return the program of these layers only; the layers are global numbers."""
@@ -197,12 +193,7 @@ def _loaded(values: tuple[Any, ...], starts: Starts) -> Plan:
     """Make a plan from its pickled values; its addresses move as far as the regions of its layouts moved."""
     plan = Plan(*values)
     parts, seams = moved(plan.parts, plan.seams, plan.layouts, starts)
-    programs = plan.programs
-    if any(layout.addresses != "memory" for pair in plan.layouts for layout in pair):
-        # A pool may be removed after one layout was loaded and before the other. Submit checks the programs first.
-        # So programs that were loaded while the pool existed are dropped.
-        programs = tuple(program for program in programs if not program.movable)
-    return replace(plan, parts=parts, seams=seams, programs=programs)
+    return replace(plan, parts=parts, seams=seams)
 
 
 def narrowed(plan: Plan, held: Sequence[tuple[Part, tuple[int, int]]]) -> Plan:
@@ -230,7 +221,7 @@ def join(plans: Sequence[Plan]) -> Plan:
         raise KVPlanError("join got no plans; give at least one")
     joined = unite(plans)
     if sum(bool(plan.nbytes) for plan in plans) > 1:
-        check_written_once(joined)
+        check_written_once(plans)
         check_not_read(joined)
     return joined
 
@@ -263,27 +254,81 @@ def _joined_seams(plans: Sequence[Plan], layouts: Sequence[KVLayout], side: int)
     return np.unique(np.concatenate([touching, *(plan.seams[side] for plan in plans)]))
 
 
-def check_written_once(plan: Plan) -> None:
-    """Check that no two parts of a plan write the same byte.
+def check_written_once(plans: Sequence[Plan]) -> None:
+    """Check that no two plans write the same byte. Units are compared as they were asked for, before any merge.
 
     Raises:
-        OverlapError: two parts write the same byte; the message names the first such byte.
+        OverlapError: two plans write the same byte; the message names the first such byte, its block and the plans.
     """
-    hulls = []
-    for group, units in plan.parts:
-        if units.shape[1]:
-            low, high = group.hulls[1]
-            hulls.append((int(units[1].min()) + low, int(units[1].max()) + high))
-    hulls.sort()
-    if all(end <= start for (_, end), (start, _) in pairwise(hulls)):
+    written = [_Written(*part, number) for number, plan in enumerate(plans) for part in plan.parts if part.nbytes]
+    programs = {program.program for plan in plans for program in plan.programs}
+    owners = {group: program for program in programs for group in program.groups}
+    for near in _near(written):
+        of_group: dict[RunGroup, list[_Written]] = {}
+        for each in near:
+            of_group.setdefault(each.group, []).append(each)
+        for same in of_group.values():  # two units of one run group are equal, or have no byte in common
+            _check_apart(plans, [(each, each.units[1] + each.group.hulls[1][0], 1) for each in same])
+        if len({owners.get(group, group) for group in of_group}) > 1:  # groups of one program never meet
+            _check_apart(plans, [(each, *each.ranges()) for each in near])
+
+
+class _Written(NamedTuple):
+    """The units of one run group that one plan writes."""
+
+    group: RunGroup
+    units: Int64Array
+    plan: int
+
+    def hull(self) -> tuple[int, int]:
+        """Return the lowest address, and the address after the highest."""
+        low, high = self.group.hulls[1]
+        return int(self.units[1].min()) + low, int(self.units[1].max()) + high
+
+    def ranges(self) -> tuple[Int64Array, Int64Array]:
+        """Return first byte and length of each stretch of each unit."""
+        start, size = merge_ranges(*self.group.offsets[1:])
+        return (self.units[1][:, None] + start).ravel(), np.tile(size, self.units.shape[1])
+
+
+def _near(written: Sequence[_Written]) -> Iterator[list[_Written]]:
+    """Yield those that lie between common addresses, together; what is apart from all others is left out."""
+    near: list[_Written] = []
+    reach = 0
+    for (start, end), each in sorted(((each.hull(), each) for each in written), key=itemgetter(0)):
+        if start >= reach and near:
+            if len(near) > 1:
+                yield near
+            near = []
+        near.append(each)
+        reach = max(reach, end)
+    if len(near) > 1:
+        yield near
+
+
+def _check_apart(plans: Sequence[Plan], several: Sequence[tuple[_Written, Int64Array, Int64Array | int]]) -> None:
+    """Check that ranges, given by first addresses and lengths, have no address in common."""
+    start = np.concatenate([first for _, first, _ in several])
+    end = np.concatenate([first + size for _, first, size in several])
+    order = np.argsort(start, kind="stable")
+    clash = np.flatnonzero(start[order[1:]] < end[order[:-1]])
+    if not clash.size:
         return
-    made = flat(plan.moving, NO_SEAMS, None)
-    order = np.argsort(made.dst)
-    start, end = made.dst[order], (made.dst + made.size)[order]
-    clash = np.flatnonzero(start[1:] < end[:-1])
-    if clash.size:
-        address = int(start[clash[0] + 1])
-        raise OverlapError(f"two of the joined plans write address {address:#x}; each destination is written once")
+    both = order[clash[0] : clash[0] + 2]
+    number = np.repeat([each.plan for each, _, _ in several], [first.size for _, first, _ in several])
+    one, other = sorted(number[both].tolist())
+    address = int(start[both[1]])
+    raise OverlapError(
+        f"two of the joined plans write address {address:#x}: plans {one} and {other} both write "
+        f"{_block_at(plans[one], address)}; each destination is written once"
+    )
+
+
+def _block_at(plan: Plan, address: int) -> str:
+    """Return the block that a plan writes at an address, and its layout, in words."""
+    held = ((layout, find(layout.components, address)) for _, layout in plan.layouts)
+    layout, (component, (block, *_), _) = next((layout, place) for layout, place in held if place is not None)
+    return f"block {block} of layer {component.layer} {component.part} in {layout}"
 
 
 def check_not_read(plan: Plan) -> None:

@@ -87,12 +87,7 @@ class RowProgram:
         self.src = src
         self.dst = dst
         self.program = Program(1, 1, 1, ())
-        self.movable = src.addresses == dst.addresses == "memory" and dst.writable
         self._direction = direction_of(src, dst)
-
-    def ready(self) -> bool:
-        """Return whether a plan can be moved now."""
-        return self.movable
 
     def of_layers(self, layers: tuple[int, ...]) -> RowProgram:
         """Return the program: it has no layers."""

@@ -181,7 +181,7 @@ def _coalesce_box(box: Box) -> Run:
 
 def fuse(coalesced: tuple[Coalesced, ...], units: tuple[int, int], num_blocks: tuple[int, int]) -> tuple[RunGroup, ...]:
     """Place the runs of every pair, merge runs that are adjacent on both sides, fold runs that are equally spaced."""
-    _check_runs(sum(len(shape.pairs) * len(shape.runs) for shape in coalesced))
+    check_copies(sum(len(shape.pairs) * len(shape.runs) for shape in coalesced), LIMITS.listed, "runs")
     placed: dict[tuple[BlockAxis, BlockAxis], list[Run]] = defaultdict(list)
     for shape in coalesced:
         forms = (shape.pairs[0].src.form, shape.pairs[0].dst.form)
@@ -193,7 +193,8 @@ def fuse(coalesced: tuple[Coalesced, ...], units: tuple[int, int], num_blocks: t
     groups = []
     for (src, dst), runs in placed.items():
         fused = merge_and_fold(runs)
-        _check_runs(sum(unrolled(run) for run in fused), sum(run.copies for run in fused))
+        check_copies(sum(unrolled(run) for run in fused), LIMITS.listed, "runs")
+        check_copies(sum(run.copies for run in fused), LIMITS.copies)
         fused = limit_loops(fused)
         src_base, dst_base = min(run.src for run in fused), min(run.dst for run in fused)
         moved = [run._replace(src=run.src - src_base, dst=run.dst - dst_base) for run in fused]
@@ -201,18 +202,17 @@ def fuse(coalesced: tuple[Coalesced, ...], units: tuple[int, int], num_blocks: t
     return tuple(groups)
 
 
-def _check_runs(runs: int, copies: int = 0) -> None:
-    """Check that the table of a unit's runs fits in memory.
+def check_copies(count: int, most: int, noun: str = "copies") -> None:
+    """Check that what one unit takes fits in memory.
 
     Raises:
-        IncompatibleLayoutsError: there are too many runs or copies.
+        IncompatibleLayoutsError: it takes too many copies, or runs of a table.
     """
-    for count, most, noun in ((runs, LIMITS.runs, "runs"), (copies, LIMITS.copies, "copies")):
-        if count > most:
-            raise IncompatibleLayoutsError(
-                f"one unit would take {count:,} {noun}, and at most {most:,} are compiled; give smaller blocks, or "
-                "layouts whose orders differ less"
-            )
+    if count > most:
+        raise IncompatibleLayoutsError(
+            f"one unit would take {count:,} {noun}, and at most {most:,} are compiled; give smaller blocks, or "
+            "layouts whose orders differ less"
+        )
 
 
 def _block_axis(form: Form, units: int, num_blocks: int) -> BlockAxis:

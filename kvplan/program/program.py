@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvplan.base.cached_property import cached_property
-from kvplan.layout.strides import Factors, Int64Array, Loop, offset
+from kvplan.layout.strides import Factors, Int64Array, Loop, offsets_of
 
 
 def merge_adjacent(src: Int64Array, dst: Int64Array, size: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
@@ -88,7 +88,7 @@ class BlockAxis(NamedTuple):
             return np.array(self.table, dtype=np.int64)
         if self.stride is not None:
             return np.arange(self.num_blocks, dtype=np.int64) * self.stride
-        return np.array([offset(self.factors, block) for block in range(self.num_blocks)], dtype=np.int64)
+        return offsets_of(self.factors)
 
     def step(self) -> int:
         """Return the greatest common divisor of all distances between units; 0 if there is only one unit."""

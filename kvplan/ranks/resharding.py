@@ -20,7 +20,7 @@ from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.slicing import common_heads, heads_held
 from kvplan.plan.plan import Plan, shares_memory
 from kvplan.ranks.rank_pair import PairProgram
-from kvplan.ranks.shards import Shard, shares
+from kvplan.ranks.shards import Shard, check_written_once, shares
 
 if TYPE_CHECKING:
     from kvplan.draw.ranks import RankPicture
@@ -79,7 +79,8 @@ def reshard(
     """
     ranks = _shards("sources", sources), _shards("destinations", destinations)
     _check_apart(ranks[1])
-    found = shares(*ranks, complete=complete)
+    found = shares(*ranks)
+    check_written_once(*ranks, found, complete=complete)
     spans = [shard.span_tokens for side in ranks for shard in side if not shard.layout.opaque]
     unit = gcd(*spans) if spans else 1
     programs = {

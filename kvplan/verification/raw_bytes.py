@@ -83,33 +83,6 @@ class Contents:
             written = flat[which]
             memory[offsets] = written if isinstance(memory, BY_CPU) else offsets.new_tensor(written, dtype=memory.dtype)
 
-    def stretch(self, address: int, nbytes: int) -> Bytes:
-        """Return a copy of consecutive bytes of one region."""
-        return self.seen(address, nbytes).copy()
-
-    def seen(self, address: int, nbytes: int) -> Bytes:
-        """Return consecutive bytes of one region: the memory itself if the CPU indexes it."""
-        memory, offset = self._at(address, nbytes)
-        held = memory[offset : offset + nbytes]
-        return held if isinstance(held, np.ndarray) else held.cpu().numpy()
-
-    def write_stretch(self, address: int, values: Bytes) -> None:
-        """Set consecutive bytes of one region."""
-        memory, offset = self._at(address, len(values))
-        if isinstance(memory, BY_CPU):
-            memory[offset : offset + len(values)] = values
-        else:
-            import torch
-
-            memory[offset : offset + len(values)] = torch.from_numpy(np.array(values)).to(memory.device)
-
-    def _at(self, address: int, nbytes: int) -> tuple[Any, int]:
-        behind = bisect_right(self._regions, address, key=lambda region: region.address)
-        for k in range(behind - 1, -1, -1):
-            if address + nbytes <= self._regions[k].end:
-                return self._memory[k], address - self._regions[k].address
-        raise LookupError(f"no single region holds {nbytes} bytes at {address:#x}")
-
     def _split(self, addresses: Int64Array) -> Iterator[tuple[Any, Any, Any]]:
         """Yield (numbers of the addresses, memory, offsets into it) for each region that holds some of a piece."""
         for first in range(0, len(addresses), self._piece):

@@ -4,137 +4,107 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from typing import Any, Literal, overload
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from kvplan.base.integers import optional_integer
 from kvplan.errors import BlockIndexError, KVPlanError, LayoutError
 from kvplan.execute.executor import Executor
-from kvplan.layout.components import INT64_MAX
-from kvplan.layout.inverse import Row
+from kvplan.layout.components import Component
+from kvplan.layout.inverse import Row, row_of
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.places import row_in_words
-from kvplan.layout.strides import Int64Array
-from kvplan.plan.copy_program import CopyProgram, compile_quietly
+from kvplan.layout.strides import Int64Array, extent
+from kvplan.plan.copy_program import compile_quietly
 from kvplan.plan.placement import own_block_ids
-from kvplan.ranks.rank_pair import PairProgram
-from kvplan.ranks.resharding import Resharding
-from kvplan.verification.canary import Guard, Stray
-from kvplan.verification.coverage import Coverage
-from kvplan.verification.expected_bytes import Moved, stray_in_words, stray_row
-from kvplan.verification.raw_bytes import Bytes, Contents
-from kvplan.verification.verification import Verification
-from kvplan.verification.writers import coverage_of
+from kvplan.plan.plan import Plan
+from kvplan.program.matching import Pair, match
+from kvplan.verification.raw_bytes import Bytes, Contents, addresses_of
 
 MAX_NBYTES = 64 << 20  # most bytes that one verification moves
 DEFAULT_NBYTES, DEFAULT_BLOCKS = 4 << 20, 8
-# Values of bytes that must not be written; the second value, for the last round, is no marker's last byte. There are
-# two values because a byte copied from a place without markers is the same in all rounds: it differs from one of them.
-POISON = (0x5A, 0xFF)
+
+Side = Literal[0, 1]  # source, destination
 
 
-@overload
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """The findings of :func:`kvplan.verify`.
+
+    Attributes:
+        ok: whether every byte arrived at its place, and nothing else in the written blocks changed.
+        text: the findings in words, with the first wrong byte; ``str`` returns it.
+        blocks: ids of the blocks read, and of the blocks written.
+        nbytes: number of bytes that were moved and compared.
+        wrong_nbytes: number of those that are wrong.
+        row: coordinate in the destination of the first wrong byte, or None.
+    """
+
+    ok: bool
+    text: str
+    blocks: tuple[tuple[int, ...], tuple[int, ...]]
+    nbytes: int
+    wrong_nbytes: int = 0
+    row: Row | None = None
+
+    def __str__(self) -> str:
+        return self.text
+
+
 def verify(
     src: KVLayout,
     dst: KVLayout,
     *,
     executor: Any = None,
     blocks: int | tuple[Any, Any] | None = None,
-    markers: bool = True,
-    beside: Literal["poison", "watch", "ignore"] | None = None,
     reinterpret: bool = False,
-) -> Verification: ...
-@overload
-def verify(src: Resharding | Sequence[CopyProgram | PairProgram]) -> Coverage: ...
-def verify(
-    src: KVLayout | Resharding | Sequence[CopyProgram | PairProgram],
-    dst: KVLayout | None = None,
-    *,
-    executor: Any = None,
-    blocks: int | tuple[Any, Any] | None = None,
-    markers: bool = True,
-    beside: Literal["poison", "watch", "ignore"] | None = None,
-    reinterpret: bool = False,
-) -> Verification | Coverage:
-    """Move blocks with a real transfer, and compare every byte with :meth:`kvplan.KVLayout.address` of both layouts.
+) -> Verification:
+    """Move markers with real transfers, and compare every byte with :meth:`kvplan.KVLayout.address` of both layouts.
+
+    A marker encodes the coordinate of its byte, so a byte in a wrong place shows its origin. It is one byte a transfer,
+    so there are two to four of them. The content of the blocks is saved before and restored after, also after an error;
+    no other code may use them meanwhile. The other content of the written blocks is compared with what it was.
 
     It takes both layouts as given. It cannot know that a layout has K and V, or tokens and heads, the wrong way round.
-    Of a set of programs, find instead the bytes of the destinations that no program writes, and those that two write:
-    ``verify(programs)``. This plans the same tokens with every program, and moves nothing.
-
-    The written blocks are saved before and restored after, also after an error; no other code may use them meanwhile.
-    The first byte outside the transfer's rows that changes is reported. To see such changes, the other bytes of the
-    blocks are overwritten before the transfer and restored after it. ``beside`` is for the destination's memory around
-    the blocks. The CPU compares about ten million bytes per second.
 
     Args:
-        src: layout to read; it is written and restored, unless ``markers`` is False. Or a set of programs: what
-            :func:`kvplan.reshard` made, or a list of programs; then there is no other argument.
-        dst: layout to write.
+        src: layout to read, of a pool in memory.
+        dst: layout to write, likewise.
         executor: moves the plans; by default the host path, for two layouts in CPU memory.
         blocks: number of blocks of the side with the larger blocks; or ``(src_ids, dst_ids)``, such as an engine's free
             blocks. By default the first blocks: at most 8, and at most 4 MiB.
-        markers: whether to write markers to the source blocks, and restore the blocks after. A marker encodes the
-            byte's coordinate, so a byte in a wrong place shows its origin. Without markers, the source's own content is
-            moved. Then rows of equal content, as in an empty pool, cannot be told apart.
-        beside: treatment of the destination's memory outside its blocks (padding, other blocks). The nearest 32 MiB are
-            watched byte by byte, and 128 MiB more by checksums of 4 KiB. ``"poison"``: no other code uses this memory.
-            The nearest bytes are overwritten before and restored after, which also undoes a wrong transfer.
-            ``"watch"``: the bytes are read before and after, and never written. ``"ignore"``: other code writes there
-            meanwhile, so nothing is watched. The default is ``"watch"`` for blocks given by id, otherwise ``"poison"``.
         reinterpret: whether bytes of one number format may be read as another one; see :func:`kvplan.compile`.
-
-    Returns:
-        A :class:`Verification`; of a set of programs, a :class:`kvplan.Coverage`.
 
     Raises:
         IncompatibleLayoutsError: the layouts do not compile.
         BlockIndexError: a block does not exist, a source block is named twice, or the sides cover different tokens.
         OverlapError: a destination block is named twice.
         LayoutError: addresses are not this process's, memory is read-only, or more than 64 MiB would move.
-        KVPlanError: layouts are on a GPU and no executor is given, or ``beside`` is unknown; or the executor raises it.
+        KVPlanError: layouts are on a GPU and no executor is given; or the executor raises it.
 
     >>> import kvplan, numpy as np
     >>> gpu = kvplan.KVLayout.from_tensors("kv block token head dim", np.zeros((2, 8, 16, 2, 64), np.int8))
     >>> pool = kvplan.allocate("block kv head token dim", like=gpu, num_blocks=4, block_tokens=32)
-    >>> found = kvplan.verify(gpu, pool, markers=True)
-    >>> found.ok, found.nbytes, found.wrong
-    (True, 32768, None)
-    >>> print(found)
-    32,768 bytes arrived where they belong
-
-    Two ranks that were described without ``head_start`` both write the first heads:
-
-    >>> pools = [np.zeros((4, 2, heads, 16, 64), np.int8) for heads in (2, 2, 4)]
-    >>> *ranks, pool = [kvplan.KVLayout.from_tensors("block kv head token dim", each) for each in pools]
-    >>> found = kvplan.verify([kvplan.compile(rank, pool) for rank in ranks])
-    >>> found.ok, [each.heads for each in found.unwritten], [(each.heads, each.programs) for each in found.twice]
-    (False, [(2, 3)], [((0, 1), ('0', '1'))])
+    >>> found = kvplan.verify(gpu, pool)
+    >>> found.ok, found.text
+    (True, '32,768 bytes arrived where they belong')
     """
-    if not isinstance(src, KVLayout):
-        if isinstance(dst, KVLayout):
+    for name, what, layout in (("src", "read", src), ("dst", "write", dst)):
+        if not isinstance(layout, KVLayout):
             raise LayoutError(
-                f"src is a {type(src).__name__}; give the layout to read, as KVLayout.from_tensors makes it"
+                f"{name} is a {type(layout).__name__}; give the layout to {what}: verify takes two layouts of pools in "
+                "memory, as KVLayout.from_tensors makes them"
             )
-        if (dst, executor, blocks, markers, beside, reinterpret) != (None, None, None, True, None, False):
-            raise KVPlanError("verify of a set of programs moves nothing; it takes no other argument")
-        return coverage_of(src)
-    if not isinstance(dst, KVLayout):
-        raise LayoutError(f"dst is a {type(dst).__name__}; give the layout to write")
-    if beside not in (None, "poison", "watch", "ignore"):
-        raise KVPlanError(f"beside is {beside!r}; it is 'poison', 'watch' or 'ignore'")
     program = compile_quietly(src, dst, reinterpret=reinterpret)
-    for layout, written in ((src, markers), (dst, True)):
-        if written and not layout.writable:
+    for layout in (src, dst):
+        if not layout.writable:
             raise LayoutError(
                 f"{layout!r} holds a read-only array; verification writes to it and restores it, so give a writable one"
             )
     ids = _chosen(src, dst, blocks)
-    if beside is None:
-        beside = "watch" if _by_id(blocks) else "poison"
     plan = program.plan(*ids)
     if plan.nbytes > MAX_NBYTES:
         raise LayoutError(f"the blocks hold {plan.nbytes:,} bytes; a verification moves at most {MAX_NBYTES:,}")
@@ -142,36 +112,21 @@ def verify(
         raise BlockIndexError(
             "src_blocks name a block more than once; give each block once, since it holds one set of markers"
         )
-    own = executor is None
-    if own and (src.device, dst.device) != ("cpu", "cpu"):
+    if executor is None and (src.device, dst.device) != ("cpu", "cpu"):
         raise KVPlanError(
             f"verification from {src.device} to {dst.device} takes an executor of that GPU: verify(..., executor=...)"
         )
-    mover = Executor(device="cpu") if own else executor
-    try:
-        found = _Verifying(Moved(src, dst, ids), markers=markers, beside=beside).run(mover, plan)
-    finally:
-        if own:
-            mover.close()
-    return replace(found, unwritten=program.unwritten)
+    with Executor(device="cpu") if executor is None else contextlib.nullcontext(executor) as mover:
+        return _Markers(src, dst, ids).verify(mover, plan)
 
 
 def _chosen(src: KVLayout, dst: KVLayout, blocks: Any) -> tuple[Int64Array, Int64Array]:
     """Return the block ids of both sides."""
-    if _by_id(blocks):
+    if isinstance(blocks, tuple | list) and len(blocks) == 2:
         return own_block_ids(blocks[0], "src_blocks"), own_block_ids(blocks[1], "dst_blocks")
-    counts = block_counts(src, dst, number_of_blocks(blocks))
-    return np.arange(counts[0], dtype=np.int64), np.arange(counts[1], dtype=np.int64)
-
-
-def _by_id(blocks: Any) -> bool:
-    return isinstance(blocks, tuple | list) and len(blocks) == 2
-
-
-def number_of_blocks(blocks: Any) -> int | None:
-    """Return ``blocks`` if it is a number of blocks or None; otherwise raise BlockIndexError."""
     right = "give a number of at least 1, or (src_ids, dst_ids)"
-    return optional_integer("blocks", blocks, least=1, right=right, error=BlockIndexError)
+    counts = block_counts(src, dst, optional_integer("blocks", blocks, least=1, right=right, error=BlockIndexError))
+    return np.arange(counts[0], dtype=np.int64), np.arange(counts[1], dtype=np.int64)
 
 
 def block_counts(src: KVLayout, dst: KVLayout, blocks: int | None) -> tuple[int, int]:
@@ -184,153 +139,140 @@ def block_counts(src: KVLayout, dst: KVLayout, blocks: int | None) -> tuple[int,
     return -(-tokens // src.block_tokens), -(-tokens // dst.block_tokens)
 
 
-class _Verifying:
-    """A verification in progress: the bytes to move, and the content of all written bytes before it."""
+class _Moved(NamedTuple):
+    """The moved bytes of one pair of components, as (tokens, heads, bytes); they are numbered over all pairs."""
 
-    def __init__(self, moved: Moved, *, markers: bool, beside: str) -> None:
-        self.moved, self.markers = moved, markers
-        src, dst = moved.layouts
-        self.src, self.dst = Contents(src), Contents(dst)
-        self.partial = moved.nbytes < len(moved.ids[1]) * dst.block_nbytes
+    pair: Pair
+    first: int  # number of its first byte
+    shape: tuple[int, int, int]
+
+    def numbers(self) -> Int64Array:
+        return np.arange(self.first, self.first + int(np.prod(self.shape)), dtype=np.int64).reshape(self.shape)
+
+    def placed(self, side: Side) -> tuple[Component, int, int]:
+        """Return the component of one side, and its first moved head and byte, counted from 0."""
+        pair = self.pair
+        component, dim = (pair.src, pair.src_dim) if side == 0 else (pair.dst, pair.dst_dim)
+        headed = pair.src.form.headed and pair.dst.form.headed
+        return component, pair.heads.start - component.form.head_start if headed else 0, dim
+
+
+class _Markers:
+    """The bytes that a plan moves: their addresses on both sides, the content before, and the markers."""
+
+    def __init__(self, src: KVLayout, dst: KVLayout, ids: tuple[Int64Array, Int64Array]) -> None:
+        self.ids, self.dst_components = ids, dst.components
+        self.memory = Contents(src), Contents(dst)
+        self.moved: list[_Moved] = []
+        self.nbytes = 0
+        for pair in match(src.geometry, dst.geometry):
+            held = (pair.src.form, ids[0]), (pair.dst.form, ids[1])
+            tokens = min(len(some) * extent(form.token) for form, some in held)
+            self.moved.append(_Moved(pair, self.nbytes, (tokens, len(pair.heads), pair.nbytes)))
+            self.nbytes += int(np.prod(self.moved[-1].shape))
         self.rounds = 2
-        while markers and moved.nbytes > POISON[1] * 256 ** (self.rounds - 1):
+        while self.nbytes > 256**self.rounds:
             self.rounds += 1
-        _settle()
-        self.saved = [self.dst.read(at) for _, at in moved.whole_blocks()]
-        self.given = [self.src.read(moved.addresses(one, 0)) for one in moved.matches]
-        self.guard = None
-        if beside != "ignore":
-            self.guard = Guard(self.dst, dst.regions, moved.taken(), poison=beside == "poison")
 
-    def run(self, executor: Any, plan: Any) -> Verification:
-        """Make all transfers, compare the bytes, restore them, and return the findings."""
-        found: list[list[Bytes]] = []
-        strays: list[Stray] = []
-        stray_nbytes = 0
+    def verify(self, executor: Any, plan: Plan) -> Verification:
+        """Make all transfers, restore what was there, and return the findings."""
+        _settle()
+        before = [self._read(0), self._read(1)]
+        blocks = [self.memory[1].read(at) for _, at in self._whole_blocks()]
+        arrived: list[list[Bytes]] = []
+        beside: list[tuple[Component, tuple[int, ...]]] = []
         try:
-            for number in range(self.rounds):
-                self._prepare(number)
+            for number in reversed(range(self.rounds)):  # bytes that differ most come last, and show what is beside
+                markers = [self._markers(one, number) for one in self.moved]
+                self._write(0, markers)
+                self._write(1, [~marker for marker in markers])  # what does not arrive must not look as if it had
                 _settle()
                 _move(executor, plan)
                 _settle()
-                found.append([self.dst.read(self.moved.addresses(one, 1)) for one in self.moved.matches])
-                seen = [self._beside_in_blocks(number), self._in_source(number)]
-                seen += [self.guard.check(sums=number == self.rounds - 1)] if self.guard is not None else []
-                strays += [stray for stray, _ in seen if stray is not None]
-                stray_nbytes = max(stray_nbytes, sum(nbytes for _, nbytes in seen))
+                arrived.insert(0, self._read(1))
         finally:
-            self._put_back()
-        stray = min(strays, key=lambda stray: stray.address, default=None)
-        return self._judge(found, stray, stray_nbytes)
+            self._write(0, before[0])
+            self._write(1, before[1])
+            for (component, at), held in zip(self._whole_blocks(), blocks, strict=True):
+                changed = np.argwhere(self.memory[1].read(at) != held)
+                if len(changed):
+                    beside.append((component, tuple(changed[0].tolist())))
+                    self.memory[1].write(at, held)
+            _settle()
+        return self._judge(arrived, beside)
 
-    def _prepare(self, number: int) -> None:
-        poison = self._poison(number)
-        if self.guard is not None:
-            self.guard.poison(poison)
-        for _, at in self.moved.whole_blocks() if self.partial else ():
-            self.dst.write(at, np.full(at.shape, poison, np.uint8))
-        for k, one in enumerate(self.moved.matches):
-            expected = self._expected(k, number)
-            if self.markers:
-                self.src.write(self.moved.addresses(one, 0), expected)
-            # Bytes that the transfer misses must not look as if they had arrived.
-            self.dst.write(self.moved.addresses(one, 1), ~expected)
+    def _markers(self, one: _Moved, number: int) -> Bytes:
+        """Return one byte of the number of each byte."""
+        return (one.numbers() >> 8 * number).astype(np.uint8)
 
-    def _poison(self, number: int) -> int:
-        return POISON[number == self.rounds - 1]
+    def _addresses(self, one: _Moved, side: Side) -> Int64Array:
+        component, head, dim = one.placed(side)
+        tokens, heads, nbytes = (np.arange(count, dtype=np.int64) for count in one.shape)
+        blocks, slots = np.divmod(tokens, extent(component.form.token))
+        return addresses_of(component, self.ids[side][blocks], slots, heads + head, nbytes + dim)
 
-    def _expected(self, k: int, number: int) -> Bytes:
-        """Return one pair's expected bytes in a round: one byte of each byte's own number, or the source's content."""
-        given = self.given[k]
-        if not self.markers:
-            return given
-        first = self.moved.matches[k].first
-        numbers = np.arange(first, first + given.size, dtype="<u4")  # MAX_NBYTES numbers have four bytes
-        return numbers.view(np.uint8)[number::4].reshape(given.shape)
+    def _whole_blocks(self) -> Iterator[tuple[Component, Int64Array]]:
+        """Yield the addresses of all content of the written blocks, moved or not: (tokens, heads, bytes)."""
+        for component in self.dst_components:
+            tokens, heads, dim = (
+                extent(axis) for axis in (component.form.token, component.form.head, component.form.dim)
+            )
+            blocks, slots = np.repeat(self.ids[1], tokens), np.tile(np.arange(tokens), len(self.ids[1]))
+            yield component, addresses_of(component, blocks, slots, np.arange(heads), np.arange(dim))
 
-    def _beside_in_blocks(self, number: int) -> tuple[Stray | None, int]:
-        """Find written bytes of the destination's blocks that the transfer does not move; overwrite the moved bytes."""
-        if not self.partial:
-            return None, 0
-        poison = self._poison(number)
-        for one in self.moved.matches:
-            self.dst.write(self.moved.addresses(one, 1), np.full(one.shape, poison, np.uint8))
-        return _changed((at, self.dst.read(at), np.uint8(poison)) for _, at in self.moved.whole_blocks())
+    def _read(self, side: Side) -> list[Bytes]:
+        return [self.memory[side].read(self._addresses(one, side)) for one in self.moved]
 
-    def _in_source(self, number: int) -> tuple[Stray | None, int]:
-        """Find written bytes of the source's rows, and repair them before the next round moves them."""
-        strays: list[Stray] = []
-        total = 0
-        for k, one in enumerate(self.moved.matches):
-            at, expected = self.moved.addresses(one, 0), self._expected(k, number)
-            stray, nbytes = _changed([(at, self.src.read(at), expected)])
-            if stray is not None:
-                self.src.write(at, expected)
-                strays, total = [*strays, stray], total + nbytes
-        return min(strays, key=lambda stray: stray.address, default=None), total
+    def _write(self, side: Side, values: list[Bytes]) -> None:
+        for one, held in zip(self.moved, values, strict=True):
+            self.memory[side].write(self._addresses(one, side), held)
 
-    def _put_back(self) -> None:
-        if self.guard is not None:
-            self.guard.put_back()
-        for one, held in zip(self.moved.matches, self.given, strict=True):
-            at = self.moved.addresses(one, 0)
-            # Also without markers: the code that raised an error may have written it.
-            if self.markers or not np.array_equal(self.src.read(at), held):
-                self.src.write(at, held)
-        for (_, at), held in zip(self.moved.whole_blocks(), self.saved, strict=True):
-            self.dst.write(at, held)
-        _settle()
+    def _row(self, one: _Moved, at: tuple[int, ...], side: Side) -> Row:
+        """Return the coordinate of one moved byte, given as (token, head, byte)."""
+        (component, head, dim), (token, number, byte) = one.placed(side), at
+        block, slot = divmod(token, extent(component.form.token))
+        return row_of(component, (int(self.ids[side][block]), slot, number + head, byte + dim))
 
-    def _judge(self, found: Sequence[Sequence[Bytes]], stray: Stray | None, stray_nbytes: int) -> Verification:
-        moved, wrong_nbytes, first, untouched, number = self.moved, 0, None, False, 0
-        for k, one in enumerate(moved.matches):
-            expected = [self._expected(k, r) for r in range(self.rounds)]
-            differs = np.logical_or.reduce([found[r][k] != expected[r] for r in range(self.rounds)])
-            wrong_nbytes += int(np.count_nonzero(differs))
-            if first is None and differs.any():
-                at = tuple(np.argwhere(differs)[0].tolist())
-                first = (one, at)
-                untouched = all(found[r][k][at] == ~expected[r][at] for r in range(self.rounds))
-                number = sum(int(found[r][k][at]) << (8 * r) for r in range(self.rounds))
-        row, held, said = None, None, []
-        if first is not None:
-            row, source = moved.coordinate(*first, 1), moved.coordinate(*first, 0)
-            words = f"{_words(row)} of the destination should hold {_words(source)} of the source"
-            if untouched:
-                words += ", and nothing arrived"
-            elif self.markers and number < moved.nbytes:
-                held = moved.numbered(number)
-                words += f", and holds {_words(held)}"
-            else:
-                words += ", and holds something else"
-            said.append(f"{words}; {wrong_nbytes:,} of {moved.nbytes:,} bytes are wrong")
-        if stray is not None:
-            row = row or stray_row(stray, moved.layouts)
-            said.append(stray_in_words(stray, stray_nbytes, moved.layouts))
-        ids = (tuple(moved.ids[0].tolist()), tuple(moved.ids[1].tolist()))
-        return Verification(
-            not said, ids, moved.nbytes, self.markers, self.rounds, wrong_nbytes, row, held, "; ".join(said) or None,
-            stray, stray_nbytes, 0 if self.guard is None else self.guard.nbytes,
-        )  # fmt: skip
+    def _judge(self, arrived: list[list[Bytes]], beside: list[tuple[Component, tuple[int, ...]]]) -> Verification:
+        wrong_nbytes, row, said = 0, None, ""
+        for k, one in enumerate(self.moved):
+            held = np.add.reduce([some[k].astype(np.int64) << 8 * number for number, some in enumerate(arrived)])
+            wrong = np.argwhere(held != one.numbers())
+            wrong_nbytes += len(wrong)
+            if row is None and len(wrong):
+                at = tuple(wrong[0].tolist())
+                row = self._row(one, at, 1)
+                said = (
+                    f"{_words(row)} of the destination should hold {_words(self._row(one, at, 0))} of the source, and "
+                )
+                said += self._instead(int(held[at]), one, at)
+        if row is None and beside:
+            component, (token, head, byte) = beside[0]
+            block, slot = divmod(token, extent(component.form.token))
+            row = row_of(component, (int(self.ids[1][block]), slot, head, byte))
+            said = f"{_words(row)} of the destination was written, though nothing belongs there"
+        ids = (tuple(self.ids[0].tolist()), tuple(self.ids[1].tolist()))
+        text = f"{wrong_nbytes:,} of {self.nbytes:,} bytes are wrong: {said}"
+        if row is None:
+            text = f"{self.nbytes:,} bytes arrived where they belong"
+        return Verification(row is None, text, ids, self.nbytes, wrong_nbytes, row)
 
-
-def _changed(several: Iterable[tuple[Int64Array, Bytes, Any]]) -> tuple[Stray | None, int]:
-    """Return the first wrong byte and the number of wrong bytes, from (addresses, actual bytes, expected bytes)."""
-    strays, total = [], 0
-    for at, held, known in several:
-        differs = held != known
-        if differs.any():
-            total += int(np.count_nonzero(differs))
-            first = np.unravel_index(np.argmin(np.where(differs, at, INT64_MAX)), at.shape)
-            strays.append(Stray(int(at[first]), 1, int(np.broadcast_to(known, at.shape)[first]), int(held[first])))
-    return min(strays, key=lambda stray: stray.address, default=None), total
+    def _instead(self, number: int, one: _Moved, at: tuple[int, ...]) -> str:
+        """Say what arrived in place of a byte: the byte of this number, nothing, or no marker at all."""
+        if number == 256**self.rounds - 1 - int(one.numbers()[at]):
+            return "nothing arrived"
+        if number >= self.nbytes:
+            return "holds something else"
+        origin = next(some for some in reversed(self.moved) if some.first <= number)
+        there = tuple(int(k) for k in np.unravel_index(number - origin.first, origin.shape))
+        return f"holds {_words(self._row(origin, there, 0))}"
 
 
 def _words(row: Row) -> str:
     return row_in_words(row, byte=True)
 
 
-def _move(executor: Any, plan: Any) -> None:
+def _move(executor: Any, plan: Plan) -> None:
     """Make one transfer to its end. Even if the wait fails, no transfer is in flight when memory is restored."""
     transfer = executor.submit(plan)
     try:

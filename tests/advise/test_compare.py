@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import kvplan
 from kvplan import IncompatibleLayoutsError, KVLayout
-from kvplan.advise.advise import Numbers, advise, numbers_of
-from kvplan.advise.compare import evenly_layered, first_break, untouched
+from kvplan.advise.advise import advise, numbers_of
+from kvplan.advise.compare import first_break, untouched
 from kvplan.program.passes import passes
 from tests.profiles import examples
 
@@ -95,26 +95,9 @@ GPU = layout("layer: kv block token head dim", "cuda:0")
             id="equal",
         ),
         pytest.param(
-            layout("layer: block dim", dim=100), layout("block layer dim", dim=100),
-            200, "one block", "goes on with the next block", "goes on with the next layer", "layer",
-            id="opaque blocks",
-        ),
-        pytest.param(
-            layout("layer: block token head dim", block=1), layout("block layer token head dim", block=1),
-            8192, "16 tokens x 2 heads, whole rows", "ends a tensor: the next layer is in another",
-            "goes on with the next layer", "layer",
-            id="tensors of one block",
-        ),
-        pytest.param(
             layout("layer: block head token dim", layer=1, block=1, dim=256), layout("kv layer block token head dim", layer=1, block=1),  # noqa: E501
             256, "one (token, head) row", "goes on with V", "goes on with the next head", "part",
             id="K and V fused on one side",
-        ),
-        pytest.param(
-            layout("block: token head dim", block=4), layout("block token head dim", block=4),
-            8192, "16 tokens x 2 heads, whole rows", "ends a tensor: the next block is in another",
-            "goes on with the next block", None,
-            id="blocks looked up",
         ),
     ],
 )  # fmt: skip
@@ -134,19 +117,6 @@ def test_what_stays():
     assert list(untouched(passes(GPU.geometry, GPU.geometry))) == []
 
 
-def test_layers_that_are_alike():
-    assert evenly_layered(GPU)
-    assert not evenly_layered(_hybrid())
-
-
-def _hybrid():
-    specs = [
-        {"notation": "block token dim", "sizes": {"block": 4, "token": 8, "dim": 8}, "layers": [0]},
-        {"notation": "block dim token", "sizes": {"block": 4, "token": 8, "dim": 8}, "layers": [1]},
-    ]
-    return KVLayout.from_spec({"layouts": specs})
-
-
 # ---- advice --------------------------------------------------------------------------------------------------
 
 
@@ -154,14 +124,6 @@ def told(found):
     return [
         (o.notation, o.block_tokens, o.numbers.runs, o.numbers.run_nbytes, o.numbers.extents[0]) for o in found.orders
     ]
-
-
-def test_hnd_on_the_host():
-    # The device has heads outside tokens; a host pool of the other order takes 80 x 2 x 16 x 2 = 5,120 rows of 256.
-    device = layout("layer: kv block head token dim", "cuda:0")
-    found = advise(device, layout("block layer kv token head dim"), "dst")
-    assert (found.present.runs, found.present.run_nbytes) == (5120, (256, 256))
-    assert told(found)[0] == ("block layer kv head token dim", 16, 160, (8192, 8192), 1)
 
 
 def test_token_major():
@@ -174,15 +136,6 @@ def test_token_major():
     ]
 
 
-def test_x_packed_keys_want_their_own_order():
-    device = layout("layer: kv block head dim.0 token dim.1", "cuda:0", layer=4, **{"dim.1": 8})
-    best = advise(device, layout("block layer kv token head dim", layer=4), "dst").orders[0]
-    # 4 layers x K and V: a block of one is 2 heads x 128 x 16 tokens x 2 bytes.
-    assert (best.notation, best.numbers.runs, best.numbers.run_nbytes) == (
-        "block layer kv head dim.0 token dim.1", 8, (8192, 8192)
-    )  # fmt: skip
-
-
 @pytest.mark.slow
 def test_block_sizes_are_tried():
     # Blocks of 64 on the device: a pool of 16 is met in 4 units of 160 runs; one of 64 in 160 runs of four times that.
@@ -191,18 +144,6 @@ def test_block_sizes_are_tried():
     assert (best.block_tokens, best.numbers.unit_tokens, best.numbers.runs, best.numbers.run_nbytes) == (
         64, 64, 160, (32768, 32768)
     )  # fmt: skip
-
-
-def test_the_best_says_so():
-    found = advise(GPU, layout("block layer kv token head dim"), "dst")
-    assert found.orders == ()
-    assert found.tried > 100
-    assert found.present == Numbers(16, 1310720, 160, (8192, 8192), (1, 1310720, 1310720))
-
-
-def test_the_source_may_change_too():
-    best = advise(layout("kv (block token) layer head dim"), GPU, "src").orders[0]
-    assert (best.notation, best.numbers.runs) == ("block kv layer token head dim", 160)
 
 
 @pytest.mark.slow
@@ -216,18 +157,6 @@ def test_a_pair_that_an_order_would_mend():
     assert found.orders[0].numbers.runs == 160
     lacking = advise(GPU, layout("layer: kv block token head dim", layer=32), "dst")
     assert (lacking.tried, lacking.orders) == (0, ())
-
-
-def test_parts_of_several_shapes():
-    specs = [
-        {"notation": "layer: block token dim", "dtype": "uint8", "sizes": {"layer": 61, "block": 8, "token": 64, "dim": dim},  # noqa: E501
-         "part": part}
-        for part, dim in (("kv", 656), ("index", 132))
-    ]  # fmt: skip
-    latent = KVLayout.from_spec({"layouts": specs})
-    best = advise(latent, latent, "dst").orders[0]
-    page = "block layer | kv: token dim | index: token dim"
-    assert (best.notation, best.numbers.runs, best.numbers.extents[0]) == (page, 122, 1)
 
 
 # ---- laws ----------------------------------------------------------------------------------------------------
@@ -266,18 +195,6 @@ def test_advice_is_never_worse_and_exactly_so(pair, change):
         assert program.runs * now.unit_tokens <= now.runs * program.unit_tokens
         ranks.append(order.numbers.rank)
     assert ranks == sorted(set(ranks), reverse=True)  # each better than the one after it, and all than the present
-
-
-@given(pairs(), st.sampled_from(("src", "dst")))
-@settings(examples(6), phases=UNSHRUNK)
-def test_few_layers_tell_how_all_go(pair, change):
-    import kvplan.advise.advise as room
-
-    src, dst = pair
-    found = advise(src, dst, change)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(room, "_few_layers", lambda mine, other: (room._Layers(mine.layers, other),))
-        assert advise(src, dst, change) == found
 
 
 @given(pairs())

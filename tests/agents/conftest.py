@@ -1,12 +1,6 @@
-"""Agents and other processes that end with their test, and leave nothing behind."""
+"""Agents that end with their test."""
 
 from __future__ import annotations
-
-import gc
-import threading
-from collections import Counter
-from multiprocessing import forkserver, resource_tracker
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,23 +8,7 @@ import pytest
 import kvplan
 from kvplan import Agent, KVLayout
 from kvplan.errors import TransferError
-from tests.agents.processes import Other
 from tests.agents.workers import BLOCKS, DIM, LAYERS, pool
-from tests.patience import until
-
-
-@pytest.fixture
-def others():
-    """A function that starts another process."""
-    made = []
-
-    def start(name="other", seed=0, **options):
-        made.append(Other(name, seed, **options))
-        return made[-1]
-
-    yield start
-    for one in made:
-        one.end()
 
 
 @pytest.fixture
@@ -48,34 +26,6 @@ def agents():
             one.close(timeout=0.2)
         except TransferError:
             one.close()
-
-
-class Left:
-    """Descriptors, threads and mappings of this process, compared before and after.
-
-    What an earlier test has left may end meanwhile, so there may be fewer.
-    """
-
-    def __init__(self) -> None:
-        resource_tracker.ensure_running()  # these two run once per process, as soon as it starts another one
-        forkserver.ensure_running()
-        self.before = self.now()
-
-    @staticmethod
-    def now():
-        gc.collect()
-        maps = [row for row in Path("/proc/self/maps").read_text().splitlines() if "/memfd:kvplan" in row]
-        threads = [one.name for one in threading.enumerate() if one.name.startswith("kvplan")]
-        descriptors = [str(fd.readlink()).split(":")[0] for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink()]
-        return Counter(maps=len(maps)) + Counter(threads) + Counter(descriptors)
-
-    def check(self):
-        until(lambda: self.now() <= self.before)
-
-
-@pytest.fixture
-def left():
-    return Left()
 
 
 class Both:

@@ -48,9 +48,6 @@ class Other:
             raise AttributeError(method)
         return lambda *args: self.ask(method, *args)
 
-    def stop(self):
-        os.kill(self.process.pid, signal.SIGSTOP)
-
     def kill(self):
         os.kill(self.process.pid, signal.SIGKILL)
         self.process.join(PATIENCE)

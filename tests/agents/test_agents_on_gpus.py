@@ -17,6 +17,7 @@ from tests.agents.cuda_ipc.simulated_ipc import (
     cache,
     devices_that_are_left_alone,
     driven,
+    expandable,
     gpus,
 )
 from tests.agents.workers import content, pool
@@ -41,6 +42,23 @@ def test_blocks_are_read_and_written_with_notes(devices, path, owner):
         np.testing.assert_array_equal(both.theirs[:, 3], before[:, 5])
         assert both.notes(1) == [("visitor", b"stored")]
         assert both.owner.notes() == []
+
+
+@pytest.mark.parametrize("owner", [0, 1])
+def test_memory_of_pieces_is_read_and_written(devices, owner):
+    """As torch's expandable segments are: it is mapped at other addresses."""
+    mine, here = cache(devices, 0, 2)
+    with (
+        expandable(devices, owner, 1) as (theirs, there),
+        executor_on(devices[0], "kernel") as executor,
+        Agent("owner", {"kv": there}, transports=("cuda_ipc",)) as agent,
+        Agent("visitor", {}, transports=("cuda_ipc",), executor=executor) as visitor,
+    ):
+        before, layout = theirs.copy(), visitor.meet(agent.card()).layouts["kv"]
+        executor.submit(kvplan.compile(layout, here).plan([1, 5], [0, 7])).synchronize(PATIENCE)
+        executor.submit(kvplan.compile(here, layout).plan([7, 0], [2, 3])).synchronize(PATIENCE)
+        np.testing.assert_array_equal(mine[:, [0, 7]], before[:, [1, 5]])
+        np.testing.assert_array_equal(theirs[:, [2, 3]], before[:, [5, 1]])
 
 
 def test_notes_come_in_the_order_of_the_submits(devices):
@@ -160,20 +178,3 @@ def test_random_transfers_of_both_directions(devices, path, owner):
         np.testing.assert_array_equal(both.mine.transpose(1, 0, 2), expected[True])
         np.testing.assert_array_equal(both.theirs.transpose(1, 0, 2), expected[False])
         moves.check_notes(noted, [note for _, note in both.notes(len(noted))])
-
-
-def test_transfers_that_wait_for_work_of_an_owner_that_dies_end_with_an_error(devices, monkeypatch):
-    with executor_on(devices[0], "kernel") as executor, Both(devices, executor) as both:
-        compute = devices[1].stream()
-        gate = devices[1].gate(compute)
-        both.owner.publish(OnGpu(compute, 1))
-        transfer = both.peer.submit(both.load.plan([1], [2]))
-        devices[0].run()
-        assert not transfer.done()
-        channel = both.peer.link.channel
-        monkeypatch.setattr(channel.life, "over", lambda: True)
-        channel.death()
-        with pytest.raises(kvplan.TransferError, match="reading from 'owner' failed: the process"):
-            transfer.synchronize(PATIENCE)
-        gate.set()
-        devices[0].run()

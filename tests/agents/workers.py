@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import threading
-from pathlib import Path
-
 import numpy as np
 
 import kvplan
@@ -52,34 +48,9 @@ class Worker:
         self.peers[name] = self.agent.meet(card)
         return self.peers[name].transport
 
-    def forget(self, name):
-        self.agent.forget(self.peers.pop(name))
-
     def push(self, name, mine, theirs, note=b""):
         plan = kvplan.compile(self.pool, self.peers[name].layouts["kv"]).plan(mine, theirs)
         return self.peers[name].submit(plan, note=note).result().nbytes
-
-    def pull(self, name, theirs, mine, note=b""):
-        plan = kvplan.compile(self.peers[name].layouts["kv"], self.pool).plan(theirs, mine)
-        return self.peers[name].submit(plan, note=note).result().nbytes
-
-    def hold_a_transfer(self, name):
-        """Keep a transfer in flight for ever: what it waits for never comes."""
-        plan = kvplan.compile(self.pool, self.peers[name].layouts["kv"]).plan([0], [1])
-        self.transfers.append(self.peers[name].submit(plan, after=threading.Event()))
-
-    def close(self, timeout):
-        self.agent.close(timeout=timeout)
-
-    def fork_and_hang(self):
-        """Fork a child that stays, with all that a child inherits; return its number."""
-        child = os.fork()
-        if child == 0:
-            threading.Event().wait()
-        return child
-
-    def left(self):
-        return len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
 
 
 def serve(name: str, seed: int, options: dict, pipe) -> None:

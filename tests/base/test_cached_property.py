@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-import importlib
 import os
-import pkgutil
 import select
 import signal
 import threading
@@ -16,38 +13,6 @@ import pytest
 
 import kvplan
 from kvplan.base.cached_property import cached_property
-
-
-class Counted:
-    def __init__(self):
-        self.computed = 0
-
-    @cached_property
-    def value(self):
-        """What it holds."""
-        self.computed += 1
-        return [self.computed]
-
-
-def test_is_computed_once_and_kept_in_the_dict():
-    one, other = Counted(), Counted()
-    assert one.value is one.value
-    assert one.computed == 1
-    assert vars(one)["value"] == [1]
-    assert "value" not in vars(other)
-
-
-def test_can_be_taken_back_by_deleting_it():
-    one = Counted()
-    assert one.value == [1]
-    del one.value
-    assert one.value == [2]
-
-
-def test_of_the_class_is_the_descriptor():
-    assert Counted.value.func(Counted()) == [1]
-    assert Counted.value.attrname == "value"
-    assert Counted.value.__doc__ == "What it holds."
 
 
 def test_two_threads_that_compute_at_once_get_one_value():
@@ -67,26 +32,6 @@ def test_two_threads_that_compute_at_once_get_one_value():
         thread.join(20)
     assert len(got) == 2
     assert got[0] is got[1] is slow.value
-
-
-@pytest.mark.slow
-def test_kvplan_has_no_cached_property_with_a_lock():
-    found = []
-    for module in pkgutil.walk_packages(kvplan.__path__, "kvplan."):
-        if module.name.endswith("__main__"):
-            continue
-        try:
-            held = vars(importlib.import_module(module.name))
-        except ImportError:  # an optional package is not here
-            continue
-        found += [
-            f"{module.name}.{name}.{attribute}"
-            for name, kind in held.items()
-            if isinstance(kind, type)
-            for attribute, value in vars(kind).items()
-            if isinstance(value, functools.cached_property)
-        ]
-    assert not found
 
 
 def cache():

@@ -11,7 +11,7 @@ import torch
 import kvplan
 from kvplan import KVLayout, KVPlanError
 from kvplan.backends import lmcache, mla, quantized, sglang, tensorrt_llm, vllm
-from kvplan.base.integers import integer, integers, optional_integer
+from kvplan.base.integers import integer, integers
 from kvplan.base.quoting import quoted
 from kvplan.draw.block import block_picture
 from kvplan.engines.lmcache.objects import chunks_of
@@ -190,20 +190,6 @@ def test_numbers_of_what_moves_do_not_wrap():
     assert (b[4:] == a[:4]).all()
 
 
-def test_a_shard_keeps_ints():
-    shard = kvplan.Shard(paged(), np.uint8(1), np.uint8(100), np.uint8(4))
-    assert (shard.span_tokens, shard.period) == (400, 400)
-    assert {type(value) for value in (shard.cp_rank, shard.cp_size, shard.interleave)} == {int}
-
-
-def test_seams_of_numpy_are_kept_as_ints():
-    memory = np.zeros((8, 16), np.uint8)
-    seam = np.uint64(memory.ctypes.data + 32)
-    layout = KVLayout.from_tensors("block dim", memory, seams=np.array([seam]))
-    assert layout.seams == (int(seam),)
-    assert type(layout.seams[0]) is int
-
-
 class Twice:
     """An integer that is another one when it is asked for again."""
 
@@ -218,53 +204,6 @@ class Twice:
 def test_an_integer_is_asked_for_once():
     assert integer("n", Twice(), least=0, most=5) == 3
     assert kvplan.Shard(paged(), Twice(), 4).cp_rank == 3
-
-
-class Wrong:
-    def __index__(self):
-        raise RuntimeError("no memory")
-
-    def __repr__(self):
-        raise RuntimeError("no name either")
-
-
-def test_what_raises_is_no_integer():
-    with pytest.raises(LayoutError, match=r"^n is a Wrong; it is an integer$"):
-        integer("n", Wrong())
-
-
-@pytest.mark.parametrize(
-    ("least", "most", "told"),
-    [
-        (None, None, "it is an integer"),
-        (1, None, "it is an integer of at least 1"),
-        (None, 9, "it is an integer of at most 9"),
-        (1, 9, "it is an integer from 1 to 9"),
-    ],
-)
-def test_the_range_is_told(least, most, told):
-    with pytest.raises(BlockIndexError, match=f"^n is 1.5; {told}$"):
-        integer("n", 1.5, least=least, most=most, error=BlockIndexError)
-
-
-@pytest.mark.parametrize(("value", "least", "most"), [(0, 1, None), (10, None, 9), (-1, 0, 5), (6, 0, 5)])
-def test_what_is_outside_the_range_is_refused(value, least, most):
-    with pytest.raises(LayoutError, match=f"^n is {value}; "):
-        integer("n", value, least=least, most=most)
-    assert integer("n", least if least is not None else most, least=least, most=most) in (least, most)
-
-
-def test_none_is_left_out_where_it_may_be():
-    assert optional_integer("n", None, least=1) is None
-    assert optional_integer("n", np.int8(4), least=1) == 4
-    with pytest.raises(LayoutError, match="n is None"):
-        integer("n", None)
-
-
-@pytest.mark.parametrize("values", [3, "34", np.array(3), None])
-def test_what_is_no_sequence_is_refused(values):
-    with pytest.raises(LayoutError, match="give a sequence of integers"):
-        integers("ns", values)
 
 
 def test_what_is_quoted_is_short():
@@ -303,11 +242,3 @@ def test_numbers_that_python_does_not_print_are_refused(call, error, says):
         call(layout, kvplan.compile(layout, layout))
     assert says in str(caught.value)
     assert len(str(caught.value)) < 300
-
-
-def test_integers_of_128_bits_are_taken():
-    for number in (2**128 - 1, 1 - 2**128):
-        assert integer("address", number) == number
-    for number in (2**128, -(2**128)):
-        with pytest.raises(LayoutError, match="address is a number of 129 bits; it is an integer of at most 128 bits"):
-            integer("address", number)

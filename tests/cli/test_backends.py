@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import kvplan.backends
-from tests.commands import ROOT, answer, document
+from tests.commands import answer, document
 
 
 @pytest.fixture
@@ -19,20 +19,6 @@ def adapters(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
-def test_backends_names_every_adapter(capsys):
-    adapters = {adapter["name"]: adapter for adapter in document(capsys, "backends")["backends"]}
-    found = {path.stem for path in (ROOT / "backends").glob("[!_]*.py")}
-    assert set(adapters) == found
-    assert all(one["summary"] and one["signature"].startswith("describe(") for one in adapters.values())
-
-
-def test_backends_reads_well(capsys, adapters):
-    (adapters / "made_up.py").write_text(
-        '"""One line.\n\nMore."""\n\ndef describe(kv: "list", *, x="HND") -> int: ...\n'
-    )
-    assert answer(capsys, "backends") == "made_up  One line.\n         describe(kv, *, x='HND')\n"
-
-
 def test_a_broken_adapter_is_a_finding(capsys, adapters):
     (adapters / "made_up.py").write_text("import nowhere")
     error = "ModuleNotFoundError: No module named 'nowhere'"
@@ -41,8 +27,3 @@ def test_a_broken_adapter_is_a_finding(capsys, adapters):
         "schema": "kvplan.backends/1",
         "backends": [{"name": "made_up", "summary": None, "signature": None, "error": error}],
     }
-
-
-def test_no_adapters_at_all(capsys, adapters):
-    assert answer(capsys, "backends") == "none  no adapter is installed\n"
-    assert document(capsys, "backends")["backends"] == []

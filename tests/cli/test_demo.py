@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from kvplan.cli import demo
-from kvplan.cli.demo_run import engine as demo_engine
 from kvplan.cli.demo_run.round_trip import Workload, run
 from kvplan.cli.demo_run.story import facts_of, screen_of
 from kvplan.cli.screen.printing import show
@@ -96,28 +95,6 @@ def test_an_engine_that_is_done_too_soon_is_no_success(capsys):
     assert err == "kvplan: request 0 has finished already; ask for more tokens (--tokens)\n"
 
 
-@pytest.mark.engine
-@pytest.mark.usefixtures("engine")
-def test_a_failing_engine_is_reported(capsys, monkeypatch):
-    make = demo_engine._model
-
-    def broken():
-        model = make()
-        model.forward = None
-        return model
-
-    monkeypatch.setattr(demo_engine, "_model", broken)
-    assert demo.run(arguments("--engine", "transformers")) == 1
-    assert capsys.readouterr().err.startswith("kvplan: the engine ")
-
-
-def test_the_same_on_numpy_arrays(capsys):
-    assert demo.run(arguments("--engine", "numpy", "--json")) == 0
-    facts = json.loads(capsys.readouterr().out)
-    check_facts(facts)
-    assert (facts["engine"], facts["model"], facts["control"]) == ("numpy", None, None)
-
-
 def test_a_plain_demo_can_fail(capsys):
     def flip_one_bit(pool):
         pool.tensors.view("u1")[0, 3, 1, 5, 2, 7] ^= 1
@@ -157,13 +134,6 @@ def test_an_engine_asked_for_by_name_must_be_there(engine, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     assert demo.run(arguments("--engine", engine)) == 2
     assert capsys.readouterr().err.startswith(f"kvplan: --engine {engine} cannot be imported: ")
-
-
-@pytest.mark.parametrize("given", ["0", "-1", "many"])
-def test_counts_are_positive(given, capsys):
-    with pytest.raises(SystemExit):
-        arguments("--requests", given)
-    assert f"{given!r} is not a whole number of at least 1" in capsys.readouterr().err
 
 
 def test_equal_tokens_prove_nothing_where_the_control_is_equal_too(capsys):

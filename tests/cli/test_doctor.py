@@ -21,14 +21,10 @@ ok       NUMA           the GPU is on node 1, this process may run on node 1
                         alone
 ok       connections    CUDA_DEVICE_MAX_CONNECTIONS=32
 ok       IOMMU          identity: nothing is translated
-unknown  virtualised    a virtual machine (QEMU): its link and nodes may be made
-                        up
-                        hold one large pinned copy against the link's ceiling
 ok       profile        calibrated: NVIDIA H100, PCIe 5 x16
 ok       torch          2.11.0+cu130, built for CUDA 13.0
 ok       Triton         3.6.0
 ok       numba          0.68.0, keeps loops in /home/me/.cache/numba
-ok       cuda-bindings  13.0.1; optional, kvplan calls the driver itself
 warning  locked memory  at most 8 MiB: CUDA pins more all the same, RDMA (UCX,
                         NIXL) does not
                         ulimit -l unlimited, or docker run --ulimit memlock=-1
@@ -84,7 +80,7 @@ def test_its_document(capsys, sees):
     asked = sees(SLOW)
     given = document(capsys, "doctor", "--device", "cuda:1", code=1)
     assert list(given) == ["schema", "device", "healthy", "findings", "facts"]
-    assert (given["schema"], given["device"], asked) == ("kvplan.doctor/1", "cuda:1", [("cuda:1", True)])
+    assert (given["schema"], given["device"], asked) == ("kvplan.doctor/2", "cuda:1", [("cuda:1", True)])
     assert given["findings"][3] == {
         "name": "link",
         "state": "problem",
@@ -99,7 +95,7 @@ def test_its_document(capsys, sees):
 def test_eight_gpus_are_one_line(capsys, sees):
     sees(SEVERAL_GPUS)
     lines = answer(capsys, "doctor").splitlines()
-    assert "ok  peers          cuda:0-7 reach one another by NVLink, 18 links" in lines
+    assert "ok  peers          from every GPU to every other: by NVLink, 18 links" in lines
 
 
 def test_its_document_has_the_link_of_each_pair(capsys, sees):
@@ -118,14 +114,6 @@ def test_the_default_device(sees):
     asked = sees(HEALTHY)
     assert main(["doctor", "--device", "cuda"]) == 0
     assert asked == [("cuda:0", True)]
-
-
-@pytest.mark.parametrize("device", ["cpu", "cuda:", "cuda:x", "0", ""])
-def test_a_device_that_is_none(capsys, device):
-    assert main(["doctor", "--device", device]) == 2
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert f"argument --device: {device!r} is not a GPU, as in cuda:0" in err
 
 
 def test_help(capsys, monkeypatch):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 
 import pytest
@@ -50,13 +49,3 @@ def test_examples_of_the_help_run(capsys, monkeypatch, tmp_path, command):
         code = 1 if "dump.json" in argv and "which" in argv else 0
         assert main(argv) == code, argv
         assert capsys.readouterr().err == ""
-
-
-def test_a_command_imports_no_other():
-    folder = ROOT / "kvplan" / "cli"
-    commands = {path.stem for path in folder.glob("*.py")} - {"__init__", "main"}
-    assert commands == {*COMMANDS, "inspect_model"}
-    named = re.compile(rf"kvplan\.cli\.({'|'.join(commands)})\b")
-    for path in folder.rglob("*.py"):
-        imports = [line for line in path.read_text(encoding="utf-8").splitlines() if " import " in line]
-        assert not [line for line in imports if named.search(line)], path

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 
 import pytest
@@ -10,18 +9,13 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from kvplan import PathError, Policy
-from kvplan.cost import model as cost
 from kvplan.cost.model import (
     COMPUTE_WEIGHT,
-    MIXED,
-    PREFERRED,
     TIE,
     Candidate,
     candidates,
     features,
-    mixed,
     predict,
-    total,
 )
 from kvplan.cost.policy import PEER_ROUTES, ROUTES
 from kvplan.cost.profile import (
@@ -31,7 +25,6 @@ from kvplan.cost.profile import (
     DeviceProfile,
     PathCosts,
     ceiling_names,
-    default,
     default_programs,
     route_paths,
 )
@@ -63,12 +56,6 @@ def test_a_path_without_a_model(path):
         features(path, PLAN)
 
 
-def test_a_total_is_in_seconds():
-    assert total((1, 3, 1000), {"a": 500.0, "b": 100.0, "c": 0.2}, ("a", "b", "c")) == near(1e-6)
-    with pytest.raises(ValueError, match="zip"):
-        total((1, 2), {"a": 1.0}, ("a",))
-
-
 COSTS = {
     "kernel": (5000.0, 10.0, 0.05),
     "copy_engine": (3000.0, 1000.0, 0.1, 500.0, 0.02),
@@ -91,14 +78,6 @@ def test_a_prediction_by_hand(path):
     wanted = (ALONE[path], ALONE[path] + 1e-6, 0.5e-6, share)
     assert (made.seconds, made.wall, made.cpu_seconds, made.sm_share) == tuple(map(near, wanted))
     assert (made.path, made.compute_seconds, made.refused, made.score) == (path, 0.0, "", made.wall)
-
-
-def test_issuing_takes_no_longer_than_the_whole():
-    costs = profile(COSTS)
-    dear = PathCosts(*(costs.costs["load"]["kernel"].seconds,) * 2, {"fixed": 1e9, "run": 0.0, "byte": 0.0},
-                     costs.costs["load"]["kernel"].program)  # fmt: skip
-    made = predict("kernel", PLAN, replace(costs, costs={"load": {"kernel": dear}}), Policy())
-    assert made.cpu_seconds == made.wall == near(56e-6)
 
 
 @pytest.mark.parametrize(
@@ -147,26 +126,6 @@ def test_narrow_words_make_a_program_move_less(alignment, programs, seconds):
     assert (made.seconds, made.wall) == (near(seconds), near(seconds + 1e-6))
 
 
-LARGE = replace(PLAN, nbytes=800_000, runs=10, copies=Pieces(0, 0, 10, 800_000))
-SMALL = replace(PLAN, nbytes=200_000, copies=Pieces(100, 200_000, 0, 0))
-
-
-@pytest.mark.parametrize(("link", "seconds"), [(100.0, 29e-6), (10.0, 105e-6)])
-def test_two_halves_at_once_take_the_longer_one_or_what_the_link_takes(link, seconds):
-    # The engine takes 3 + 5 + 16 us for its half, the kernel 5 + 1 + 10; the link, for both, 10 or 100. They meet in 5.
-    some = profile(COSTS)
-    some = replace(some, ceilings=dict(some.ceilings) | {"load": link})
-    made = mixed(LARGE, SMALL, some, Policy())
-    assert (made.path, made.seconds, made.wall) == (MIXED, near(seconds), near(seconds + 2e-6))
-    assert (made.cpu_seconds, made.sm_share) == (near(1e-6), near(0.08 * 16e-6 / seconds))
-    every = candidates(PLAN, some, Policy(), halves=(LARGE, SMALL))
-    assert made in every
-    assert (every[0] == made) == (link == 100)
-    for path in ("kernel", "copy_engine"):
-        assert MIXED not in [one.path for one in candidates(PLAN, some, Policy(), {path: "no"}, (LARGE, SMALL))]
-    assert MIXED in [one.path for one in candidates(PLAN, some, Policy(), {"staged": "no"}, (LARGE, SMALL))]
-
-
 def test_groups_beyond_the_first_cost_the_cpu_of_the_kernel_path():
     one, three = (predict("kernel", replace(PLAN, groups=count), profile(COSTS), Policy()) for count in (1, 3))
     assert three.seconds == one.seconds
@@ -182,13 +141,6 @@ def test_few_programs_scatter_a_ring_slowly():
     assert one.seconds == near(within * some.multiprocessors)
     most = predict("staged", PLAN, some, Policy(max_programs=some.multiprocessors))
     assert most == predict("staged", PLAN, some, Policy())
-
-
-def test_programs_change_nothing_of_the_copy_engine():
-    for path in ("copy_engine", "copy_engine_2d"):
-        assert predict(path, PLAN, profile(COSTS), Policy(max_programs=1)) == predict(
-            path, PLAN, profile(COSTS), Policy()
-        )
 
 
 def test_beside_compute_a_transfer_is_slower_and_compute_loses():
@@ -233,21 +185,6 @@ def test_the_cheapest_is_first_and_the_rest_follow():
     assert [one.score for one in made] == [near(us * 1e-6) for us in (10, 20, 30, 40)]
 
 
-@pytest.mark.parametrize("pair", list(itertools.combinations([path for path in PREFERRED if path in TERMS], 2)))
-def test_of_those_about_as_good_the_preferred_is_taken(pair, monkeypatch):
-    first, second = pair
-    monkeypatch.setattr(cost, "TIE", 0.02)
-    for us, taken in ((101.9, first), (102.1, second)):
-        made = candidates(PLAN, constant(**{second: 100, first: us}), Policy())
-        assert [one.path for one in made[:2]] == [taken, second if taken == first else first]
-
-
-def test_a_tie_is_with_the_best_and_not_with_the_next(monkeypatch):
-    monkeypatch.setattr(cost, "TIE", 0.02)
-    made = candidates(PLAN, constant(copy_engine=100, copy_engine_2d=101.5, staged=103, kernel=104.5), Policy())
-    assert [one.path for one in made] == ["copy_engine_2d", "copy_engine", "staged", "kernel"]
-
-
 def test_what_cannot_serve_is_last_with_its_reason():
     refused = {"kernel": "not pinned", "staged": "too large"}
     made = candidates(PLAN, profile(COSTS), Policy(), refused)
@@ -256,10 +193,6 @@ def test_what_cannot_serve_is_last_with_its_reason():
     assert not any(one.refused for one in made[:2])
     every = dict.fromkeys(TERMS, "no")
     assert candidates(PLAN, profile(COSTS), Policy(), every) == [Candidate(path, refused="no") for path in TERMS]
-
-
-def test_the_path_that_the_policy_names_is_not_asked():
-    assert candidates(PLAN, default(), Policy(path="staged")) == candidates(PLAN, default(), Policy())
 
 
 COST = st.floats(0, 1e6)

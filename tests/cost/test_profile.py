@@ -23,13 +23,11 @@ from kvplan.cost.profile import (
     ceiling_names,
     default,
     default_pair,
-    names_of_costs,
     route_paths,
 )
 from kvplan.cost.profile_file import from_json
 
 KINDS = ("decode", "prefill")
-TARGETS = ("seconds", "wall", "cpu")
 
 
 @st.composite
@@ -68,7 +66,6 @@ def profiles(routes: tuple[str, ...], **of_pair: st.SearchStrategy) -> st.Search
         beside=st.fixed_dictionaries({kind: by_path(routes, lambda path: BESIDE) for kind in KINDS}),
         programs=st.fixed_dictionaries(dict.fromkeys(routes, st.integers(1, 2000))),
         note=st.text(),
-        calibrations=st.integers(0, 1000),
         guessed=st.lists(st.text(), max_size=3).map(tuple),
         **of_pair,
     )
@@ -92,7 +89,7 @@ def test_a_profile_comes_back_as_it_went(profile):
     ("profile", "routes", "peer", "command"),
     [
         (default(), GPU_ROUTES, "", "`kvplan calibrate`"),
-        (default_pair(), PEER_ROUTES, ANY_PEER, "`kvplan calibrate --peers`"),
+        (default_pair(), PEER_ROUTES, ANY_PEER, "`kvplan calibrate --peer cuda:M`"),
     ],
 )
 def test_the_default_is_valid_and_says_that_it_is_a_guess(profile, routes, peer, command):
@@ -135,51 +132,11 @@ def test_a_link_of_a_pair_in_words(nvlinks, words):
 SHIPPED = sorted(Path(store.__file__).parent.glob("profiles/*.json"))
 
 
-def without_device(document: dict) -> dict:
-    """The file of a profile as kvplan 0.1.0 wrote it."""
-    old = json.loads(json.dumps(document))
-    for held in (old["ceilings"], old["costs"], *old["beside"].values(), old["programs"]):
-        for name in ("device", "sm_device"):
-            held.pop(name, None)
-    for name in ("peer", "nvlinks"):
-        old.pop(name, None)
-    return old
-
-
-@given(profile=profiles(GPU_ROUTES))
-def test_an_old_file_has_the_guess_of_copies_within_a_gpu(profile):
-    found, guess = from_json(json.dumps(without_device(json.loads(profile.to_json())))), default()
-    assert found.guessed[: len(profile.guessed)] == profile.guessed
-    assert set(names_of_costs(["device"])) <= set(found.guessed)
-    assert found.costs == dict(profile.costs) | {"device": guess.costs["device"]}
-    assert {kind: routes["device"] for kind, routes in found.beside.items()} == dict.fromkeys(
-        KINDS, guess.beside["decode"]["device"]
-    )
-    assert (found.ceilings["device"], found.ceilings["sm_device"]) == (
-        guess.ceilings["device"],
-        guess.ceilings["sm_device"],
-    )
-    # The guess is of the number of programs that the default policy has on this GPU, so it is taken as it is.
-    assert found.programs["device"] == 8 * max(profile.multiprocessors, 1)
-    same = {"costs", "beside", "ceilings", "programs", "guessed"}
-    assert {name: held for name, held in vars(found).items() if name not in same} == {
-        name: held for name, held in vars(profile).items() if name not in same
-    }
-    assert from_json(found.to_json()) == found
-
-
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_a_shipped_file_is_read(path):
     profile = from_json(path.read_text())
     assert profile.how == "shipped"
     assert tuple(profile.costs) == profile.routes
-
-
-def test_a_pair_has_no_guess_for_a_route_that_is_missing():
-    document = json.loads(default_pair().to_json())
-    del document["costs"]["pull"]
-    with pytest.raises(KVPlanError, match=r"costs\.pull\.kernel\.seconds is missing, or not an object"):
-        from_json(json.dumps(document))
 
 
 def changed(place: str, value: object) -> str:
@@ -215,11 +172,6 @@ def test_what_is_no_json(text):
     assert refusal(text).startswith("no JSON: ")
 
 
-@pytest.mark.parametrize("nested", ["[" * 200_000, '{"a":' * 200_000])
-def test_what_is_nested_too_deep(nested):
-    assert refusal(nested).startswith("no JSON: ")
-
-
 @pytest.mark.parametrize(
     "text",
     ["null", "1", '"kvplan.profile"', "[]", "{}", '{"schema": "kvplan.doctor"}', '{"schema": ["kvplan.profile"]}'],
@@ -242,92 +194,22 @@ def test_another_version(version, said):
     assert refusal(changed("version", version)) == said
 
 
-@pytest.mark.parametrize(
-    ("place", "said"),
-    [
-        ("ceilings", "ceilings is missing, or not an object"),
-        ("ceilings.sm_store", "ceilings.sm_store is None; expected a number of at least 0"),
-        ("costs", "costs.load.kernel.seconds is missing, or not an object"),
-        ("costs.store", "costs.store.kernel.seconds is missing, or not an object"),
-        ("costs.load.staged", "costs.load.staged.seconds is missing, or not an object"),
-        ("costs.load.copy_engine.cpu", "costs.load.copy_engine.cpu is missing, or not an object"),
-        ("costs.store.kernel.program", "costs.store.kernel.program is missing, or not an object"),
-        ("costs.store.kernel.program.run", "costs.store.kernel.program.run is None; expected a number of at least 0"),
-        ("costs.load.staged.wall.run", "costs.load.staged.wall.run is None; expected a number of at least 0"),
-        ("beside", "beside.decode.load.kernel is missing, or not an object"),
-        ("beside.prefill", "beside.prefill.load.kernel is missing, or not an object"),
-        ("beside.decode.store.staged", "beside.decode.store.staged is missing, or not an object"),
-        ("beside.decode.store.staged.rate", "beside.decode.store.staged.rate is None; expected a number of at least 0"),
-        ("how", "how is ''; expected one of calibrated, shipped, default"),
-    ],
-)  # fmt: skip
-def test_what_is_missing_is_named(place, said):
-    assert refusal(without(place)) == said
-
-
+WRONG = "a value of the device profile is missing or wrong: "
 PLACES = ("ceilings.load", "costs.store.copy_engine.wall.small_copy", "costs.load.kernel.program.byte",
-          "beside.prefill.store.kernel.slower")  # fmt: skip
-
-
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [
-        (float("nan"), "nan"),
-        (float("inf"), "inf"),
-        (float("-inf"), "-inf"),
-        (-1, "-1"),
-        (-1e-300, "-1e-300"),
-        (True, "True"),
-        (False, "False"),
-        ("1.0", "'1.0'"),
-        (None, "None"),
-        ([1.0], "[1.0]"),
-        ({"a": 1.0}, "{'a': 1.0}"),
-    ],
-)
-def test_what_is_no_number_is_named(place, value, shown):
-    assert refusal(changed(place, value)) == f"{place} is {shown}; expected a number of at least 0"
-
-
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("value", [10**400, 10**4000, 1e308], ids=["e400", "e4000", "e308"])
-def test_a_number_whose_products_no_float_holds_is_refused(place, value):
-    assert refusal(changed(place, value)).startswith(f"{place} is ")
-
-
-@pytest.mark.parametrize("name", ["rate", "slower"])
-@pytest.mark.parametrize("zero", [0, 0.0, -0.0])
-def test_a_rate_of_nothing(name, zero):
-    said = refusal(changed(f"beside.decode.load.staged.{name}", zero))
-    assert said.startswith("beside.decode.load.staged is {")
-    assert said.endswith("; a rate is 0.001 to 1000, and slower is 1 to 1000")
+          "beside.prefill.store.kernel.slower", "programs.store")  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    "place", ["costs.load", "costs.load.kernel", "costs.load.kernel.wall", "beside.decode", "ceilings"]
+    "place", [*PLACES, "ceilings", "costs", "costs.store", "costs.load.copy_engine.cpu", "beside", "programs", "how"]
 )
-@pytest.mark.parametrize("value", [None, 1, "x", [], True])
-def test_what_is_no_object(place, value):
-    said = refusal(changed(place, value))
-    assert said.startswith(place)
-    assert said.endswith("is missing, or not an object")
+def test_what_is_missing_is_refused(place):
+    assert refusal(without(place)).startswith(WRONG)
 
 
-@pytest.mark.parametrize("place", ["gpu", "driver", "made", "note", "how"])
-@pytest.mark.parametrize("value", [1, None, ["x"], {}, True])
-def test_what_is_no_text(place, value):
-    assert refusal(changed(place, value)) == f"{place} is {value!r}; expected a text"
-
-
-@pytest.mark.parametrize("place", ["generation", "width", "multiprocessors", "calibrations"])
-@pytest.mark.parametrize("value", [-1, 1.0, "5", True, [5], {}])
-def test_what_is_no_whole_number(place, value):
-    assert refusal(changed(place, value)) == f"{place} is {value!r}; expected a whole number"
-
-
-def test_another_way_of_being_made():
-    assert refusal(changed("how", "dreamt")) == "how is 'dreamt'; expected one of calibrated, shipped, default"
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1, -1e-300, True, "1.0", None, [1.0], {"a": 1.0}])
+def test_what_is_no_number_is_refused(place, value):
+    assert refusal(changed(place, value)).startswith(WRONG)
 
 
 def test_what_a_later_version_adds_is_left_out():
@@ -341,17 +223,3 @@ def test_whole_numbers_are_read_as_floats():
     profile = from_json(changed("costs.load.kernel.wall.run", 3))
     assert repr(profile.costs["load"]["kernel"].wall["run"]) == "3.0"
     assert set(asdict(profile)) == set(asdict(default()))
-
-
-def test_a_file_that_names_no_programs_was_measured_with_those_that_run_beside_compute():
-    document = json.loads(default().to_json())
-    del document["programs"]
-    assert from_json(json.dumps(document)).programs == {"load": 4, "store": 2, "device": 24}
-
-
-@pytest.mark.parametrize("count", [0, -1, True, "8", None])
-def test_a_kernel_has_at_least_one_program(count):
-    document = json.loads(default().to_json())
-    document["programs"]["store"] = count
-    with pytest.raises(KVPlanError, match=r"^programs"):
-        from_json(json.dumps(document))

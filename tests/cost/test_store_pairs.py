@@ -72,7 +72,7 @@ def test_a_pair_has_a_file_of_its_own(home, link, there, name):
 
 def test_the_default_says_that_it_is_a_guess():
     assert find() == default_pair()
-    assert "`kvplan calibrate --peers`" in GUESS
+    assert "`kvplan calibrate --peer cuda:M`" in GUESS
 
 
 def test_its_own_file_is_before_a_shipped_one_and_a_shipped_one_before_the_default(home):
@@ -95,7 +95,9 @@ def test_a_shipped_one_of_another_pair_or_link_is_not_taken(home, changes, link)
 
 def test_a_shipped_one_of_another_driver_says_so(home):
     write(home, "shipped/b.json", replace(PAIR, how="shipped", driver="570.9"))
-    assert find().note == "measured with driver 570.9, and this is 580.1: `kvplan calibrate --peers` measures here"
+    assert (
+        find().note == "measured with driver 570.9, and this is 580.1: `kvplan calibrate --peer cuda:M` measures here"
+    )
 
 
 def test_gpus_and_pairs_are_not_taken_for_one_another(home):
@@ -113,7 +115,7 @@ def test_a_file_of_a_pair_is_no_profile_of_a_gpu_and_the_other_way_round(home):
     store.save(OWN, own(home))
     assert (
         find().note
-        == f"{own(home)}: is of NVIDIA H200; expected a pair of GPUs; run `kvplan calibrate --peers`; {GUESS}"
+        == f"{own(home)}: is of NVIDIA H200; expected a pair of GPUs; run `kvplan calibrate --peer cuda:M`; {GUESS}"
     )
     path = store.path_of(H200)
     store.save(PAIR, path)
@@ -149,7 +151,7 @@ def test_a_chosen_file_of_another_pair_is_said_and_done_without(home, monkeypatc
     told = write(home, "other.json", replace(PAIR, peer="NVIDIA A100"))
     monkeypatch.setenv("KVPLAN_PROFILE", told)
     why = f"{told}: is of NVIDIA H200 to NVIDIA A100, and this is NVIDIA H200 to NVIDIA H200"
-    why += "; run `kvplan calibrate --peers`"
+    why += "; run `kvplan calibrate --peer cuda:M`"
     assert find() == replace(default_pair(), note=f"{why}; {GUESS}")
     assert caplog.messages == [f"device profile not used: {why}"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvplan.cuda import device as cuda
+from kvplan.cuda import use
 from kvplan.cuda.device import Device
 from tests.cuda.fake_system import libraries
 from tests.simulated.entries import Entries
@@ -13,20 +14,17 @@ from tests.simulated.entries import Entries
 @pytest.fixture
 def fakes(monkeypatch):
     """The played libraries of the driver and of NVML; the driver that is kept is another one afterwards."""
-    cuda.driver.cache_clear()
+    cuda.loaded.cache_clear()
     yield libraries(monkeypatch)
-    cuda.driver.cache_clear()
+    cuda.loaded.cache_clear()
 
 
 @pytest.fixture
-def entries(monkeypatch):
+def entries():
     """Entry points of a driver that is none: each writes what it is told to."""
     made = Entries()
-    monkeypatch.setattr(cuda.ctypes, "CDLL", lambda path: made)
-    monkeypatch.setattr(cuda.ctypes, "PyDLL", lambda path: made)
-    cuda.driver.cache_clear()
-    yield made
-    cuda.driver.cache_clear()
+    with use(made):
+        yield made
 
 
 @pytest.fixture

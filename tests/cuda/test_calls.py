@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import re
-import threading
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from kvplan.cuda import call_list, calls, short_calls
-from kvplan.cuda import device as cuda
 from kvplan.cuda.call_errors import error_of
 from kvplan.cuda.call_list import Segment, launch_words, new_state
 from kvplan.cuda.device import DriverError
@@ -66,19 +64,13 @@ EXPECTED = [
     ("cuMemcpy2DAsync_v2", BOX.ctypes.data, 82),
     ("cuEventQuery", 5),
 ]
-loaded = pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "in Python"])
 
 
 @pytest.fixture
-def played(device, seen, monkeypatch):
-    """Play the list, by the compiled loop or one by one; return its state and the error's text."""
+def played(device, seen):
+    """Play the list; return its state and the error's text."""
 
-    def play(*, compiled, failing=-1, code=719):
-        monkeypatch.setattr(cuda.loops, "loaded", calls if compiled else None)
-        monkeypatch.setattr(device, "_cell", threading.local())
-        for name, count in {} if compiled else ENTRIES.items():  # Python passes None for a null pointer
-            kind = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * count)
-            monkeypatch.setattr(device.driver, name, ctypes.cast(seen.entries[list(ENTRIES).index(name)], kind))
+    def play(*, failing=-1, code=719):
         seen.failing, seen.code, state = failing, code, new_state()
         device.play([LIST], state)
         return state, str(error_of(device, [LIST], state)) if state[calls.FAILED] else ""
@@ -86,16 +78,13 @@ def played(device, seen, monkeypatch):
     return play
 
 
-@loaded
-def test_a_list_is_played_by_the_driver_s_own_calls(played, seen, compiled):
-    """Law 8: the compiled loop makes the calls that Python makes."""
-    state, error = played(compiled=compiled)
+def test_a_list_is_played_by_the_driver_s_own_calls(played, seen):
+    state, error = played()
     assert seen.calls == EXPECTED
     assert not error
     assert state[[calls.PLAYED, calls.FAILED, calls.ENDED, calls.ADDED]].tolist() == [len(ROWS), 0, 1, 0]
 
 
-@loaded
 @pytest.mark.parametrize(("failing", "what"), [
     (0, r"cuMemcpyAsync returned CUDA_ERROR_PLAYED.*descriptor 1 of 4, 31 bytes from 0xb to 0x15"),
     (1, r"cuMemcpyBatchAsync returned CUDA_ERROR_PLAYED.*of 2 copies"), (2, "cuEventRecord returned"),
@@ -103,31 +92,28 @@ def test_a_list_is_played_by_the_driver_s_own_calls(played, seen, compiled):
     (5, r"cuMemcpy2DAsync returned.*2-D copy 0 of 1, 3 rows of 8 bytes from 0x1000 to 0x2000"),
     (6, "cuEventQuery returned"),
 ])  # fmt: skip
-def test_the_call_of_a_list_that_fails_is_the_last_and_its_error_names_it(played, seen, compiled, failing, what):
-    state, error = played(compiled=compiled, failing=failing)
+def test_the_call_of_a_list_that_fails_is_the_last_and_its_error_names_it(played, seen, failing, what):
+    state, error = played(failing=failing)
     assert seen.calls == EXPECTED[: failing + 1]
     assert state[[calls.PLAYED, calls.FAILED, calls.FAILED_ROW]].tolist() == [failing, 719, failing]
     assert re.search(what, error)
 
 
-@loaded
-def test_a_batch_that_fails_names_its_descriptor(played, seen, compiled):
+def test_a_batch_that_fails_names_its_descriptor(played, seen):
     seen.at = 1
-    assert "descriptor 3 of 4, 33 bytes from 0xd to 0x17" in played(compiled=compiled, failing=1)[1]
+    assert "descriptor 3 of 4, 33 bytes from 0xd to 0x17" in played(failing=1)[1]
 
 
-@loaded
-def test_rows_of_several_allocations_are_copied_one_by_one(played, seen, compiled):
-    state, _ = played(compiled=compiled, failing=5, code=1)
+def test_rows_of_several_allocations_are_copied_one_by_one(played, seen):
+    state, _ = played(failing=5, code=1)
     lines = [("cuMemcpyAsync", 0x2000 + 32 * k, 0x1000 + 16 * k, 8, 82) for k in range(3)]
     assert seen.calls == [*EXPECTED[:6], *lines, EXPECTED[6]]
     assert state[[calls.PLAYED, calls.FAILED, calls.ENDED, calls.ADDED]].tolist() == [len(ROWS), 0, 1, 2]
 
 
-@loaded
-def test_a_list_waits_for_an_event_with_naps(played, seen, compiled):
+def test_a_list_waits_for_an_event_with_naps(played, seen):
     """It asks again as long as the driver says that the event has not passed."""
-    state, error = played(compiled=compiled, failing=6, code=600)
+    state, error = played(failing=6, code=600)
     assert seen.calls == [*EXPECTED, EXPECTED[6]]
     assert not error
     assert state[[calls.PLAYED, calls.FAILED, calls.ENDED]].tolist() == [len(ROWS), 0, 1]
@@ -136,39 +122,22 @@ def test_a_list_waits_for_an_event_with_naps(played, seen, compiled):
 LAUNCH = {"begin": 5, "end": 6, "kernel": (0x78, 512, 64), "programs": 132, "stream": 79, "argument": 0x5000}
 
 
-def launches(device, seen, loaded, monkeypatch, failing, **copied):
-    """The calls of a recorded launch, and the error."""
-    monkeypatch.setattr(cuda.loops, "loaded", loaded)
-    monkeypatch.setattr(device, "_cell", threading.local())
-    seen.calls.clear()
-    seen.failing = failing
-    try:
-        device.launch_recorded(**LAUNCH, **copied)
-    except DriverError as error:
-        return list(seen.calls), str(error), error.call, error.code, error.at
-    return list(seen.calls), ""
-
-
 @pytest.mark.parametrize("copied", [{}, {"source": 0x6000, "nbytes": 4096}])
-@pytest.mark.parametrize("failing", range(-1, 4))
-def test_a_recorded_launch_is_its_calls_one_by_one(device, seen, monkeypatch, copied, failing):
-    """Law 8: the compiled call makes the calls that Python makes, up to the one that fails, and raises its error."""
-    for name, count in ENTRIES.items():  # Python passes None for a null pointer
-        entry = getattr(device.driver, name)
-        monkeypatch.setattr(
-            device.driver, name, ctypes.cast(entry, ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * count))
-        )
-    one_by_one = launches(device, seen, None, monkeypatch, failing, **copied)
-    at_once = launches(device, seen, calls, monkeypatch, failing, **copied)
-    assert at_once == one_by_one
-    config = np.array([132, 1, 1, 512, 1, 1, 64, 0], np.uint32).view(np.int64).tolist()
+@pytest.mark.parametrize("failing", range(-1, 3))
+def test_a_recorded_launch_is_its_calls_up_to_the_one_that_fails(device, seen, copied, failing):
+    seen.failing = failing
     whole = [
         ("cuEventRecord", 5, 79),
         *([("cuMemcpyAsync", 0x5000, 0x6000, 4096, 79)] if copied else []),
-        ("cuLaunchKernelEx", 0x78, 0x5000, [*config, 79, 0, 0], 0),
+        ("cuLaunchKernelEx", 0x78, 0x5000, [*CONFIG, 79, 0, 0], 0),
         ("cuEventRecord", 6, 79),
     ]
-    assert at_once[0] == (whole if failing < 0 else whole[: failing + 1])
+    if failing < 0:
+        device.launch_recorded(**LAUNCH, **copied)
+    else:
+        with pytest.raises(DriverError, match=f"{whole[failing][0]} returned"):
+            device.launch_recorded(**LAUNCH, **copied)
+    assert seen.calls == (whole if failing < 0 else whole[: failing + 1])
 
 
 @pytest.mark.parametrize("count", [1, 5])
@@ -198,22 +167,18 @@ def test_the_launch_of_units_writes_its_slot_before_any_call(device, seen, count
 @pytest.mark.parametrize("failing", range(-1, 3))
 @pytest.mark.parametrize("event", [0, 5])
 @pytest.mark.parametrize("count", [1, 2])
-def test_words_behind_an_event_are_written_by_the_driver_s_own_calls(device, seen, monkeypatch, count, event, failing):
-    """Law 8, of the compiled call."""
+def test_words_behind_an_event_are_written_by_the_driver_s_own_calls(device, seen, count, event, failing):
     whole = [("cuStreamWaitEvent", 80, 5, 0)] if event else []
     whole += [("cuStreamWriteValue64_v2", 80, 0x1000 + 8 * k, 7 + k, 0) for k in range(count)]
-    for compiled in (calls, None):
-        monkeypatch.setattr(cuda.loops, "loaded", compiled)
-        seen.calls.clear()
-        seen.failing = failing
-        addresses, values = tuple(0x1000 + 8 * k for k in range(count)), tuple(7 + k for k in range(count))
-        if 0 <= failing < len(whole):
-            with pytest.raises(DriverError, match=f"{whole[failing][0].removesuffix('_v2')} returned"):
-                device.write_behind(event, 80, addresses, values)
-            assert seen.calls == whole[: failing + 1]
-        else:
+    seen.failing = failing
+    addresses, values = tuple(0x1000 + 8 * k for k in range(count)), tuple(7 + k for k in range(count))
+    if 0 <= failing < len(whole):
+        with pytest.raises(DriverError, match=f"{whole[failing][0].removesuffix('_v2')} returned"):
             device.write_behind(event, 80, addresses, values)
-            assert seen.calls == whole
+        assert seen.calls == whole[: failing + 1]
+    else:
+        device.write_behind(event, 80, addresses, values)
+        assert seen.calls == whole
 
 
 def test_all_files_number_the_calls_alike():

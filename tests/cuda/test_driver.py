@@ -11,7 +11,8 @@ import pytest
 import kvplan
 from kvplan.cuda import device as cuda
 from kvplan.cuda import driver as driver_entries
-from kvplan.cuda.device import Device, Driver, DriverError, Uncaptured
+from kvplan.cuda import use
+from kvplan.cuda.device import Device, Driver, DriverError
 from kvplan.cuda.handles import current_stream
 from kvplan.memory import pinning
 from tests.simulated.entries import SimpleEntry
@@ -59,21 +60,23 @@ def test_the_current_stream_is_torch_s(monkeypatch):
 
 def test_no_driver_and_one_too_old(entries, monkeypatch):
     entries.missing.add("cuMemHostRegister_v2")
-    with pytest.raises(kvplan.TransferError, match=r"too old \(12\.0 is the first that serves\): cuMemHostRegister_v2"):
-        cuda.driver()
+    too_old = r"too old \(12\.0 is the first that serves\): cuMemHostRegister_v2"
+    with pytest.raises(kvplan.TransferError, match=too_old), use(entries):
+        pass
 
     def absent(path):
         raise OSError(f"{path}: cannot open shared object file")
 
     monkeypatch.setattr(cuda.ctypes, "CDLL", absent)
+    cuda.loaded.cache_clear()
     with pytest.raises(kvplan.TransferError, match=r"there is no CUDA driver: libcuda\.so\.1"):
-        cuda.driver()
+        cuda.loaded()
 
 
 def test_a_driver_that_does_not_start(entries):
     entries.codes["cuInit"] = 999
-    with pytest.raises(DriverError, match=r"cuInit returned CUDA_ERROR_PLAYED \(999, it was played\)"):
-        cuda.driver()
+    with pytest.raises(DriverError, match=r"cuInit returned CUDA_ERROR_PLAYED \(999, it was played\)"), use(entries):
+        pass
 
 
 @pytest.mark.parametrize(("address", "code"), [(None, 0), (0x1000, 500)])
@@ -81,7 +84,7 @@ def test_a_driver_without_batches_may_say_so_in_two_ways(entries, address, code)
     entries.gives["cuGetProcAddress_v2"] = [address]
     if code:
         entries.codes["cuGetProcAddress_v2"] = code
-    assert Driver("").cuMemcpyBatchAsync is None
+    assert Driver(entries, entries).cuMemcpyBatchAsync is None
 
 
 def test_errors_that_nobody_knows_have_a_number(device):
@@ -102,7 +105,6 @@ FAILING = {
     "cuModuleLoadData": lambda device: device.load(b"image", "copy_rows", 0),
     "cuModuleGetFunction": lambda device: device.load(b"image", "copy_rows", 0),
     "cuFuncSetAttribute": lambda device: device.load(b"image", "copy_rows", 1 << 20),
-    "cuLaunchKernelEx": lambda device: device.launch(1, 2, 3, 4, 5, 6),
     "cuMemcpyAsync": lambda device: device.copy(1, 2, 3, 4),
 }
 
@@ -115,67 +117,6 @@ def test_a_call_that_fails_is_named_with_its_code(entries, device, call):
         FAILING[call](device)
     assert caught.value.code == 719
     assert caught.value.at is None
-
-
-def test_streams_and_events(entries, device):
-    entries.gives |= {"cuStreamCreateWithPriority": [0x51], "cuEventCreate": [0xE1], "cuEventElapsedTime": [2.5]}
-    assert device.stream() == device.stream(urgent=True) == 0x51
-    assert [arguments[1:] for arguments in entries.named("cuStreamCreateWithPriority")] == [(1, 0), (1, -5)]
-    assert device.event() == 0xE1
-    device.record(0xE1, 0x51)
-    device.wait(0x51, 0xE1)
-    assert entries.named("cuEventRecord") == [(0xE1, 0x51)]
-    assert entries.named("cuStreamWaitEvent") == [(0x51, 0xE1, 0)]
-    assert device.seconds(1, 2) == pytest.approx(0.0025)
-    entries.gives["cuStreamIsCapturing"] = [1]
-    assert device.capturing(0x51)
-    entries.codes["cuStreamIsCapturing"] = 906
-    assert not device.capturing(0x51)
-
-
-def test_memory(entries, device):
-    entries.gives |= {"cuMemAlloc_v2": [0xA00], "cuMemHostAlloc": [0xB00], "cuPointerGetAttribute": [7]}
-    assert (device.allocate(4096), device.allocate_host(4096)) == (0xA00, 0xB00)
-    assert entries.named("cuMemHostAlloc")[0][1:] == (4096, 3)
-    device.free(0xA00)
-    device.free_host(0xB00)
-    assert (entries.named("cuMemFree_v2"), entries.named("cuMemFreeHost")) == ([(0xA00,)], [(0xB00,)])
-    assert device.pointer(0x123, cuda.MEMORY_TYPE) == 7
-    entries.codes["cuPointerGetAttribute"] = 1
-    assert device.pointer(0x123, cuda.MEMORY_TYPE) is None
-
-
-def test_modules_and_launches(entries, device):
-    entries.gives |= {"cuModuleLoadData": [0x11], "cuModuleGetFunction": [0xF1]}
-    assert device.load(b"image", "copy_rows", 0) == (0x11, 0xF1)
-    assert not entries.named("cuFuncSetAttribute")
-    device.load(b"image", "copy_rows", 100 << 10)
-    ((function, *rest),) = entries.named("cuFuncSetAttribute")
-    assert (function.value, rest) == (0xF1, [8, 100 << 10])
-    for argument in (0xABCDEF, 0x123456):
-        device.launch(0xF1, 4, 1024, 64, 0x51, argument)
-        config, function, pointers, extra = entries.named("cuLaunchKernelEx")[-1]
-        grid = (ctypes.c_uint * 7).from_address(config)
-        assert list(grid) == [4, 1, 1, 1024, 1, 1, 64]
-        assert [word or 0 for word in (ctypes.c_uint64 * 3).from_address(config + 32)] == [0x51, 0, 0]
-        assert (function, extra) == (0xF1, None)
-        cells = (ctypes.c_void_p * 3).from_address(pointers)
-        assert [ctypes.c_uint64.from_address(cell).value for cell in cells] == [argument, 0, 0]
-
-
-def test_launches_of_many_streams(entries, device):
-    for stream in [*range(1, 3 * cuda.MAX_SHAPES), 1]:
-        device.launch(0xF1, 4, 1024, 0, stream, 7)
-        config = entries.named("cuLaunchKernelEx")[-1][0]
-        assert ctypes.c_uint64.from_address(config + 32).value == stream
-
-
-def test_copies(entries, device):
-    device.copy(0xD, 0x5, 64, 0x51)
-    assert entries.named("cuMemcpyAsync") == [(0xD, 0x5, 64, 0x51)]
-    entries.codes["cuMemcpy2DAsync_v2"] = 1
-    assert device.copy_2d(0x99, 0x51) == 1
-    assert entries.named("cuMemcpy2DAsync_v2") == [(0x99, 0x51)]
 
 
 @pytest.mark.parametrize(("code", "failed", "at"), [(0, 0, None), (1, 2, 2), (1, 1 << 40, None)])
@@ -205,47 +146,12 @@ def test_a_batch_of_a_real_signature_is_called_by_address(entries):
     calls = []
     entry = driver_entries._BATCH(lambda *given: calls.append(given) or 0)
     entries.gives["cuGetProcAddress_v2"] = [ctypes.cast(entry, ctypes.c_void_p).value, 0]
-    device = Device(0)
-    assert entries.named("cuGetProcAddress_v2")[0][0] == b"cuMemcpyBatchAsync"
-    assert entries.named("cuGetProcAddress_v2")[0][2] == 12080
+    with use(entries):
+        device = Device(0)
+    assert entries.named("cuGetProcAddress_v2")[-1][0] == b"cuMemcpyBatchAsync"
+    assert entries.named("cuGetProcAddress_v2")[-1][2] == 12080
     device.copy_batch(0xD, 0x5, 0x512E, 3, 0x51)
     assert [calls[0][k] for k in (0, 1, 2, 3, 6, 8)] == [0xD, 0x5, 0x512E, 3, 1, 0x51]
-
-
-@pytest.mark.parametrize("before", [None, 0xC0, 0xEE])
-def test_a_device_is_current_within_and_what_was_before_afterwards(entries, device, before):
-    entries.gives["cuCtxGetCurrent"] = [before]
-    with device.current():
-        within = entries.named("cuCtxSetCurrent")
-    assert within == ([] if before == 0xC0 else [(0xC0,)])
-    assert entries.named("cuCtxSetCurrent")[len(within) :] == ([] if before == 0xC0 else [(before,)])
-
-
-def test_a_thread_of_its_own_keeps_a_device(entries, device):
-    device.enter()
-    assert entries.named("cuCtxSetCurrent") == [(0xC0,)]
-    entries.codes["cuCtxSetCurrent"] = 201
-    with pytest.raises(DriverError, match="cuCtxSetCurrent returned"):
-        device.enter()
-
-
-@pytest.mark.parametrize(("now", "same"), [(None, False), (0xC0, True), (0xEE, False)])
-def test_a_device_is_current_if_entering_it_would_set_nothing(entries, device, now, same):
-    entries.gives["cuCtxGetCurrent"] = [now]
-    assert device.is_current() is same
-    assert not entries.named("cuCtxSetCurrent")
-    with device.current():
-        assert bool(entries.named("cuCtxSetCurrent")) is not same
-
-
-def test_what_a_capture_forbids_is_allowed_within_and_then_as_before(entries, device):
-    modes = []
-    device.driver.cuThreadExchangeStreamCaptureMode = lambda cell: (
-        modes.append(cell.value), setattr(cell, "value", 0), 0
-    )[-1]  # fmt: skip
-    with Uncaptured(SimpleNamespace(driver=device.driver)):
-        pass
-    assert modes == [driver_entries.RELAXED, 0]
 
 
 def test_pinned_memory_is_registered_in_pieces_and_let_go_of_with_its_array(entries, monkeypatch):

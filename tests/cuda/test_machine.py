@@ -164,7 +164,7 @@ def test_no_driver(monkeypatch):
     def load(path):
         raise OSError(f"{path}: no such file")
 
-    cuda.driver.cache_clear()
+    cuda.loaded.cache_clear()
     monkeypatch.setattr(cuda.ctypes, "CDLL", load)
     with pytest.raises(kvplan.TransferError, match="there is no CUDA driver"):
         machine()

@@ -154,7 +154,7 @@ def test_no_driver(monkeypatch):
     def load(path):
         raise OSError(f"{path}: no such file")
 
-    cuda.driver.cache_clear()
+    cuda.loaded.cache_clear()
     monkeypatch.setattr(cuda.ctypes, "CDLL", load)
     for asked in (links, lambda: link_between(0, 1)):
         with pytest.raises(TransferError, match="there is no CUDA driver"):

@@ -14,25 +14,10 @@ import pytest
 
 from kvplan import KVLayout
 from kvplan.cli import main
-from kvplan.layout.notation import parse
 from tests.commands import GPU, HOST, ROOT, answer
-from tests.docs.documents import DOCUMENTS
-from tests.docs.fenced import BLOCKS, COMMANDS, FENCE, FOREIGN, KINDS, NOT_RUN
+from tests.docs.fenced import BLOCKS, COMMANDS, FOREIGN, KINDS
 
 pytestmark = [pytest.mark.slow, pytest.mark.slow]
-
-# Blocks that are no code, by their first words, and what they are.
-TEXTS = {
-    "Creating v1 connector": "lines of vLLM's log; tests/whole_engines/test_page.py looks for them",
-    "region of layer 0": "a picture",
-    "source block 9": "a picture",
-    "host block ── copy engine": "a picture",
-    "kernel          fixed + runs": "formulas; test_cost.py holds the terms to them",
-    "direct   latency": "formulas; tests/cost/wires/test_wire_model.py holds them",
-    '"layer: block kv token head dim"': "a notation, which is parsed below",
-}
-# Indented blocks, which no reader's eye tells from code: none but in what a command writes.
-GENERATED = {"pairs.md": "test_pairs.py holds it to the command that writes it"}
 
 
 def test_every_block_is_of_a_kind_that_is_tested():
@@ -42,24 +27,6 @@ def test_every_block_is_of_a_kind_that_is_tested():
         if block.kind == "console":
             assert block.body.startswith("$ "), f"{block.path.name}:{block.line} is no command"
     assert len(COMMANDS) == sum(len(re.findall(r"^\$ ", b.body, re.MULTILINE)) for b in BLOCKS if b.kind == "console")
-
-
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
-def test_no_code_is_hidden_in_an_indentation(path):
-    text = path.read_text(encoding="utf-8")
-    assert text.count("```") == 2 * len(FENCE.findall(text)), "a fence is left open"
-    plain = FENCE.sub("", text)
-    indented = re.findall(r"(?:\A|\n\n) {4,}([^\n]*)", plain)
-    assert not indented or path.name in GENERATED
-
-
-def test_a_text_is_no_code():
-    for block in BLOCKS:
-        if block.kind == "text":
-            known = [words for words in TEXTS if block.body.lstrip().startswith(words)]
-            assert known, f"{block.path.name}:{block.line}: run it, or say in TEXTS why it cannot be"
-            if block.body.startswith('"'):
-                assert str(parse(block.body.strip().strip('"'))) == block.body.strip().strip('"')
 
 
 @pytest.mark.parametrize(
@@ -149,10 +116,3 @@ def test_a_command_that_is_not_run_has_these_options(monkeypatch, command):
         return
     with pytest.raises(ParsedError):
         main(words[words.index("kvplan") + 1 :])
-
-
-def test_no_reason_is_left_over():
-    lines = [" ".join(command.words) for command in COMMANDS]
-    assert all(any(re.search(rf"(^|\s){name}\b", line) for line in lines) for name in NOT_RUN)
-    bodies = [block.body.lstrip() for block in BLOCKS if block.kind == "text"]
-    assert all(any(body.startswith(words) for body in bodies) for words in TEXTS)

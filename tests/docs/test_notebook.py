@@ -44,8 +44,3 @@ def test_the_tour_answers_as_shown(tmp_path, monkeypatch):
         output for one, _ in cells for output in one.outputs if "<svg" in output.get("data", {}).get("text/html", "")
     ]
     assert len(pictures) >= 3
-
-
-def test_its_cells_are_within_the_page():
-    for cell in nbformat.read(NOTEBOOK, as_version=4).cells:
-        assert all(len(line) <= 120 for line in cell.source.splitlines() if cell.cell_type == "code")

@@ -12,7 +12,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.slow]
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "start").glob("*.md"))]
 ELSEWHERE = (*FOREIGN, "make", "pip", "python")  # fenced.py says why, and what runs them
-MOST_LINES = 150
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
@@ -31,24 +30,4 @@ def test_a_page_works_as_printed_in_an_empty_folder(path, tmp_path, monkeypatch,
                     done += 1
                 else:
                     assert command.words[0] in {"kvplan", *ELSEWHERE}, command.where
-    assert done or path.stem == "vllm", "vLLM's own environment runs that page"
-
-
-def test_the_readme_is_short_and_shows_no_limits_of_ours():
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= MOST_LINES
-    assert "missed" not in text
-    first = text[: text.index("## Two commands")]
-    assert all(
-        word in first
-        for word in ("vllm serve", "--kv-transfer-config", "SGLang", "LMCache", "kvplan.compile", "gain.svg")
-    )
-    assert "## When you do not need kvplan" in text
-
-
-def test_every_page_of_start_says_how_to_begin_and_how_to_switch_it_off():
-    for path in PAGES[1:]:
-        titles = [line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("## ")]
-        if path.stem != "your-engine":
-            assert any("Start" in title or "Switch it on" in title for title in titles), path
-            assert any("witch" in line for line in path.read_text(encoding="utf-8").splitlines()), path
+    assert done or path.stem in ("vllm", "nixl"), "engines of their own environments run these pages"

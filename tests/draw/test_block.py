@@ -9,10 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvplan import BlockIndexError, KVLayout, LayoutError
-from kvplan.base.limits import Limits
-from kvplan.draw import nest
-from kvplan.draw.block import MAX_CELLS, Band, Fold, block_picture
+from kvplan import KVLayout
+from kvplan.draw.block import Band, Fold, block_picture
 from kvplan.draw.content import Gap
 from kvplan.layout.strides import offset
 from tests.commands import SPECS
@@ -95,12 +93,6 @@ def test_planes_of_a_padded_page():
     assert row.band.nbytes == 8 + 4 + 24 + 8 + 4
 
 
-def test_the_last_block_is_followed_by_nothing():
-    layout = spec("block dim", {"block": 3, "dim": 4}, strides=[6, 1])
-    assert block_picture(layout.built, 1).stretches[0].cells[1:] == (Gap(2, 2),)
-    assert block_picture(layout.built, 2).stretches[0].cells[1:] == ()
-
-
 @pytest.mark.slow
 def test_eighty_layers_are_folded():
     layout = spec("layer: kv block token head dim", {"layer": 80, "block": 4, "token": 16, "head": 2, "dim": 128})
@@ -111,102 +103,6 @@ def test_eighty_layers_are_folded():
     assert (band.axis, band.count, first.name, last.name) == ("allocation", 80, "layer 0", "layer 79")
     assert (fold.count, fold.content, fold.same) == (78, 78 * 8192, True)
     assert [row.band.axis for row in picture.rows()] == ["allocation", "part", "token", "head"]
-
-
-def test_two_layers_are_not_folded():
-    layout = spec("layer: kv block token dim", {"layer": 2, "block": 4, "token": 4, "dim": 8})
-    (band,) = check_laws(layout).stretches
-    assert [cell.name for cell in band.cells] == ["layer 0", "layer 1"]
-    assert [cell.name for cell in band.cells[0].cells] == ["k", "other blocks", "v"]
-
-
-def test_rows_with_padding():
-    layout = spec("block token dim", {"block": 2, "token": 64, "dim": 656}, strides=[45056, 704, 1])
-    (band,) = check_laws(layout).stretches
-    first, pad, fold, again, last, end = band.cells
-    assert (first.name, pad, again, last.name, end) == ("token 0", Gap(48, 48), Gap(48, 48), "token 63", Gap(48, 48))
-    assert (fold.count, fold.content, fold.gaps, fold.like.nbytes) == (62, 62 * 656, (Gap(48, 48),), 656)
-    assert (band.runs, band.stride) == (64, 704)
-
-
-def test_a_block_over_all_layers_is_one_run():
-    layout = spec("block layer kv token dim", {"block": 2, "layer": 80, "kv": 2, "token": 4, "dim": 8})
-    picture = check_laws(layout)
-    assert picture.headline == "block 0: 5,120 bytes in one contiguous run"
-    assert [(row.band.axis, row.band.solid) for row in picture.rows()] == [
-        ("layer", True), ("part", True), ("token", True)
-    ]  # fmt: skip
-
-
-def test_a_split_axis_names_the_bytes_it_steps_over():
-    layout = spec("block head dim.0 token dim.1", {"block": 2, "head": 2, "token": 4, "dim": 32, "dim.1": 16},
-                  head_start=6)  # fmt: skip
-    rows = check_laws(layout).rows()
-    assert [[cell.name for cell in row.band.cells] for row in rows] == [
-        ["head 6", "head 7"], ["bytes 0-15", "bytes 16-31"], ["token 0", "token 1", "token 2", "token 3"]
-    ]  # fmt: skip
-
-
-def test_kv_and_state_of_one_page():
-    layout = KVLayout.from_spec({"layouts": [
-        {"notation": "block layer kv token dim", "dtype": "uint8", "address": BASE, "strides": [256, 32, 16, 4, 1],
-         "sizes": {"block": 3, "layer": 4, "kv": 2, "token": 4, "dim": 4}},
-        {"notation": "block layer dim", "dtype": "uint8", "part": "state", "address": BASE + 128, "layers": [4, 5],
-         "strides": [256, 64, 1], "sizes": {"block": 3, "layer": 2, "dim": 50}},
-    ]})  # fmt: skip
-    picture = block_picture(layout.built, 1)
-    assert (picture.allocations, picture.runs, picture.run_nbytes) == (1, 2, (50, 178))
-    (band,) = picture.stretches
-    assert [(cell.name, cell.nbytes) for cell in band.cells] == [
-        ("layers 0-3", 128), ("layers 4-5", 114), ("padding", 14)
-    ]  # fmt: skip
-    assert [cell.name for cell in band.cells[1].cells] == ["layer 4", "padding", "layer 5"]
-
-
-def test_parts_in_tensors_of_their_own_are_two_stretches():
-    picture = block_picture(KVLayout.from_spec(SPECS / "mla_with_index.toml").built)
-    assert [band.parts for band in picture.stretches] == [("kv",), ("index",)]
-    assert [band.cells[0].name for band in picture.stretches] == ["layer 0 kv", "layer 0 index"]
-
-
-def test_blocks_that_are_looked_up():
-    layout = KVLayout.from_tensors("block: token dim", [np.zeros((4, 8), np.uint8) for _ in range(3)])
-    picture = block_picture(layout.built, 2)
-    assert list(picture.each_run()) == [(layout.address(layer=0, part="kv", block=2), 32)]
-
-
-def test_many_parts_are_folded():
-    parts = [{"notation": "block dim", "dtype": "uint8", "part": f"p{k}", "address": BASE + 16 * k,
-              "strides": [128, 1], "sizes": {"block": 2, "dim": 2 + k}} for k in range(7)]  # fmt: skip
-    picture = check_laws_of_merged(KVLayout.from_spec({"layouts": parts}))
-    (band,) = picture.stretches
-    assert (band.count, band.stride) == (7, None)
-    fold = next(cell for cell in band.cells if isinstance(cell, Fold))
-    assert (fold.count, fold.same) == (4, False)
-
-
-def check_laws_of_merged(layout):
-    picture = block_picture(layout.built)
-    assert sorted(picture.each_run()) == runs_by_hand(content_of(layout, 0), KVLayout.from_spec(
-        {"notation": "block dim", "sizes": {"block": 1, "dim": 1}}))  # fmt: skip
-    return picture
-
-
-def test_woven_runs_are_listed(monkeypatch):
-    # Tokens 24 bytes apart, heads 16: neither steps over all of the other.
-    layout = spec("block token head dim", {"block": 2, "token": 2, "head": 3, "dim": 4}, strides=[256, 24, 16, 1])
-    picture = check_laws(layout)
-    assert [run[0] - BASE for run in picture.each_run()] == [0, 16, 24, 32, 40, 56]
-    monkeypatch.setattr(nest, "LIMITS", Limits(woven=3))
-    with pytest.raises(LayoutError, match="too many to draw"):
-        block_picture(layout.built)
-
-
-@pytest.mark.parametrize("block", [-1, 4])
-def test_no_such_block(block):
-    layout = spec("block dim", {"block": 4, "dim": 8})
-    with pytest.raises(BlockIndexError, match=rf"block {block}; blocks are 0 to 3"):
-        block_picture(layout.built, block)
 
 
 # ---- laws ------------------------------------------------------------------------------------------------------------
@@ -256,12 +152,6 @@ def test_gaps_are_what_is_between(order, pads, block):
 
     (band,) = block_picture(layout.built, block).stretches
     walk(band, mine[0])
-
-
-@pytest.mark.parametrize("path", sorted(SPECS.iterdir()), ids=lambda path: path.name)
-def test_every_row_has_room_for_its_labels(path):
-    for row in block_picture(KVLayout.from_spec(path).built).rows():
-        assert len(row.band.cells) <= MAX_CELLS + 1  # the padding after a block comes on top
 
 
 def test_the_picture_counts_what_inspect_counts():

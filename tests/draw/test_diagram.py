@@ -5,7 +5,6 @@ from __future__ import annotations
 from itertools import product
 from xml.etree import ElementTree as ET
 
-import numpy as np
 import pytest
 
 import kvplan
@@ -104,27 +103,3 @@ def test_eighty_layers_are_folded_with_their_axes_named():
     assert fills == {"url(#kvplan-part-0)", "url(#kvplan-part-1)"}
     said = [title.text for box in root.iter(f"{SVG}rect") for title in box.iter(f"{SVG}title")]
     assert any(one.startswith("layer 79, part v, token 0-15, head 0-1: 8,192 bytes from 0x") for one in said)
-
-
-def test_a_run_over_layers_names_its_first_and_last():
-    pool = KVLayout.from_spec(HOST)
-    (one,) = stripes_of(kvplan.compile(pool, pool).program, pool, pool).stripes
-    assert one.values[:2] == ("0-79", "k v")
-    assert one.parts == ("k", "v")
-
-
-def test_parts_of_several_kinds_are_told_apart():
-    layout = KVLayout.from_spec(SPECS / "mla_with_index.toml")
-    root = ET.fromstring(kvplan.compile(layout, layout).diagram())
-    assert {"kv", "index"} <= set(texts(root))
-
-
-def test_one_head_an_allocation_and_opaque_states_are_drawn():
-    heads = [np.zeros((4, 8, 16), np.int8) for _ in range(3)]
-    apart = KVLayout.from_tensors("layer head: block token dim", [heads])
-    whole = KVLayout.from_tensors("block head token dim", np.zeros((4, 3, 8, 16), np.int8))
-    assert {"0", "1", "2"} <= set(texts(ET.fromstring(kvplan.compile(apart, whole).diagram())))
-    states = KVLayout.from_tensors("layer: block dim", [np.zeros((4, 32), np.int8)] * 1, part="state")
-    told = texts(ET.fromstring(kvplan.compile(states, states).diagram()))
-    assert "token" not in told
-    assert "all drawn" in " ".join(told)

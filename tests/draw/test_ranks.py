@@ -5,17 +5,13 @@ from __future__ import annotations
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 import kvplan
-from kvplan import Shard
 from kvplan.draw.ranks import PALETTE
 from tests.profiles import examples
-from tests.ranks.mixed_ranks import mixed
-from tests.ranks.rank_specs import HND, NHD, SPLIT, rank, tp
+from tests.ranks.rank_specs import HND, NHD, SPLIT, tp
 from tests.ranks.topologies import reshards, shards_of
 
 PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
@@ -53,44 +49,6 @@ def test_a_block_of_four_ranks_becomes_pages_of_two():
     head_major = tp("layer: kv block head token dim", 4, 8)
     root = ET.fromstring(kvplan.reshard(head_major, tp(HND, 2, 8)).diagram())
     assert [colour for colour, _, _ in sorted(coloured(root), key=lambda end: end[1])] == list(PALETTE[:4])
-
-
-def test_replicas_take_turns_and_tokens_are_dealt():
-    latents = [rank("layer: block token dim", heads=range(1), kv=False) for _ in range(4)]
-    root = ET.fromstring(kvplan.reshard(latents, rank("block layer token dim", heads=range(1), kv=False)).diagram())
-    assert [colour for colour, _, _ in sorted(coloured(root), key=lambda end: end[1])] == list(PALETTE[:4])
-    assert texts(root).count("no heads") == 5
-    dealt = [Shard(rank(SPLIT, heads=range(1)), k, 4, 1) for k in range(4)]
-    root = ET.fromstring(kvplan.reshard(dealt, rank(NHD, heads=range(1), tokens=64)).diagram())
-    assert [colour for colour, _, _ in sorted(coloured(root), key=lambda end: end[1])] == list(PALETTE[:4]) * 16
-    assert "head 0, tokens 3 of 4" in texts(root)
-
-
-def test_ranks_of_other_layers_are_drawn_empty():
-    stages = [rank(SPLIT, heads=range(8), layers=layers) for layers in (range(2), range(2, 4))]
-    root = ET.fromstring(kvplan.reshard(tp(SPLIT, 4, 8, layers=range(4)), stages).diagram())
-    assert "layers 2-3" in texts(root)
-    assert texts(root)[0] == "4 ranks to 2 ranks: layer 0, k"
-
-
-def test_too_many_copies_are_counted():
-    root = ET.fromstring(kvplan.reshard(tp(HND, 8, 8, tokens=256), tp(NHD, 1, 8, tokens=256)).diagram())
-    assert texts(root)[0] == "8 ranks to 1 rank: layer 0, k; 512 of 2048 copies drawn"
-
-
-def test_a_cache_onto_itself_can_be_drawn():
-    cache = kvplan.KVLayout.from_tensors("block token dim", np.zeros((8, 4, 16), np.int8))
-    root = ET.fromstring(kvplan.reshard(cache, cache).diagram())
-    assert len(list(root.iter(f"{SVG}polygon"))) == 1
-
-
-@examples(30)
-@given(seed=st.integers(0, 2**32))
-def test_ranks_that_are_not_alike_can_be_drawn(seed):
-    sides = mixed(seed).sides
-    root = ET.fromstring(kvplan.reshard(*sides).diagram())
-    assert texts(root).count("rank 0") == 2
-    assert list(root.iter(f"{SVG}polygon"))
 
 
 @pytest.mark.parametrize(

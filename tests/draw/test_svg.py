@@ -6,17 +6,14 @@ import re
 from itertools import combinations
 from xml.etree import ElementTree as ET
 
-import numpy as np
 import pytest
 
 from kvplan import KVLayout
-from kvplan.base.limits import Limits
-from kvplan.draw import nest
 from kvplan.draw.block import block_picture
-from kvplan.draw.svg import MARGIN, STYLE, WIDTH, block_svg, colours
+from kvplan.draw.svg import MARGIN, STYLE, WIDTH, block_svg
 from tests import unknown
 from tests.commands import ROOT, SPECS
-from tests.draw.drawn_layouts import CASES, PADDED_PAGE, WOVEN
+from tests.draw.drawn_layouts import CASES, PADDED_PAGE
 
 SVG = "{http://www.w3.org/2000/svg}"
 FIELDS = {"head": 15, "label": 12, "small": 11, None: 13}  # sizes of letters, in pixels
@@ -82,46 +79,12 @@ def test_nothing_is_loaded_and_nothing_reaches_beyond_it(name):
     assert all(".kvplan-block" in rule for rule in rules if rule.strip("{} \n"))
 
 
-def test_every_part_has_its_colour_and_folds_say_their_count():
-    svg = svg_of(CASES["gpu_split_kv"])
-    said = [text for text, _ in text_boxes(ET.fromstring(svg))]
-    assert {"layer 0", "78 more", "layer 79", "k", "v", "14 more", "other blocks"} <= {*said}
-    assert any(text.startswith("allocation \N{MULTIPLICATION SIGN} 80") for text in said)
-    assert sum("not to scale" in text for text in said) == 3  # layers and tokens are folded, K and V far apart
-    assert "#0072b2" in svg
-    assert "#e69f00" in svg
-
-
-def test_colours_differ():
-    parts = ("k", "v", "kv", "k_scale", "v_scale", "index", "state")
-    assert len(set(colours(parts).values())) == len(parts)
-
-
-def test_small_labels_are_no_smaller_than_11_pixels():
-    assert min(map(int, re.findall(r"font(?:-size)?:(\d+)px", STYLE))) == 11
-
-
-def test_light_and_dark():
-    light, dark = STYLE.split("@media(prefers-color-scheme:dark)")
-    for rule in (".page", ".run", ".hatch", ".back", ".cut", ".zoom"):
-        assert rule in light
-        assert rule in dark
-
-
 @pytest.mark.parametrize("name", PICTURES)
 def test_pictures_of_the_documentation_are_what_is_drawn(name):
     assert (ROOT / "docs" / "pictures" / f"{name}.svg").read_text(encoding="utf-8") == svg_of(PICTURES[name])
 
 
 # ---- notebooks -------------------------------------------------------------------------------------------------------
-
-
-def test_a_notebook_shows_facts_and_the_picture():
-    layout = KVLayout.from_tensors("layer: block kv token dim", [np.zeros((4, 2, 8, 16), np.float16)] * 1)
-    html = layout._repr_html_()
-    root = ET.fromstring(html)
-    assert [row.text for row in root.iter("td")][:2] == ["layer: block kv token dim", "float16 on cpu"]
-    assert root.find(f"{SVG}svg") is not None
 
 
 def facts_of(layout):
@@ -151,12 +114,6 @@ def test_names_are_escaped():
     assert "<b>" not in layout._repr_html_()
 
 
-def test_facts_stand_alone_where_nothing_can_be_drawn(monkeypatch):
-    monkeypatch.setattr(nest, "LIMITS", Limits(woven=3))
-    assert "<td>block token head dim</td>" in KVLayout.from_spec(WOVEN)._repr_html_()
-    assert "<svg" not in KVLayout.from_spec(WOVEN)._repr_html_()
-
-
 # ---- PNG -------------------------------------------------------------------------------------------------------------
 
 
@@ -168,11 +125,3 @@ def test_png_is_one():
     png = png_of(svg_of(PADDED_PAGE))
     assert png[:8] == b"\x89PNG\r\n\x1a\n"
     assert int.from_bytes(png[16:20]) == PIXELS
-
-
-def test_what_is_drawn_small_inside_is_not_said_to_be_to_scale():
-    """K and V of 2 rows each; the rows are 24 bytes in 64, which is drawn as more than it is."""
-    given = {"notation": "block kv token dim", "dtype": "uint8", "strides": [256, 128, 64, 1],
-             "sizes": {"block": 4, "token": 2, "dim": 24}}  # fmt: skip
-    notes = [text for text, _ in text_boxes(ET.fromstring(svg_of(given))) if "to scale" in text]
-    assert notes == ["4 runs \N{MIDDLE DOT} bands to scale, not their inside", "2 runs \N{MIDDLE DOT} to scale"]

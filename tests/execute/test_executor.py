@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
+import sys
 import threading
 import weakref
 
@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 import kvplan
 from kvplan import KVLayout, TransferError
 from kvplan.execute.host import memcpy, tasks
-from kvplan.plan import jit
 from tests.execute.host_processes import EXITS, WATCH, Broken, pair, python
-from tests.patience import PATIENCE, once, takes_no_more
+from tests.patience import once, takes_no_more
 from tests.profiles import examples
 
 
@@ -182,23 +181,6 @@ def test_streaming_copies_are_the_plain_ones(nbytes, src_at, dst_at, streaming, 
     np.testing.assert_array_equal(again, expected)
 
 
-@pytest.mark.parametrize("after", [asyncio.Event(), asyncio.Condition()])
-def test_what_must_be_awaited_is_refused(after):
-    _, dst, program = pair()
-    with kvplan.Executor() as executor:
-        with pytest.raises(kvplan.KVPlanError, match=r"asyncio\.locks\.\w+, which must be awaited"):
-            executor.submit(program.plan([1], [2]), after=after)
-        with pytest.raises(kvplan.KVPlanError, match=r"after is a builtins\.int; give a stream"):
-            executor.submit(program.plan([1], [2]), after=3)
-    assert not dst.any()
-
-
-@pytest.mark.parametrize("policy", ["auto", "", 2, kvplan.Policy])
-def test_a_policy_is_a_policy(policy):
-    with pytest.raises(kvplan.PathError, match=r"give a kvplan\.Policy, such as Policy\(path='auto'\), or None"):
-        kvplan.Executor(policy=policy)
-
-
 @pytest.mark.slow
 def test_the_loops_are_loaded_before_the_copying_is_timed(tmp_path):
     code = """
@@ -225,93 +207,6 @@ executor.submit(program.plan(range(64), range(64))).synchronize()
     assert python(EXITS + WATCH + code, "2", NUMBA_CACHE_DIR=str(tmp_path)) == (0, "at exit True\n", "")
 
 
-def test_making_an_executor_waits_for_no_compiler(monkeypatch):
-    src, dst, program = pair()
-    gate = threading.Event()
-    monkeypatch.setattr(memcpy, "load", gate.wait)
-    executor = kvplan.Executor()
-    transfer = executor.submit(program.plan([1], [2]))
-    assert not transfer.done()
-    gate.set()
-    executor.close()
-    assert (dst[2] == src[1]).all()
-
-
-def test_loops_that_cannot_be_loaded_are_the_transfers_failures(monkeypatch):
-    _, _, program = pair()
-
-    def broken(*_, **__):
-        raise OSError("no compiler")
-
-    for name in ("load", "copy_units"):
-        monkeypatch.setattr(memcpy, name, broken)
-    with kvplan.Executor() as executor, pytest.raises(TransferError, match="no compiler"):
-        executor.submit(program.plan([1], [2])).result()
-
-
-def test_without_helpers_the_runner_copies_alone(monkeypatch):
-    src, dst = np.random.default_rng(0).integers(0, 256, (64, 1 << 20), np.uint8), np.zeros((64, 1 << 20), np.uint8)
-    program = kvplan.compile(*(KVLayout.from_tensors("block dim", t) for t in (src, dst)))
-    start = threading.Thread.start
-
-    def refuse(thread):
-        if thread.name.startswith("kvplan-copy"):
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", refuse)
-    with kvplan.Executor(policy=kvplan.Policy(threads=4)) as executor:
-        assert executor.submit(program.plan(range(64), range(64))).result().launches > 1
-    assert (dst == src).all()
-
-
-def test_a_task_that_fails_fails_its_transfer_when_all_have_ended(monkeypatch):
-    _, _, program = pair()
-    ended, failed, gate = [], threading.Event(), threading.Event()
-
-    def broken():
-        failed.set()
-        raise OSError("no such page")
-
-    def slow():
-        assert gate.wait(PATIENCE)
-        ended.append(1)
-
-    with kvplan.Executor(policy=kvplan.Policy(threads=3)) as executor:
-        monkeypatch.setattr(tasks, "tasks_of", lambda plan: ([slow, broken, slow, slow], 4))
-        transfer = executor.submit(program.plan([1], [2]))
-        assert failed.wait(PATIENCE)
-        with pytest.raises(TransferError, match="has not finished"):
-            transfer.synchronize(0.05)
-        gate.set()
-        with pytest.raises(TransferError, match="no such page"):
-            transfer.result()
-        assert len(ended) == 3
-        names = [thread.name for thread in threading.enumerate()]
-        assert names.count("kvplan-copy") >= 2
-        monkeypatch.undo()
-        executor.submit(program.plan([1], [2])).synchronize()
-
-
-def test_a_place_where_numba_cannot_cache_still_compiles(monkeypatch):
-    from numba.core import caching
-
-    def loop(n):
-        return n + 1
-
-    assert jit.compiled(loop).py_func is loop
-    monkeypatch.setattr(caching.CacheImpl, "_locator_classes", [])
-    made = jit.compiled(loop)
-    assert (made(2), made.py_func, made.targetoptions["nogil"]) == (3, loop, True)
-
-    def broken(**_):
-        raise RuntimeError("out of registers")
-
-    monkeypatch.setattr(jit, "njit", broken)
-    with pytest.raises(RuntimeError, match="out of registers"):
-        jit.compiled(loop)
-
-
 @pytest.mark.slow
 def test_plans_and_transfers_where_numba_cannot_cache():
     code = """
@@ -320,3 +215,9 @@ caching.CacheImpl._locator_classes = []
 """
     rest = "executor.submit(program.plan(range(64), range(64))).synchronize()"
     assert python(code + EXITS + rest, "1") == (0, "at exit True\n", "")
+
+
+def test_python_without_the_gil_is_refused(monkeypatch):
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
+    with pytest.raises(kvplan.PathError, match="runs without the GIL"):
+        kvplan.Executor()

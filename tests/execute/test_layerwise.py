@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvplan
-from kvplan import KVLayout, KVPlanError, LayoutError, TransferError
+from kvplan import KVLayout, KVPlanError, TransferError
 from tests.execute.host_processes import Broken
 from tests.profiles import examples
 from tests.strategies import cases, layout_of
@@ -117,18 +117,6 @@ def test_a_layer_that_is_missing_is_named(executor):
         store.synchronize()
 
 
-def test_each_layer_once_and_only_its_own(executor):
-    _, _, program = pair()
-    store = executor.begin(program.plan([0], [3]))
-    store.submit(6)
-    with pytest.raises(KVPlanError, match=r"layer 6 of Plan.* was submitted before"):
-        store.submit(6)
-    with pytest.raises(LayoutError, match="layer 4 is not moved"):
-        store.submit(4)
-    with pytest.raises(LayoutError, match="layer 8 is not moved"):
-        store.wait_layer(8)
-
-
 def test_a_failed_layer_fails_the_transfer_after_the_others(executor):
     _, pool, program = pair()
     store = executor.begin(program.plan([0], [3]))
@@ -184,27 +172,3 @@ def test_warming_up_moves_nothing(executor):
     _, pool, program = pair()
     executor.begin(program.plan([0], [3])).prepare()
     assert not pool.any()
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [({"groups": 0}, "groups is 0"), ({"groups": 1.5}, "groups is 1.5"), ({"priority": "low"}, "priority is 'low'")],
-)
-def test_wrong_arguments(executor, more, message):
-    _, _, program = pair()
-    with pytest.raises(KVPlanError, match=message):
-        executor.begin(program.plan([0], [3]), **more)
-    with pytest.raises(KVPlanError, match=r"begin takes what CopyProgram\.plan or join made"):
-        executor.begin(program)
-
-
-def test_a_closed_executor():
-    _, _, program = pair()
-    executor = kvplan.Executor()
-    begun = executor.begin(program.plan([0], [3]))
-    executor.close()
-    with pytest.raises(TransferError, match="closed"):
-        executor.begin(program.plan([0], [3]))
-    with pytest.raises(TransferError, match="closed"):
-        begun.submit(5)
-    assert begun.missing == (5, 6, 7)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import kvplan
-from kvplan.execute.stats import BUCKETS, PENDING, ExecutorStats, PathStats, Tally
+from kvplan.execute.stats import BUCKETS, ExecutorStats, PathStats, Tally
 from kvplan.execute.transfer import TransferResult
 from tests.simulated import Device
 from tests.simulated.executors import MOVE, PATHS, both_ways, executor_on, pair_on
@@ -93,17 +93,6 @@ def test_what_nobody_predicted_is_no_error():
     assert tally.stats().prediction_error == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("count", [PENDING - 1, PENDING, PENDING + 1, 3 * PENDING + 7])
-def test_more_than_are_kept(count):
-    tally = Tally()
-    for _ in range(count):
-        tally.add(result())
-        tally.settle()
-    assert len(tally.ends) <= PENDING
-    made = tally.stats()
-    assert (made.transfers, made.nbytes, made.descriptors, made.launches) == (count, 4096 * count, 8 * count, 3 * count)
-
-
 def test_many_threads_lose_nothing():
     tally, start = Tally(), threading.Barrier(8)
 
@@ -179,68 +168,6 @@ def test_transfers_within_a_gpu_and_between_gpus_are_predicted(route):
         assert (executor.stats().transfers, executor.stats().predicted) == (1, 1)
 
 
-def test_transfers_that_nobody_asks_about_are_counted_when_somebody_asks_for_the_sums():
-    device = Device()
-    pair = pair_on(device, "load")
-    with executor_on(device) as executor:
-        transfers = [executor.submit(pair.plan(MOVE)) for _ in range(3)]
-        transfers[-1].synchronize()  # those before it have ended, too
-        assert executor.stats().transfers == 3
-
-
-def test_transfers_that_failed_are_counted_once():
-    device = Device()
-    pair = pair_on(device, "load")
-    with executor_on(device, "kernel") as executor:
-        executor.submit(pair.plan(MOVE)).synchronize()
-        device.fail("cuLaunchKernelEx")
-        with pytest.raises(kvplan.TransferError, match="cuLaunchKernelEx"):
-            executor.submit(pair.program.plan([1], [2]))
-        assert (executor.stats().transfers, executor.stats().failed) == (1, 1)
-        executor.submit(pair.plan(MOVE)).synchronize()
-        assert (executor.stats().transfers, executor.stats().failed) == (2, 1)
-        happened = threading.Event()
-        device.fail("cuLaunchKernelEx")
-        late = executor.submit(pair.program.plan([1], [2]), after=happened)  # fails on the lane's own thread
-        happened.set()
-        for _ in range(2):
-            with pytest.raises(kvplan.TransferError, match="cuLaunchKernelEx"):
-                late.synchronize()
-        assert (executor.stats().transfers, executor.stats().failed) == (2, 2)
-
-
-def test_what_is_refused_was_no_transfer():
-    device = Device()
-    pair = pair_on(device, "load", pin=False)
-    with executor_on(device, "kernel") as executor:
-        with pytest.raises(kvplan.HostMemoryError):
-            executor.submit(pair.program.plan([1], [2]))
-        assert executor.stats() == ExecutorStats(paths={})
-
-
-def test_failed_and_cancelled_ones_take_no_memory():
-    tally = Tally()
-    for _ in range(3 * PENDING):
-        tally.fail()
-        tally.ends.append("cancelled")
-        tally.settle()
-    assert len(tally.ends) <= PENDING
-    assert (tally.stats().failed, tally.stats().cancelled) == (3 * PENDING, 3 * PENDING)
-
-
-def test_results_are_added_up_by_the_one_that_is_one_too_many_or_when_asked_for():
-    tally = Tally()
-    for end in (lambda: tally.add(result()), lambda: tally.ends.append("cancelled")):
-        for _ in range(PENDING):
-            end()
-            tally.settle()
-        assert len(tally.ends) == PENDING
-        end()
-        tally.settle()
-        assert not tally.ends
-    assert (tally.stats().transfers, tally.stats().cancelled) == (PENDING + 1, PENDING + 1)
-
-
 def test_transfers_are_counted_by_the_bucket_that_their_seconds_fit_into():
     tally = Tally()
     for seconds in (0.0, BUCKETS[0], BUCKETS[0] * 1.01, BUCKETS[1], BUCKETS[-1], BUCKETS[-1] * 1.01, 1e9):
@@ -250,25 +177,3 @@ def test_transfers_are_counted_by_the_bucket_that_their_seconds_fit_into():
     assert within[:3] == (2, 2, 0)
     assert within[-2:] == (1, 2)
     assert sum(within) == 7
-
-
-class Held:
-    """A lock of a thread that is not in this process."""
-
-    def __enter__(self) -> None:
-        raise AssertionError("nobody will give it back")
-
-
-def test_a_child_of_a_fork_has_a_lock_of_its_own_and_this_process_keeps_its_own(monkeypatch):
-    tally = Tally()
-    tally.add(result())
-    lock = tally._lock
-    assert tally.stats().transfers == 1
-    assert tally._lock is lock
-    tally._lock = Held()
-    monkeypatch.setattr("kvplan.execute.stats.generation", lambda: 99)
-    assert tally.stats().transfers == 1
-    lock = tally._lock
-    tally.add(result())
-    assert tally.stats().transfers == 2
-    assert tally._lock is lock

@@ -22,14 +22,3 @@ def warm(executor: kvplan.Executor, *pairs: Pair) -> None:
         for root in pair.src_roots + pair.dst_roots:
             root.clone()
     torch.cuda.synchronize()
-
-
-def copy_onto(roots: list[torch.Tensor], fresh: list[torch.Tensor]) -> None:
-    for root, new in zip(roots, fresh, strict=True):
-        root.copy_(new, non_blocking=True)
-
-
-def event_on(stream: torch.cuda.Stream) -> torch.cuda.Event:
-    event = torch.cuda.Event()
-    event.record(stream)
-    return event

@@ -126,26 +126,6 @@ def test_live_ranks_are_resharded_directly(ranks):
             assert torch.equal(part, mine[:, ids])
 
 
-@both_ways
-def test_a_captured_transfer_is_replayed_with_other_blocks(route):
-    pair = Pair(Paged(NHD, block=300, dim=64), Paged(HND, block=300, dim=64), WAYS[route])
-    with kvplan.Executor("cuda:0", kvplan.Policy(path="kernel")) as executor:
-        first, second = (np.random.default_rng(k).permutation(300).tolist() for k in range(2))
-        executor.prepare(pair.program.plan([0], [0]))
-        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream("cuda:0")
-        with torch.cuda.device("cuda:0"), torch.cuda.graph(graph, stream=stream):
-            transfer = executor.submit(pair.plan(Move(first, second)), after=stream)
-            transfer.wait(stream)
-        graph.replay()
-        torch.cuda.synchronize("cuda:0")
-        pair.check()
-        transfer.replan(pair.plan(Move(second[:200], first[:200])))
-        graph.replay()
-        torch.cuda.synchronize("cuda:0")
-        pair.check()
-        del graph
-
-
 def test_bad_ids_and_other_memory_are_refused_before_a_launch():
     cache = Paged(NHD, block=8)
     pair = Pair(cache, cache, WAYS["push"])

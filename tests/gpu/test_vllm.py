@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.engines.vllm.worker_moves import store_and_load_elsewhere
+from tests.contract.engines.vllm.worker_moves import store_and_load_elsewhere
 
 pytestmark = pytest.mark.gpu
 

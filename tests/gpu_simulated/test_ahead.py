@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
-import threading
 
 import numpy as np
 import pytest
@@ -12,13 +10,9 @@ import pytest
 import kvplan
 from kvplan.engines.nixl.chosen_rows import chosen_rows
 from kvplan.engines.nixl.descriptor_rows import Rows
-from kvplan.execute.gpu import reaper
-from kvplan.execute.gpu.launches import ahead as launches
 from kvplan.execute.gpu.resources import Limits
 from kvplan.plan import loops
 from kvplan.plan.row_plans import Memory, RowProgram, layout_of
-from tests.interrupts import Interrupt
-from tests.patience import PATIENCE
 from tests.simulated import Device
 from tests.simulated.executors import executor_on, open_executor
 
@@ -87,48 +81,6 @@ def test_a_submit_only_launches_and_may_be_repeated(seed, there):
         np.testing.assert_array_equal(rig.there.reshape(ROWS, SIZE)[[9, 8, 7]], rig.here.reshape(ROWS, SIZE)[[1, 2, 3]])
 
 
-def test_rooms_are_given_back_once_their_uploads_have_ended():
-    rig = Rig()
-    rig.device.eager = False
-    with executor_on(rig.device, "kernel", limits=FEW) as executor:
-        for _ in range(5):
-            rig.plan(executor, range(9), range(9))
-        gc.collect()
-        left = rooms(executor)
-        assert len(left._rooms) == 5, "their uploads have not ended"
-        rig.device.run()
-        plan = rig.plan(executor, range(9), range(9))
-        assert len(left._rooms) == 1
-        rig.device.eager = True
-        transfer = executor.submit(plan)
-        del plan
-        assert rooms(executor).room(9) is not None
-        assert len(left._rooms) == 2, "the transfer keeps its room"
-        transfer.synchronize()
-        del transfer
-        gc.collect()
-        rig.device.run()
-        executor.stats()
-        left._sweep()
-        assert left._nbytes <= 2 * 8 * (9 + 18)
-
-
-def test_rooms_of_transfers_that_have_ended_are_found_at_the_limit(monkeypatch):
-    """A caller that only asks `done` leaves the rooms to the executor's thread, which looks rarely."""
-    monkeypatch.setattr(reaper, "LOOK_SECONDS", PATIENCE)
-    rig = Rig()
-    with executor_on(rig.device, "kernel", limits=FEW) as executor:
-        executor.submit(rig.plan(executor, range(9), range(9))).synchronize()
-        monkeypatch.setattr(launches, "MOST_NBYTES", 3 * 8 * (launches.HEADER + 18))
-        for _ in range(7):  # fewer than those after which a submit looks
-            plan = rig.plan(executor, range(9), range(9))
-            assert plan.ahead is not None
-            transfer = executor.submit(plan)
-            rig.device.run()
-            assert transfer.done()
-            del transfer, plan
-
-
 @pytest.mark.parametrize("path", ["kernel", "auto"])
 def test_units_that_outlive_their_executor_can_be_read_and_are_then_freed(path):
     rig = Rig()
@@ -154,133 +106,6 @@ def test_units_that_outlive_their_executor_can_be_read_and_are_then_freed(path):
         del part
         gc.collect()
     assert not rig.device.memory
-
-
-def test_a_copy_of_a_plan_keeps_the_room():
-    rig = Rig()
-    with executor_on(rig.device, "kernel", limits=FEW) as executor:
-        plan = rig.plan(executor, range(9), range(9, 18))
-        copy, wanted = dataclasses.replace(plan), rig.wanted(range(9), range(9, 18))
-        executor.submit(plan).synchronize()
-        del plan
-        gc.collect()
-        for _ in range(3):
-            other = rig.plan(executor, range(20, 29), range(30, 39))  # takes memory that was given back
-        assert copy.ahead is None
-        rig.here[:] = 0
-        executor.submit(copy).synchronize()
-        np.testing.assert_array_equal(rig.here[: 9 * SIZE], wanted[: 9 * SIZE])
-        del other, copy
-
-
-def test_a_close_waits_for_an_upload():
-    rig, closed = Rig(), threading.Event()
-    executor = open_executor(rig.device, "kernel", limits=FEW)
-    executor.submit(rig.plan(executor, range(3), range(3))).synchronize()
-    closing = threading.Thread(target=lambda: (executor.close(), closed.set()), daemon=True)
-    copy = rig.device.copy
-
-    def copied(*given):
-        closing.start()
-        assert not closed.wait(0.2), "it frees the memory of the upload"
-        copy(*given)
-
-    rig.device.copy = copied
-    rig.plan(executor, range(9), range(9))
-    closing.join(PATIENCE)
-    assert closed.is_set()
-    gc.collect()
-    assert not rig.device.memory
-
-
-def test_a_room_whose_upload_may_still_run_is_not_given_back():
-    rig = Rig()
-    with executor_on(rig.device, "kernel", limits=FEW) as executor:
-        executor.submit(rig.plan(executor, [0, 1, 2], [3, 4, 5])).synchronize()
-        gc.collect()
-        left = rooms(executor)
-        left._sweep()
-        before = len(left._rooms)
-        rig.device.eager = False
-        rig.device.fail("cuEventRecord")
-        plan = rig.plan(executor, range(9), range(9, 18))
-        assert plan.ahead.choice is None
-        at = plan.ahead.header
-        del plan
-        gc.collect()
-        assert rooms(executor).room(9).header != at
-        assert len(left._rooms) >= before + 1
-        rig.device.eager = True
-
-
-@pytest.mark.parametrize("nested", [False, True])
-def test_interrupted_rooms_are_left(nested):
-    rig = Rig()
-    with executor_on(rig.device, "kernel", limits=FEW) as executor:
-
-        def make():
-            return rig.plan(executor, range(9), range(9, 18))
-
-        make()
-        left, at = rooms(executor), 0
-        while True:
-            at += 1
-            interrupt = Interrupt(at, make if nested else None)
-            interrupted = interrupt.within(make)
-            gc.collect(1)
-            rig.device.run()
-            left._sweep()
-            held = sum(room.nbytes for room in left._rooms)
-            assert held == left._nbytes, interrupt.where
-            lost = [room for room in left._rooms if room.uploading and not room.marked]
-            assert len(left._rooms) == len(lost), interrupt.where
-            if not interrupted:
-                break
-        wanted = rig.wanted(range(9), range(9, 18))
-        executor.submit(make()).synchronize()
-        np.testing.assert_array_equal(rig.here, wanted)
-
-
-def test_many_threads_make_rooms():
-    rig = Rig()
-    with executor_on(rig.device, "kernel", limits=FEW) as executor:
-        wrong = []
-
-        def make(seed):
-            rng = np.random.default_rng(seed)
-            for _ in range(200):
-                at, to = rng.permutation(ROWS)[:20], rng.permutation(ROWS)[:20]
-                plan = rig.plan(executor, at, to)
-                found = (plan.parts[0].units[1] - rig.here.ctypes.data) // SIZE
-                if found.tolist() != at.tolist():
-                    wrong.append(seed)
-
-        threads = [threading.Thread(target=make, args=(seed,)) for seed in range(4)]
-        for one in threads:
-            one.start()
-        for one in threads:
-            one.join(PATIENCE)
-        assert wrong == []
-        gc.collect()
-        rig.device.run()
-        rooms(executor)._sweep()
-        assert (len(rooms(executor)._rooms), rooms(executor)._nbytes) == (0, 0)
-
-
-def test_no_room_for_few_rows_for_too_many_and_for_other_executors(monkeypatch):
-    rig = Rig()
-    with executor_on(rig.device, "kernel", limits=FEW) as executor, kvplan.Executor() as host:
-        assert rig.chosen(executor, [1, 2], [3, 4]).ahead is None
-        assert rig.chosen(host, [1, 2, 3], [3, 4, 5]).ahead is None
-        assert rig.chosen(None, [1, 2, 3], [3, 4, 5]).ahead is None
-        monkeypatch.setattr(launches, "MOST_NBYTES", 8 * (9 + 2 * 9) + 1)
-        first = rig.chosen(executor, range(9), range(9))
-        second = rig.chosen(executor, range(9), range(9))
-        assert first.ahead is not None
-        assert second.ahead is None
-        wanted = rig.wanted(range(9), range(9))
-        executor.submit(second.plan(rig.read, SIZE, 16)).synchronize()
-        np.testing.assert_array_equal(rig.here, wanted)
 
 
 @pytest.mark.parametrize("path", ["copy_engine", "copy_engine_2d", "auto"])

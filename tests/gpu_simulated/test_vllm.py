@@ -16,21 +16,6 @@ NAMES = [f"model.layers.{k}.attn" for k in range(LAYERS)]
 BLOCKS_OF_JOB, CHUNKS_OF_JOB = [7, 2, 9, 4, 11], (3, 0)
 
 
-def test_transfers_are_made_ready_at_the_start(prepared):
-    device = Device()
-    with worker_on(device, "auto") as (worker, cache, pool, _):
-        regular, expedited = worker._executors
-        assert prepared == [(None, False), ("store", False), ("load", False), (None, False), ("load", False)]
-        ready = [len(executor._backend.resources.tables._functions) for executor in (regular, expedited)]
-        assert min(ready) > 0
-        before = cache.copy()
-        assert not pool.any()
-        worker.submit_store(1, spec([7, 2, 9, 4], first=5), chunks(3, 0))
-        assert one(worker, 1).success
-        assert np.array_equal(cache, before)
-        assert [len(executor._backend.resources.tables._functions) for executor in (regular, expedited)] == ready
-
-
 @every_path
 @pytest.mark.parametrize("expedited", [False, True])
 @pytest.mark.parametrize("seed", range(3))
@@ -85,15 +70,6 @@ def test_a_call_that_the_driver_refuses_is_a_job_that_failed(path, call, caplog)
 # ---- loads by layer ----
 
 
-def test_the_rate_of_loads_is_the_prediction_of_the_profile():
-    device = Device()
-    with worker_on(device, "auto") as (worker, *_):
-        calls = len(device.calls)
-        rate = worker.load_rate()
-        assert 1e6 < rate < 1e11
-        assert "cuMemcpyBatchAsync" not in device.calls[calls:]
-
-
 @contextmanager
 def engine_on(device, path, names=NAMES):
     """A worker whose hooks are known, and a function that runs the model and returns what each layer reads."""
@@ -145,30 +121,6 @@ def test_each_layer_reads_what_was_loaded(path, seed):
         assert worker.take_failures() == []
 
 
-def test_the_stream_waits_for_one_event_before_each_layer(monkeypatch):
-    device = Device(0, eager=False)
-    with engine_on(device, "copy_engine") as (_, layers, forward, _, stream):
-        seen, wait, put = [], device.wait, device.put
-        layers.begin_forward()
-        layers.load([job()], hooked=True)
-        (flight,) = layers._flights
-        transfer, wait_layer = flight.transfer, flight.transfer.wait_layer
-        assert transfer.layer_groups == ((0,), (1,), (2,))
-        monkeypatch.setattr(transfer, "wait_layer", lambda *asked: (seen.append(asked[0]), wait_layer(*asked)))
-        monkeypatch.setattr(
-            device,
-            "wait",
-            lambda on, event: (seen.append("waits for an event") if on == stream else 0, wait(on, event)),
-        )
-        monkeypatch.setattr(device, "put", lambda on, work: (seen.append("reads"), put(on, work)))
-        forward()
-        layers.leave_forward()
-        monkeypatch.undo()
-        layers.settle()
-        assert seen == [step for layer in range(3) for step in (layer, "waits for an event", "reads")]
-        assert not layers.waiting
-
-
 def test_an_early_layer_is_read_before_the_last_has_arrived():
     early = 0
     for seed in range(6):
@@ -217,29 +169,6 @@ def test_a_replayed_graph_waits_for_all_layers_before():
         layers.settle()
         device.run()
         assert all(np.array_equal(read[k], wanted[k]) for k in range(LAYERS))
-
-
-def test_layers_without_a_hook_are_awaited_before_the_forward_pass():
-    device = Device(0, eager=False)
-    with worker_on(device, "copy_engine") as (worker, _, _, stream):
-        worker.keep_failures()
-        layers = LayerLoads(worker, places_of([NAMES], worker.groups))
-        layers.begin_forward()
-        layers.wait_layer(NAMES[0])  # a first step, in which layers 0 and 2 call their hooks
-        layers.wait_layer(NAMES[2])
-        layers.leave_forward()
-        layers.begin_forward()
-        waits, wait = [], device.wait
-        device.wait = lambda on, event: (waits.append(on), wait(on, event))
-        layers.load([job()], hooked=True)
-        assert waits.count(stream) == 1  # layer 1 has no hook, and layer 0 arrives before it
-        layers.wait_layer(NAMES[0])
-        assert waits.count(stream) == 1
-        layers.wait_layer(NAMES[2])
-        assert waits.count(stream) == 2
-        device.wait = wait
-        layers.leave_forward()
-        layers.settle()
 
 
 def test_a_forward_pass_that_calls_no_hook_fails_its_loads(caplog):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kvplan import LayoutError
 from kvplan.layout.address_ranges import check_bounds
 from kvplan.layout.components import INT64_MAX, Component, Form, Region, touching_seams
-from kvplan.layout.disjoint import _progression, check_disjoint
+from kvplan.layout.disjoint import check_disjoint
 from tests.profiles import examples
 
 ROWS = Form(block=((3, 32),), token=((2, 16),), head=(), dim=((8, 1),))  # 88 bytes from end to end
@@ -26,26 +26,6 @@ def test_a_seam_lies_where_a_pinned_allocation_touches_another(first, second, ma
     below, above = Region(0, 64, pinned=first), Region(64, 32, pinned=second)
     assert touching_seams([below, above]) == marks
     assert touching_seams([above, below]) == marks
-
-
-def test_no_seam_lies_in_a_gap_or_an_overlap_and_several_ascend():
-    pinned = [Region(at, nbytes, pinned=True) for at, nbytes in ((300, 50), (0, 64), (64, 36), (100, 50), (350, 1))]
-    assert touching_seams(pinned) == (64, 100, 350)
-    assert touching_seams([Region(0, 64, pinned=True), Region(65, 10, pinned=True)]) == ()
-    assert touching_seams([Region(0, 64, pinned=True), Region(63, 10, pinned=True)]) == ()
-    assert touching_seams([Region(0, 64, pinned=True)]) == touching_seams([]) == ()
-
-
-def test_what_a_form_says_of_itself():
-    assert (ROWS.num_blocks, ROWS.block_nbytes, ROWS.bounds) == (3, 16, (0, 87))
-    assert (TABLE.num_blocks, TABLE.block_nbytes, TABLE.bounds) == (3, 16, (0, 223))
-    assert [ROWS.block_offset(k) for k in range(3)] == [0, 32, 64]
-    assert [TABLE.block_offset(k) for k in range(3)] == [64, 0, 200]
-    assert Component(0, "k", 1000, ROWS).hull() == (1000, 1088)
-    assert Component(0, "k", 1000, TABLE).hull() == (1000, 1224)
-    away = Form(block=(), token=(), head=(), dim=((8, 1),), table=(100, 50))
-    assert Component(0, "k", 1000, away).hull() == (1050, 1108)
-    assert Form(block=(), token=(), head=((4, 8),), dim=((8, 1),), head_start=3).heads == range(3, 7)
 
 
 @pytest.mark.parametrize(("form", "regions", "fits"), [
@@ -83,33 +63,10 @@ def test_the_last_address_is_that_of_an_int64():
 
 
 FACTORS = st.lists(st.tuples(st.integers(1, 4), st.integers(0, 12)), max_size=2).map(tuple)
-POSITIVE = st.lists(st.tuples(st.integers(2, 4), st.integers(1, 40)), max_size=3).map(tuple)
 
 
 def offsets(factors) -> list[int]:
     return [sum(digit) for digit in product(*([k * stride for k in range(count)] for count, stride in factors))]
-
-
-@examples(250)
-@given(addresses=POSITIVE.map(offsets) | st.lists(st.integers(0, 20), min_size=1, max_size=8))
-@example(addresses=[0, 8, 100, 108, 201, 209])
-@example(addresses=[0, 8, 100, 109])
-@example(addresses=[0, 8, 16, 100, 108])
-def test_a_progression_gives_the_addresses_it_was_made_of(addresses):
-    addresses = sorted(set(addresses))
-    made = _progression(addresses)
-    if made is not None:
-        assert [addresses[0] + offset for offset in offsets(made)] == addresses
-
-
-@examples(250)
-@given(factors=st.lists(st.integers(2, 4), min_size=1, max_size=3), gap=st.integers(0, 3))
-def test_nested_loops_are_a_progression(factors, gap):
-    loops, stride = [], 1 + gap
-    for count in factors:
-        loops.insert(0, (count, stride))
-        stride = stride * count + 5
-    assert _progression(offsets(loops)) == tuple(loops)
 
 
 @st.composite
@@ -168,11 +125,3 @@ def test_components_are_refused_just_where_two_coordinates_share_a_byte(componen
         for byte in (block_of(components[int(layer)], int(block)) if block else bytes_of(components[int(layer)]))
     ]
     assert len(set(shared)) < len(shared), "those that are named share bytes"
-
-
-def test_blocks_that_overlap_are_named_by_their_numbers():
-    components = [Component(0, "k", 0, looked_up(0, 50)), Component(1, "v", 0, looked_up(200, 52, 300))]
-    with pytest.raises(
-        LayoutError, match=r"^layer 0 'k' of block 1 and layer 1 'v' of block 1 overlap: they share bytes$"
-    ):
-        check_disjoint(components)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvplan.layout.notation import Atom, Notation, parse
+from kvplan.layout.notation import parse
 from tests.strategies import form_of, logical_of
 
 PUBLISHED = [
@@ -39,11 +39,3 @@ def test_print_then_parse_is_the_identity(data):
 
 def test_white_space_and_needless_parentheses_do_not_matter():
     assert parse(" layer :(block)  ( token head )dim ") == parse("layer: block (token head) dim")
-
-
-def test_what_a_parsed_notation_holds():
-    assert parse("kv layer: (block token) 1 dim.1 dim.0") == Notation(
-        ("kv", "layer"), ((Atom("block"), Atom("token")), (), (Atom("dim", 1),), (Atom("dim", 0),))
-    )
-    assert parse("dim.1 token dim.0").factors("dim") == (Atom("dim", 0), Atom("dim", 1))
-    assert parse("layer: block dim").axes == {"layer", "block", "dim"}

@@ -18,12 +18,6 @@ def test_memory_before_between_and_after_content():
     assert padding_of(KVLayout.from_tensors("block dim", pages).built) == Padding(73, 32, 20, 21, 0, 265, 16)
 
 
-def test_memory_of_no_content_is_not_padding():
-    layers = [np.zeros((4, 8), np.uint8) for _ in range(3)]
-    some = KVLayout.from_tensors("layer: block dim", layers).slice(layers=[1])
-    assert padding_of(some.built) == Padding(0, 0, 0, 0, 64, 32, 0)
-
-
 @pytest.mark.parametrize(
     ("notation", "shape", "held", "wasted"),
     [
@@ -43,11 +37,6 @@ def test_what_a_block_wastes(notation, shape, held, wasted):
     found = padding_of(KVLayout.from_tensors(notation, whole[held], sizes=sizes).built)
     assert found.block_nbytes == wasted
     assert found.nbytes == whole.nbytes - whole[held].nbytes
-
-
-def test_blocks_that_are_looked_up_have_no_one_number():
-    pages = [np.zeros((4, 12), np.uint8)[:, :8] for _ in range(3)]
-    assert padding_of(KVLayout.from_tensors("block: token dim", pages).built) == Padding(48, 36, 0, 12, 0, 144, None)
 
 
 @examples(60)

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from itertools import product
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import kvplan
-from kvplan import KVLayout, KVPlanError, locate
-from kvplan.base.limits import Limits
-from kvplan.layout import inverse
+from kvplan import KVLayout, locate
 from kvplan.layout.inverse import Row
 from kvplan.layout.strides import extent, offset
 from tests.profiles import examples
 from tests.strategies import cases, layout_of
-from tests.unknown import FIVE, GPU, mla_656, overlaid, padded_split_kv, token_major, x_packed
+from tests.unknown import GPU, mla_656, padded_split_kv
 
 
 def coordinates(layout):
@@ -99,18 +94,6 @@ def test_a_range_is_folded_without_loss(case, data):
     assert all(str(place) for place in places)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", FIVE)
-def test_the_five_byte_by_byte(name):
-    layout = FIVE[name]()
-    known = coordinates(layout)
-    for address, row in known.items():
-        (place,) = locate(layout, address)
-        assert place.row == row
-    whole = [place for region in layout.regions for place in locate(layout, region.address, region.nbytes)]
-    assert sum(place.nbytes for place in whole if place.kind == "content") == len(known) == layout.nbytes
-
-
 def words(layout, address, nbytes=1):
     return [str(place) for place in locate(layout, address, nbytes)]
 
@@ -153,37 +136,6 @@ def test_rows_of_656_bytes():
     ]
 
 
-def test_a_token_major_pool():
-    layout = token_major()  # a token: 3 layers of 16 bytes
-    assert words(layout, 4096 + 5 * 48 + 16 + 8) == ["layer 1 k, block 1, token 1 (of 4), head 1 (of 2), byte 0 (of 8)"]
-    assert words(layout, 4096 + 4 * 48, 4 * 48) == [
-        f"layer {layer} k, block 1, all 4 tokens, all 2 heads, all 8 bytes" for layer in range(3)
-    ]
-
-
-def test_overlaid_groups():
-    attention, state = overlaid()
-    base = attention.regions[0].address
-    assert state.regions[0].address == base
-    assert words(attention, base + 256 + 192, 16) == ["layer 2 v, block 1, token 0 (of 4), all 16 bytes"]
-    assert words(state, base + 256 + 192, 8) == ["layer 1 state, block 1, bytes 192-199 (of 200)"]
-    assert words(state, base + 256 + 200) == [
-        "1 byte of padding, right after block 1 of layer 1 state, 56 bytes before block 2"
-    ]
-    assert words(state, base + 6 * 256 - 1) == [
-        "1 byte after all content of region 0, 55 bytes after block 5 of layer 1 state"
-    ]
-
-
-def test_x_packed_keys():
-    layout = x_packed()  # a head: 4 words of 8 bytes, each of 4 tokens
-    assert words(layout, GPU + 256 + 128 + 2 * 32 + 3 * 8 + 5) == [
-        "layer 0 k, block 1, token 3 (of 4), head 1 (of 2), byte 21 (of 32)"
-    ]
-    assert words(layout, GPU + 32, 32) == ["layer 0 k, block 0, all 4 tokens, head 0 (of 2), bytes 8-15 (of 32)"]
-    assert words(layout, GPU, 64) == ["layer 0 k, block 0, all 4 tokens, head 0 (of 2), bytes 0-15 (of 32)"]
-
-
 def test_a_gap_within_a_row_and_between_heads():
     spec = {"notation": "block token head dim.0 dim.1", "dtype": "uint8", "address": 0,
             "sizes": {"block": 2, "token": 2, "head": 2, "dim": 8, "dim.1": 4},
@@ -223,29 +175,3 @@ def test_a_region_of_which_a_slice_holds_nothing():
     ]
     only_v = padded_split_kv().slice(layers=[0], parts=["v"])
     assert words(only_v, GPU) == ["1 byte before all content of region 0, 256 bytes before block 0 of layer 0 v"]
-
-
-@pytest.mark.parametrize(
-    ("address", "nbytes", "message"),
-    [
-        (-1, 1, "address is -1; it is an integer of at least 0"),
-        (True, 1, "address is True"),
-        ("12", 1, "address is '12'"),
-        (0, 0, "nbytes is 0; it is an integer of at least 1"),
-        (0, 2**63, "past the largest int64 address"),
-    ],
-)
-def test_what_is_no_range(address, nbytes, message):
-    with pytest.raises(KVPlanError, match=re.escape(message)):
-        locate(mla_656(), address, nbytes)
-
-
-def test_what_is_no_layout_and_too_many_rows(monkeypatch):
-    with pytest.raises(KVPlanError, match="layout is a str"):
-        locate("block token dim", 0)
-    spec = {"notation": "token.0 block token.1 dim", "address": 0, "dtype": "uint8",
-            "sizes": {"block": 2, "token": 1 << 11, "token.1": 1, "dim": 8}}  # fmt: skip
-    layout = KVLayout.from_spec(spec)
-    monkeypatch.setattr(inverse, "LIMITS", Limits(rows=1024))
-    with pytest.raises(KVPlanError, match="crosses more than 1,024 rows; ask for fewer bytes"):
-        kvplan.locate(layout, 0, layout.nbytes - 1)

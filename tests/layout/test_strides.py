@@ -30,12 +30,6 @@ def test_offsets_normal_form_extent_and_span(factors):
     assert disjoint.injective(factors) == (len(set(every)) == len(every))
 
 
-@examples(250)
-@given(a=FACTORS, b=FACTORS, distance=st.integers(-60, 60))
-def test_sets_meet_where_they_share_a_byte(a, b, distance):
-    assert disjoint.meets(a, b, distance) == bool(set(offsets(a)) & {distance + at for at in offsets(b)})
-
-
 @st.composite
 def refinements(draw):
     src, dst = draw(FACTORS), draw(FACTORS)

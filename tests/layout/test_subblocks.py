@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import kvplan
-from kvplan import IncompatibleLayoutsError, KVLayout, LayoutError, NotationError
+from kvplan import KVLayout, LayoutError
 from kvplan.layout.dump import document_of
 
 
@@ -54,14 +54,6 @@ def test_sub_blocks_may_be_strided_split_and_flat():
         flat.address(layer=0, part="kv", token=4)
 
 
-def test_equal_numbers_of_sub_blocks_are_one_unit():
-    one = KVLayout.from_tensors("block subblock dim", np.zeros((2, 4, 8), np.uint8))
-    other = KVLayout.from_tensors("(block subblock) dim", np.zeros((12, 8), np.uint8), sizes={"subblock": 4})
-    program = kvplan.compile(one, other)
-    assert (program.unit_tokens, program.runs, program.run_nbytes) == (4, 1, (32, 32))
-    assert repr(program) == "CopyProgram(host, unit of 4 sub-blocks, 1 runs of 32 bytes)"
-
-
 def merged(blocks, tokens, pages):
     """Rows of 2 bytes a token, and opaque pages of 8 bytes beside them."""
     rows = np.zeros((blocks, tokens, 2), np.uint8)
@@ -95,48 +87,6 @@ def test_a_unit_holds_whole_sub_blocks():
     assert "skips count units, not tokens: src_skip is 0 to 1; dst_skip is 0 to 2" in text
 
 
-def test_sub_blocks_of_other_sizes_are_refused():
-    a, b = merged(3, 8, 2)[0], merged(2, 16, 2)[0]
-    with pytest.raises(IncompatibleLayoutsError, match=r"'index' moves whole sub-blocks: 2 of them are a block of 8 "
-                       r"tokens in the source, 2 a block of 16 in the destination"):  # fmt: skip
-        kvplan.compile(a, b)
-    one = merged(3, 8, 1)[0]
-    with pytest.raises(IncompatibleLayoutsError, match=r"moves whole blocks, but blocks hold 8 tokens .*: subblock"):
-        kvplan.compile(one, merged(2, 16, 1)[0])
-    slots = KVLayout.from_tensors("block token dim", np.zeros((2, 4, 8), np.uint8))
-    opaque = KVLayout.from_tensors("block dim", np.zeros((2, 8), np.uint8))
-    with pytest.raises(
-        IncompatibleLayoutsError, match=r"the other's has 4 token slots; .* name their axis subblock, not"
-    ):
-        kvplan.compile(opaque, slots)
-    with pytest.raises(LayoutError, match=r"'index' has 3 sub-blocks a block of 8 tokens; their number divides the"):
-        merged(3, 8, 3)
-    with pytest.raises(NotationError, match="token and subblock exclude each other") as error:
-        KVLayout.from_tensors("block token subblock dim", np.zeros((2, 2, 2, 2), np.uint8))
-    assert error.value.column == 13
-
-
-def test_a_unit_of_whole_sub_blocks_that_no_token_axis_allows():
-    """Tokens 2 x 6 (outer steps of 1) allow units of 2 of the 4 shared tokens, a page holds 4."""
-    uneven = KVLayout.merge([
-        KVLayout.from_tensors("block token.0 dim token.1", np.zeros((4, 2, 8, 6), np.uint8)),
-        KVLayout.from_tensors("block subblock dim", np.zeros((4, 3, 8), np.uint8), part="index"),
-    ])  # fmt: skip
-    plain = KVLayout.merge([
-        KVLayout.from_tensors("block token dim", np.zeros((4, 8, 8), np.uint8)),
-        KVLayout.from_tensors("block subblock dim", np.zeros((4, 2, 8), np.uint8), part="index"),
-    ])  # fmt: skip
-    with pytest.raises(IncompatibleLayoutsError, match="have no unit that holds whole sub-blocks"):
-        kvplan.compile(uneven, plain)
-
-
-def test_a_slice_of_opaque_parts_counts_sub_blocks():
-    layout = merged(3, 8, 2)[0]
-    assert (layout.block_tokens, layout.slice(parts=["index"]).block_tokens) == (8, 2)
-    alone = KVLayout.from_tensors("block dim", np.zeros((6, 8), np.uint8), part="index")
-    assert kvplan.compile(alone, layout.slice(parts=["index"])).program.dst_units == 2
-
-
 def test_a_pool_for_opaque_blocks(executor):
     gpu = KVLayout.from_tensors("layer: block dim", device())
     pool = kvplan.allocate("block subblock layer dim", like=gpu, num_blocks=2, sizes={"subblock": 3})
@@ -159,11 +109,6 @@ def test_what_lies_at_an_address_of_a_sub_block():
     assert (place.tokens, place.subblocks, place.row.subblock, place.row.token) == ((), (2,), 2, None)
 
 
-def test_verify_moves_markers_through_sub_blocks():
-    gpu, host = merged(5, 4, 1)[0], merged(2, 12, 3)[0]
-    assert kvplan.verify(gpu, host).ok
-
-
 def test_a_dump_keeps_sub_blocks_and_heads_apart():
     for layout in (merged(2, 12, 3)[0], KVLayout.from_tensors("layer head: block token dim", heads_apart())):
         document = json.loads(json.dumps(document_of(layout.built)))
@@ -171,13 +116,6 @@ def test_a_dump_keeps_sub_blocks_and_heads_apart():
     document["components"][0]["head_start"] = 7
     with pytest.raises(LayoutError, match="layer 0 'kv' is held 3 times, and not as consecutive heads"):
         KVLayout.from_spec(document)
-
-
-def test_resharding_keeps_blocks_of_sub_blocks_whole():
-    small = KVLayout.from_tensors("block dim", np.zeros((8, 8), np.uint8))
-    large = KVLayout.from_tensors("block subblock dim", np.zeros((2, 4, 8), np.uint8))
-    with pytest.raises(IncompatibleLayoutsError, match="blocks hold 1 sub-blocks in the source and 4 in the destin"):
-        kvplan.reshard([small], [large])
 
 
 # ---- heads in allocations of their own -------------------------------------------------------------------------
@@ -205,14 +143,6 @@ def test_heads_in_separate_allocations(executor):
     assert "heads 5-7 of 5-7 in the source, 4-7 in the destination" in program.explain()
 
 
-def test_some_heads_of_those_held_apart():
-    layout = KVLayout.from_tensors("layer head: block token dim", heads_apart())
-    part = layout.slice(heads=range(1, 3))
-    assert (part.heads, len(part.components), part.block_nbytes) == (range(1, 3), 4, 2 * 2 * 16)
-    with pytest.raises(LayoutError, match="heads 2 to 3 are not all held by layer 0 'kv'; it holds 0 to 2"):
-        layout.slice(heads=range(2, 4))
-
-
 def test_heads_that_are_views_of_one_tensor_are_a_stride():
     cache = np.zeros((4, 3, 2, 8), np.uint8)  # block head token dim
     apart = KVLayout.from_tensors("head: block token dim", [cache[:, head] for head in range(3)])
@@ -233,18 +163,6 @@ def test_heads_apart_on_both_sides_and_a_fused_k_and_v(executor):
     ]
 
 
-def test_heads_apart_that_do_not_meet():
-    layout = KVLayout.from_tensors("head: block token dim", heads_apart()[0])
-    other = KVLayout.from_tensors("head: block token dim", heads_apart()[0], head_start=3)
-    with pytest.raises(
-        IncompatibleLayoutsError, match="source holds heads 0 to 2, the destination 3 to 5; they have no"
-    ):
-        kvplan.compile(layout, other)
-    headless = KVLayout.from_tensors("block token dim", np.zeros((4, 2, 8), np.uint8))
-    with pytest.raises(IncompatibleLayoutsError, match="one side has 3 heads and the other no head axis"):
-        kvplan.compile(headless, layout)
-
-
 def test_ranks_of_heads_apart_into_one_pool(executor):
     ranks = [heads_apart(1, 2)[0] for _ in range(2)]
     ranks[1] = [cache + 5 for cache in ranks[1]]
@@ -254,18 +172,3 @@ def test_ranks_of_heads_apart_into_one_pool(executor):
     for program in programs.values():
         executor.submit(program.plan([1], [2])).synchronize()
     assert pool[2, 1, :, 7].tolist() == [0, 1, 5, 6]
-
-
-def test_a_skip_out_of_range_says_how_much_a_unit_is():
-    src = KVLayout.from_tensors("block token.0 dim token.1", np.zeros((4, 2, 8, 6), np.int8))  # 12 tokens, 2 x 6
-    dst = KVLayout.from_tensors("block token dim", np.zeros((4, 8, 8), np.int8))
-    program = kvplan.compile(src, dst)
-    said = program.explain()
-    assert "skips count units, not tokens: src_skip is 0 to 5; dst_skip is 0 to 3" in said
-    assert "multiples of 4 tokens: a split token axis is cut unevenly by that" in said
-    with pytest.raises(kvplan.BlockIndexError, match=r"so it is 0 to 5 \(skips count units; a unit is 2 tokens\)"):
-        program.plan([0], [0], src_skip=6)
-    with pytest.raises(
-        kvplan.BlockIndexError, match=r"partly used; give 5 dst .* \(skips count units; a unit is 2 tokens\)"
-    ):
-        program.plan([0, 1, 2], [0])

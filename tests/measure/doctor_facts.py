@@ -21,7 +21,7 @@ HEALTHY = Facts(
     cuda=13000,
     batch=True,
     machine=H100,
-    packages={"torch": "2.11.0+cu130", "triton": "3.6.0", "numba": "0.68.0", "cuda-bindings": "13.0.1"},
+    packages={"torch": "2.11.0+cu130", "triton": "3.6.0", "numba": "0.68.0"},
     torch_cuda="13.0",
     numba_cache="/home/me/.cache/numba",
     locked=host.UNLIMITED,
@@ -32,7 +32,6 @@ HEALTHY = Facts(
     cpu_nodes=(1,),
     memory_nodes=(0, 1),
     policy="default",
-    pool={1: 64},
     connections="32",
     iommu="identity",
     hypervisor="",
@@ -40,7 +39,7 @@ HEALTHY = Facts(
 )
 
 
-GPU_LESS = replace(HEALTHY, cuda=None, batch=None, machine=None, iommu=None, pool=None, profile=None)
+GPU_LESS = replace(HEALTHY, cuda=None, batch=None, machine=None, iommu=None, profile=None)
 
 
 SEVERAL_GPUS = replace(HEALTHY, peers=all_pairs(8, linked(18)))
@@ -49,6 +48,4 @@ SEVERAL_GPUS = replace(HEALTHY, peers=all_pairs(8, linked(18)))
 UNREACHABLE = replace(HEALTHY, peers=all_pairs(2, lambda gpu, peer: refused(gpu, peer, "no peer access", None)))
 
 
-SLOW = replace(
-    HEALTHY, machine=replace(H100, link=Link(5, 8, 5, 16)), busy=True, locked=8 << 20, hypervisor="QEMU", pool=None
-)
+SLOW = replace(HEALTHY, machine=replace(H100, link=Link(5, 8, 5, 16)), busy=True, locked=8 << 20, hypervisor="QEMU")

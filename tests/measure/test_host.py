@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
-import sys
-from pathlib import Path
-from types import SimpleNamespace
-
-import numpy as np
 import pytest
 
 from kvplan.measure import host
@@ -56,72 +50,3 @@ def test_an_iommu_that_is_not_there(tmp_path):
         host.iommu(tmp_path, "")
     with pytest.raises(ValueError, match="has no type"):
         host.iommu(written(tmp_path, {f"sys/bus/pci/devices/{PCI}/iommu_group/type": ""}), PCI)
-
-
-def test_hosts_without_nodes_or_heap(tmp_path):
-    with pytest.raises(ValueError, match="names no node"):
-        host.nodes(written(tmp_path, {"sys/devices/system/node/online": "0"}))
-    with pytest.raises(ValueError, match="has no heap"):
-        host.memory_policy(written(tmp_path, {"proc/self/numa_maps": "5500 default\n\n"}))
-
-
-MAPS = "1000 default anon=4 N0=4\n7000 bind:1 anon=3 dirty=3 N0=1 N1=2\n9000 default N1=5\nff000 default N0=7\nz 1\n"
-
-
-@pytest.mark.parametrize(
-    ("address", "nbytes", "expected"),
-    [(0x7000, 0x3000, {0: 1, 1: 7}), (0x8000, 0x100, {0: 1, 1: 2}), (0x1000, 0x100, {0: 4}), (0x10, 0x1000, {0: 4})],
-)
-def test_pages_by_the_map_of_the_process(monkeypatch, tmp_path, address, nbytes, expected):
-    monkeypatch.setattr(host, "_MOVE_PAGES", {})
-    root = written(tmp_path, {"proc/self/numa_maps": MAPS})
-    if address == 0x10:  # before every mapping
-        with pytest.raises(ValueError, match="tells of no page at 0x10"):
-            host.pool_nodes(root, address, 0x10)
-    else:
-        assert host.pool_nodes(root, address, nbytes) == expected
-
-
-def test_a_pool_of_nothing(tmp_path):
-    with pytest.raises(ValueError, match="a pool of 0 bytes at 0x1000; expected an address and a size above 0"):
-        host.pool_nodes(tmp_path, 0x1000, 0)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel")
-def test_pages_of_this_process():
-    memory = mmap.mmap(-1, 128 * mmap.PAGESIZE)
-    memory.write(b"x" * (64 * mmap.PAGESIZE))
-    try:
-        pages = host.pool_nodes(Path("/"), np.frombuffer(memory, np.uint8).ctypes.data, 64 * mmap.PAGESIZE)
-    except (OSError, ValueError) as error:
-        pytest.skip(f"a container without move_pages and numa_maps: {error}")
-    assert sum(pages.values()) >= 1
-    assert max(pages) >= 0
-
-
-def move_pages(monkeypatch, nodes):
-    asked = []
-
-    def syscall(*arguments):
-        asked.append(arguments)
-        for k, node in enumerate(nodes or ()):
-            arguments[5][k] = node
-        return 0 if nodes else -1
-
-    monkeypatch.setattr(host, "_MOVE_PAGES", {host.platform.machine(): 279})
-    monkeypatch.setattr(host.ctypes, "CDLL", lambda path, **_: SimpleNamespace(syscall=syscall))
-    return asked
-
-
-def test_pages_by_the_system_call(monkeypatch, tmp_path):
-    asked = move_pages(monkeypatch, [0, 1, 1, -2, -14])
-    page = mmap.PAGESIZE
-    assert host.pool_nodes(tmp_path, 8 * page + 5, 4 * page) == {-1: 2, 0: 1, 1: 2}
-    ((number, process, count, pages, nodes, _, flags),) = asked
-    assert [one.value or 0 for one in (number, process, count, nodes, flags)] == [279, 0, 5, 0, 0]
-    assert list(pages) == [k * page for k in range(8, 13)]
-
-
-def test_a_system_call_that_is_forbidden(monkeypatch, tmp_path):
-    move_pages(monkeypatch, None)
-    assert host.pool_nodes(written(tmp_path, {"proc/self/numa_maps": MAPS}), 0x9000, 4096) == {1: 5}

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 from xml.etree import ElementTree as ET
 
 import pytest
 
 from kvplan.errors import KVPlanError
-from kvplan.measure.grid import EQUAL_NBYTES, paths_of
-from kvplan.measure.rows import Ceilings, pareto
-from tests.commands import python
-from tests.measure.bench_rows import BESIDE, LINK, NVLINK, row, rows
+from kvplan.measure.grid import EQUAL_NBYTES
+from kvplan.measure.rows import pareto
+from tests.measure.bench_rows import BESIDE, LINK, rows
 
 mpl = pytest.importorskip("matplotlib")
 plots = pytest.importorskip("kvplan.measure.plots")
@@ -74,49 +72,6 @@ def test_the_front_is_drawn():
     assert drawn[0].get_xydata().tolist() == [[one.slowdown, one.gbps] for one in front]
 
 
-def test_labels_cover_neither_each_other_nor_points():
-    figure = plots.frontier(rows(), LINK)
-    figure.draw_without_rendering()
-    renderer = figure.canvas.get_renderer()
-    for axes in figure.axes:
-        within = axes.get_window_extent(renderer)
-        boxes = [text.get_window_extent(renderer) for text in axes.texts if text.get_text()]
-        for a, b in itertools.combinations(boxes, 2):
-            assert plots._shared(a.extents, b.extents) < 1
-        for box in boxes:
-            assert plots._shared(box.extents, within.extents) > 0.99 * box.width * box.height
-        for line in axes.lines:
-            if line.get_marker() != "None":
-                x, y = axes.transData.transform(line.get_xydata()[0])
-                assert not any(box.contains(x, y) for box in boxes)
-
-
-def test_colours_and_markers_differ():
-    for device, peer in (("cpu", None), ("cuda:0", None), ("cuda:0", "cuda:1")):
-        looks = [plots.LOOKS[path] for path in paths_of(device, peer)]
-        assert len({look.colour for look in looks}) == len({look.marker for look in looks}) == len(looks)
-
-
-def test_pictures_between_gpus(tmp_path):
-    alone = [row(path, gbps, direction=way, host=host, run_nbytes=size, runs=160)
-             for path, gbps in (("kernel", 360.0), ("one large copy", 390.0), ("NCCL send/recv", 120.0))
-             for way in ("push", "pull") for host in ("contiguous", "scattered") for size in (2048, 8192)]  # fmt: skip
-    plots.save(plots.bandwidth(alone, NVLINK), tmp_path / "made.svg")
-    written = texts(tmp_path / "made.svg")
-    assert {"push, blocks contiguous on the peer", "pull, runs scattered on the peer", "link 395.0 GB/s"} <= set(
-        written
-    )
-    beside = [row("kernel", gbps, direction=way, beside="decode", beside_on=on, programs=programs, slowdown=1.1)
-              for way in ("push", "pull") for on in ("device", "peer")
-              for programs, gbps in ((None, 178.0), (16, 305.0))]  # fmt: skip
-    figure = plots.frontier(beside, NVLINK)
-    assert len(figure.axes) == 4
-    plots.save(figure, tmp_path / "made.svg")
-    written = texts(tmp_path / "made.svg")
-    assert {"push beside decode", "pull beside decode on the peer"} <= set(written)
-    assert written.count("kernel, 16") == 4
-
-
 @pytest.mark.parametrize("name", DRAWN)
 def test_the_same_figure_is_the_same_bytes(tmp_path, name):
     for suffix in ("svg", "png"):
@@ -129,79 +84,9 @@ def test_the_same_figure_is_the_same_bytes(tmp_path, name):
     assert "dc:date" not in (tmp_path / "a.svg").read_text()
 
 
-def test_one_path_and_one_panel(tmp_path):
-    soft = Ceilings(9.0, 9.0, "memcpy", hard=False)
-    plots.save(plots.bandwidth([row("host", 12.5), row("a new one", 3.0)], soft), tmp_path / "made.svg")
-    written = texts(tmp_path / "made.svg")
-    assert {"memcpy 9.0 GB/s", "host", "a new one"} <= set(written)
-    assert len(plots.frontier([row("staged", 40.0, beside="decode", slowdown=1.0)], LINK).axes) == 1
-
-
 @pytest.mark.parametrize("name", DRAWN)
 def test_nothing_to_draw(name):
     broken = [replace(one, gbps=None, slowdown=None, broken="no") for one in rows()]
     for nothing in ([], broken):
         with pytest.raises(KVPlanError, match=r"there is no (bandwidth|frontier) to draw"):
             DRAWN[name](nothing, LINK)
-
-
-@pytest.mark.parametrize("name", ["made.pdf", "made", "made.svgz"])
-def test_a_suffix_that_is_none(tmp_path, name):
-    with pytest.raises(KVPlanError, match=r"a plot is \.png or \.svg, not "):
-        plots.save(plots.bandwidth(rows(), LINK), tmp_path / name)
-
-
-def test_a_place_that_is_none(tmp_path):
-    with pytest.raises(KVPlanError, match=r"the plot cannot be written to .*nowhere"):
-        plots.save(plots.bandwidth(rows(), LINK), tmp_path / "nowhere" / "made.svg")
-
-
-def test_no_state_is_left_behind():
-    code = (
-        "import sys, tempfile, matplotlib\n"
-        "from pathlib import Path\n"
-        "from kvplan.measure import plots\n"
-        "from tests.measure.bench_rows import LINK, rows\n"
-        "def parameters():  # to ask for the backend would choose one\n"
-        "    return {name: matplotlib.rcParams[name] for name in matplotlib.rcParams if name != 'backend'}\n"
-        "before = parameters()\n"
-        "with tempfile.TemporaryDirectory() as folder:\n"
-        "    plots.save(plots.frontier(rows(), LINK), Path(folder) / 'made.svg')\n"
-        "assert 'matplotlib.pyplot' not in sys.modules\n"
-        "assert parameters() == before\n"
-    )
-    done = python("-W", "error", "-c", code)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_nothing_of_a_plot_is_clipped():
-    for figure in (plots.bandwidth(rows(), LINK), plots.frontier(rows(), LINK)):
-        figure.draw_without_rendering()
-        renderer = figure.canvas.get_renderer()
-        page = figure.bbox
-        drawn = [text for axes in figure.axes for text in axes.texts]
-        for axes in figure.axes:  # ticks outside the limits are made, but not drawn
-            (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
-            drawn += [one for one in axes.get_xticklabels() if left <= one.get_position()[0] <= right]
-            drawn += [one for one in axes.get_yticklabels() if low <= one.get_position()[1] <= high]
-        drawn += [axes.title for axes in figure.axes] + [figure.legends[0], figure._suptitle]
-        for one in drawn:
-            if one.get_visible():
-                box = one.get_window_extent(renderer)
-                assert page.x0 - 1 <= box.x0
-                assert box.x1 <= page.x1 + 1
-                assert page.y0 - 1 <= box.y0
-                assert box.y1 <= page.y1 + 1
-        for axes in figure.axes:
-            low, high = axes.get_ylim()
-            assert all(low <= y <= high for line in axes.lines[:-1] for y in line.get_ydata())
-
-
-def test_a_memcpy_with_a_line_of_its_own_has_no_other():
-    made = [row(path, gbps, run_nbytes=size, runs=EQUAL_NBYTES // size)
-            for size in (512, 8192) for path, gbps in (("host", 9.0), ("numpy memcpy", 11.0))]  # fmt: skip
-    soft = Ceilings(3.0, 3.0, "memcpy", hard=False)
-    (panel,) = plots.bandwidth(made, soft).axes
-    assert sorted(tuple(line.get_ydata()) for line in panel.lines) == [(9.0, 9.0), (11.0, 11.0)]
-    (panel,) = plots.bandwidth([one for one in made if one.path == "host"], soft).axes
-    assert [tuple(line.get_ydata()) for line in panel.lines] == [(9.0, 9.0), (3.0, 3.0)]

@@ -11,7 +11,7 @@ import kvplan
 from kvplan import KVPlanError
 from kvplan.cost.model import features, predict, total
 from kvplan.cost.policy import HOST_ROUTES, PEER_ROUTES, Policy
-from kvplan.cost.profile import GPU_ROUTES, TERMS, Beside, default, default_pair, names_of_costs, route_paths
+from kvplan.cost.profile import GPU_ROUTES, TERMS, Beside, default, default_pair, route_paths
 from kvplan.cost.profile_file import from_json
 from kvplan.measure.calibration.profile_fit import (
     FEW_PROGRAMS,
@@ -84,14 +84,6 @@ def test_what_is_predicted_beside_compute_is_what_few_programs_took(routes, pair
         assert made.seconds == pytest.approx(timing.seconds, rel=0.01)
 
 
-def test_runs_of_the_staged_path_are_not_charged_for_what_small_extents_cost():
-    profile = profiled(samples())
-    for route in HOST_ROUTES:
-        costs = profile.costs[route]["staged"]
-        assert (costs.seconds["run"], costs.wall["run"]) == (0.0, 0.0)
-        assert costs.seconds["small_extent"] == pytest.approx(1300.0, rel=0.01)
-
-
 def test_what_a_profile_is_of():
     profile = profiled(samples())
     assert (profile.kind, profile.driver, profile.link, profile.how) == (
@@ -103,17 +95,8 @@ def test_what_a_profile_is_of():
     assert profile.made.startswith(f"kvplan {kvplan.__version__}, 2")
     assert profile.made.endswith(f", {len(samples())} samples")
     assert (profile.ceilings, profile.multiprocessors, profile.beside) == (CEILINGS, 132, default().beside)
-    assert (profile.calibrations, from_json(profile.to_json()).gpu) == (1, "NVIDIA H100")
+    assert from_json(profile.to_json()).gpu == "NVIDIA H100"
     assert profile.programs == from_json(profile.to_json()).programs == {"load": 8, "store": 8, "device": 1056}
-
-
-def test_what_a_profile_of_a_pair_is_of():
-    profile = profiled(samples(routes=PEER_ROUTES), **BETWEEN)
-    assert (profile.kind, profile.link) == ("NVIDIA H100 to NVIDIA H200", "NVLink, 18 links")
-    assert (profile.generation, profile.width, profile.nvlinks) == (None, None, 18)
-    assert (profile.ceilings, profile.programs) == (PAIR_CEILINGS, {"push": 132, "pull": 16})
-    read = from_json(profile.to_json())
-    assert (read.kind, read.link, read.routes) == (profile.kind, profile.link, PEER_ROUTES)
 
 
 def test_too_few_samples_of_a_path_leave_the_guess_and_say_so():
@@ -127,19 +110,12 @@ def test_too_few_samples_of_a_path_leave_the_guess_and_say_so():
     assert profile.costs["store"]["staged"].seconds == pytest.approx(known("staged", "store"), rel=0.01)
 
 
-def test_without_samples_of_few_programs_only_that_is_a_guess():
-    profile = profiled(samples(TERMS))
-    for route in GPU_ROUTES:
-        assert profile.costs[route]["kernel"].program == default().costs[route]["kernel"].program
-        assert profile.costs[route]["kernel"].seconds == pytest.approx(known("kernel", route), rel=0.01)
-
-
 def test_if_time_ran_out_before_a_route_its_costs_and_ceilings_are_guesses():
     short = {name: rate for name, rate in CEILINGS.items() if "device" not in name}
     profile = profile_of(H100, samples(routes=HOST_ROUTES), short, {}, multiprocessors=132)
     assert profile.costs["device"] == default().costs["device"]
     assert (profile.ceilings["device"], profile.ceilings["sm_device"]) == (1850.0, 1750.0)
-    assert set(names_of_costs(["device"])) <= set(profile.guessed)
+    assert "device kernel" in profile.guessed
     assert from_json(profile.to_json()).guessed == profile.guessed
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvplan
-from kvplan import KVLayout, LayoutError, NotationError
+from kvplan import KVLayout, LayoutError
 from tests.profiles import examples
 
 QUANTIZED = "block layer | k v: head token dim | k_scale v_scale: head token"
@@ -56,12 +56,6 @@ def test_a_page_moves_as_one_run():
     assert kvplan.verify(like, pools[0]).ok
 
 
-def test_scales_beside_each_row():
-    pool = kvplan.allocate("block layer token head | k: dim | k_scale: | v: dim | v_scale:", like=quantized(np.float16))
-    assert starts(pool) == [0, 32, 36, 68]  # a scale behind each row
-    assert pool.parts == ("k", "k_scale", "v", "v_scale")
-
-
 def test_a_kv_axis_holds_two_parts():
     pool = kvplan.allocate("block kv layer | k v: head token dim | k_scale v_scale: head token", like=quantized())
     assert dict(zip(pool.parts, starts(pool), strict=True)) == {"k": 0, "v": 640, "k_scale": 256, "v_scale": 896}
@@ -91,27 +85,6 @@ def test_parts_begin_at_whole_elements_and_so_do_pages():
     pool = kvplan.allocate("block token | b: dim | a: dim", like=like)
     assert starts(pool, token=1) == [16, 24]
     assert pool.regions[0].nbytes == BLOCKS * TOKENS * 16
-
-
-def test_parts_of_other_layers_have_their_own_layer_axis():
-    index = np.zeros((1, BLOCKS, TOKENS, 6), np.uint8)
-    like = KVLayout.merge([
-        quantized().slice(parts=("k", "v")),
-        KVLayout.from_tensors("layer block token dim", index, part="index", layers=[1]),
-    ])  # fmt: skip
-    with pytest.raises(LayoutError, match="shares 'layer', which is 2 for part 'k' and 1 for part 'index'"):
-        kvplan.allocate("block layer | k v: head token dim | index: token dim", like=like)
-    pool = kvplan.allocate("block | k v: layer head token dim | index: layer token dim", like=like)
-    assert pool.address(layer=1, part="index") - pool.address(layer=0, part="k") == 2 * LAYERS * 2 * TOKENS * 16
-    assert kvplan.verify(like, pool).ok
-
-
-def test_opaque_parts_share_a_page_of_blocks():
-    state = KVLayout.from_tensors("layer: block dim", [np.zeros((BLOCKS, 5), np.float32)] * 1, part="state", layers=[7])
-    like = KVLayout.merge([quantized().slice(parts=("k", "v")), state])
-    pool = kvplan.allocate("block | k v: layer head token dim | state: dim", like=like)
-    assert pool.slice(parts=("state",)).opaque
-    assert kvplan.verify(like, pool).ok
 
 
 def test_all_ranks_share_a_page(name):
@@ -173,63 +146,6 @@ def test_every_page_holds_all_parts_apart_with_their_dtypes(page, tokens):
     assert first == sorted(first)  # in the order of the notation
 
 
-@pytest.mark.parametrize(
-    ("notation", "error", "message"),
-    [
-        ("block layer | head token dim", NotationError, "behind a '|' stand the names of parts"),
-        ("block layer | : head token dim", NotationError, "behind a '|' stand the names of parts"),
-        ("block layer | k: head: token dim", NotationError, "a second ':'"),
-        ("block layer | k v: heads token dim | k_scale v_scale: head token", NotationError, "heads"),
-        ("block layer | k v: head token dim", LayoutError, "has no place for part 'k_scale' of like"),
-        ("block layer | k v k: head token dim | k_scale v_scale: head token", LayoutError, "names part 'k' twice"),
-        (
-            "block layer | k v w: head token dim | k_scale v_scale: head token",
-            LayoutError,
-            "names part 'w'; like holds",
-        ),
-        ("block layer | k v: head token dim | k_scale v_scale: head", LayoutError, "has no 'token' axis"),
-        ("block | k v: head token dim | k_scale v_scale: head token", LayoutError, "has no 'layer' axis"),
-    ],
-)
-def test_what_no_page_is(notation, error, message):
-    with pytest.raises(error, match=message):
-        kvplan.allocate(notation, like=quantized())
-
-
-def test_the_column_of_a_mistake():
-    with pytest.raises(NotationError) as caught:
-        kvplan.allocate("block layer | k v", like=quantized())
-    assert caught.value.column == 14
-
-
-@pytest.mark.parametrize(
-    ("notation", "wrong"),
-    [
-        ("block layer | k v: heads dim | k_scale v_scale: head token", "heads"),
-        ("block layer | k v: head token dim | k_scale v_scale:  head tokn", "tokn"),
-        ("blok layer | k v: head token dim | k_scale v_scale: head token", "blok"),
-        ("block layer | k v: head token dim | k_scale v_scale: head (token", "(token"),
-        ("block layer | k v: head: token dim", ": token"),
-    ],
-)
-def test_a_mistake_is_shown_in_the_whole_notation(notation, wrong):
-    with pytest.raises(NotationError) as caught:
-        kvplan.allocate(notation, like=quantized())
-    assert (caught.value.text, caught.value.column) == (notation, notation.index(wrong) + 1)
-
-
-def test_a_shared_axis_has_one_extent():
-    like = KVLayout.merge([
-        quantized().slice(parts=("k", "v")),
-        KVLayout.from_tensors("layer block token head", np.zeros((2, BLOCKS, TOKENS, 1), np.float32), part="scale"),
-    ])  # fmt: skip
-    with pytest.raises(LayoutError, match="shares 'head', which is 2 for part 'k' and 1 for part 'scale'"):
-        kvplan.allocate("block layer head | k v: token dim | scale: token", like=like)
-    pool = kvplan.allocate("block layer | k v: head token dim | scale: token", like=like, heads=range(4))
-    assert pool.slice(parts=("k",)).heads == range(4)
-    assert pool.slice(parts=("scale",)).heads == range(1)
-
-
 def test_torch_tensors_keep_their_types():
     torch = pytest.importorskip("torch")
     values = [torch.zeros(2, BLOCKS, TOKENS, 2, 16, dtype=torch.bfloat16) for _ in range(LAYERS)]
@@ -244,8 +160,3 @@ def test_torch_tensors_keep_their_types():
     assert kvplan.verify(like, pool).ok
     pool.tensors[2][3, 1, 0, 5] = 2.5
     assert pool.tensors[0].untyped_storage().data_ptr() == pool.tensors[2].untyped_storage().data_ptr()
-
-
-def test_a_part_of_a_merged_layout_keeps_its_type():
-    pool = kvplan.allocate("block layer kv head token", like=quantized().slice(parts=("k_scale", "v_scale")))
-    assert (pool.dtype, pool.parts) == ("float32", ("k_scale", "v_scale"))

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gc
-import mmap
 import multiprocessing
-import os
 import pickle
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,7 +14,6 @@ import pytest
 import kvplan
 from kvplan import KVLayout
 from kvplan.memory import shared
-from kvplan.memory.reserve import reserve
 from kvplan.memory.shared import path_of
 from tests.memory.pickled_pools import again, pool_of, rows
 from tests.memory.shared_workers import take, take_later
@@ -110,25 +107,6 @@ def test_the_same_process_has_one_memory(name):
     assert not path_of(name).exists()
 
 
-def test_the_child_of_a_fork_loads_it(name):
-    pool = pool_of(name)
-    pickled = pickle.dumps(pool)
-    pid = os.fork()
-    if not pid:
-        code = 1
-        try:
-            loaded = pickle.loads(pickled)
-            cache = rows()
-            cache.tensors[...] = 3
-            with kvplan.Executor() as executor:
-                executor.submit(kvplan.compile(cache, loaded).plan([0], [2])).synchronize()
-            code = 0 if loaded.addresses == "memory" else 2
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    assert pool.tensors[:, 0].tolist() == [0, 0, 3, 0, 0, 0, 0, 0]
-
-
 @pytest.mark.parametrize("notation", ["block layer dim", "layer: block dim", "block layer: dim", "layer block dim"])
 @pytest.mark.parametrize("what", ["layouts", "program", "plan", "slice", "joined", "rank", "groups", "twice"])
 def test_everything_that_is_pickled_moves_the_right_bytes_at_other_addresses(name, elsewhere, notation, what):
@@ -166,63 +144,6 @@ def test_everything_that_is_pickled_moves_the_right_bytes_at_other_addresses(nam
     np.testing.assert_array_equal(dst.tensors, wanted)
 
 
-def test_a_plan_over_two_pools_merged_whose_distance_changes(name, elsewhere, monkeypatch):
-    pools = [pool_of(name, "layer block dim"), pool_of(f"{name}-2", "layer block dim", layers=(1,))]
-    merged = KVLayout.merge(pools)
-    back = rows((0, 1))
-    for k, pool in enumerate(pools):
-        pool.tensors[...] = np.arange(8, dtype=np.uint8)[:, None] + 10 * k
-    program = kvplan.compile(merged, merged)
-    plan = program.plan([0, 5], [1, 2])
-    gaps, real = [], shared._mapping
-
-    def mapping(use, nbytes):  # so that the two do not lie as far apart as before
-        gaps.append(mmap.mmap(-1, (len(gaps) + 1) << 22))
-        return real(use, nbytes)
-
-    monkeypatch.setattr(shared, "_mapping", mapping)
-    loaded = elsewhere(plan)
-    assert merged.addresses == loaded.layouts[0][0].addresses == "memory"
-    assert (loaded.nbytes, len(loaded.descriptors().size)) == (plan.nbytes, len(plan.descriptors().size))
-    with kvplan.Executor() as executor:
-        executor.submit(loaded).synchronize()
-        executor.submit(kvplan.compile(merged, back).plan([1, 2], [1, 2])).synchronize()
-    assert back.tensors[:, :3, 9].tolist() == [[0, 0, 5], [0, 10, 15]]
-
-
-def moved_apart(layout, shifts):
-    """What a mapping elsewhere makes of regions: each so many bytes further."""
-    return [replace(region, address=region.address + far) for region, far in zip(layout.regions, shifts, strict=True)]
-
-
-@pytest.mark.parametrize("shifts", [(0, 0), (4096, 4096), (1 << 20, -(1 << 16)), (0, 1 << 30)])
-def test_runs_of_a_group_go_each_with_its_region(shifts):
-    from kvplan.layout.records import Shifts
-    from kvplan.plan.plan_pickling import _moved_group
-
-    spec = {"notation": "block dim", "dtype": "uint8", "sizes": {"block": 8, "dim": 64}}
-    sides = [
-        KVLayout.merge([
-            KVLayout.from_spec(spec | {"address": at, "layer_start": 0}),
-            KVLayout.from_spec(spec | {"address": at + (1 << 24), "layer_start": 1}),
-        ])
-        for at in (1 << 32, 1 << 34)
-    ]  # fmt: skip
-    plan = kvplan.compile(*sides).plan([0, 5], [1, 2])
-    src = Shifts.between([r.address for r in sides[0].regions], moved_apart(sides[0], shifts))
-    dst = Shifts.between([r.address for r in sides[1].regions], sides[1].regions)
-    (part,) = plan.parts
-    group, far = _moved_group(part.group, src, dst)
-    made = kvplan.plan.plan.flat([part._replace(group=group, units=part.units + far)], plan.seams, None)
-    found = sorted(zip(made.src.tolist(), made.dst.tolist(), made.size.tolist(), strict=True))
-    wanted = sorted(
-        ((1 << 32) + k * (1 << 24) + shifts[k] + 64 * a, (1 << 34) + k * (1 << 24) + 64 * b, 64)
-        for k in (0, 1)
-        for a, b in ((0, 1), (5, 2))
-    )
-    assert found == wanted
-
-
 def test_seams_go_with_their_region_and_nothing_is_pinned(name, elsewhere):
     pool = pool_of(name)
     start = pool.regions[0].address
@@ -245,13 +166,3 @@ def test_a_layout_of_a_pool_and_private_memory_stays_a_record(name):
     assert [side.addresses for side in plan.layouts[0]] == ["memory", "dump"]
     with kvplan.Executor() as executor, pytest.raises(kvplan.LayoutError, match="nothing can be moved"):
         executor.submit(plan)
-
-
-def test_what_is_reserved_for_a_pool_is_no_pool(name):
-    assert again(reserve(pool_of(name))).addresses == "dump"
-
-
-def test_a_pickle_of_a_pool_is_small(name):
-    pool = kvplan.allocate("layer: block dim", like=rows(range(80)), num_blocks=1000, shared=name)
-    assert pool.nbytes == 80 * 64_000
-    assert len(pickle.dumps(pool)) < 20_000

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import gc
 import os
 import pickle
@@ -12,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-import kvplan
 from kvplan.memory import shared
 from kvplan.memory.shared import path_of, share
 from tests.memory.pickled_pools import again, pool_of
@@ -68,42 +66,12 @@ def another_token(path, pool):
         file.write(b"0" * 32)
 
 
-def no_token(path, pool):
-    with path.open("r+b") as file:
-        at = path.read_bytes().index(b"part kv\n") + 8
-        file.seek(at)
-        file.write(b"\n" * 32)
-
-
 def cut(path, pool):
     os.truncate(path, 4096)
 
 
-def half_made(path, pool):
-    with path.open("r+b") as file:
-        file.seek(12)
-        file.write(b"making")
-
-
-def link(path, pool):
-    target = path.with_name("target")
-    path.rename(target)
-    path.symlink_to(target)
-
-
-def folder(path, pool):
-    path.unlink()
-    path.mkdir()
-
-
-def pipe(path, pool):
-    path.unlink()
-    os.mkfifo(path)
-
-
 GONE = (
-    nobody, left_by_killed_users, another_geometry, made_anew, another_token, no_token, cut, half_made, link,
-    folder, pipe,
+    nobody, left_by_killed_users, another_geometry, made_anew, another_token, cut,
 )  # fmt: skip
 
 
@@ -132,55 +100,3 @@ def test_another_user_s_pool_is_not_mapped(name, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: path_of(name).stat().st_uid + 1)
     assert pickle.loads(pickled).addresses == "dump"
     assert path_of(name).exists()
-
-
-def test_a_lock_that_is_never_given_back_is_waited_for_only_so_long(name, monkeypatch):
-    pool = pool_of(name)
-    pickled = pickle.dumps(pool)
-    pauses, real = [], fcntl.flock
-    monkeypatch.setattr(shared.time, "sleep", pauses.append)
-    monkeypatch.setattr(shared, "ATTEMPTS", 30)
-
-    def busy(fd, how):
-        if how & fcntl.LOCK_SH:
-            raise BlockingIOError
-        real(fd, how)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(fcntl, "flock", busy)
-        assert pickle.loads(pickled).addresses == "dump"
-    assert len(pauses) == 30
-    assert pickle.loads(pickled).addresses == "memory"
-
-
-@pytest.mark.parametrize("when", ["asked", "locked"])
-def test_who_loads_unlinks_a_pool_whose_last_user_leaves_meanwhile(name, monkeypatch, when):
-    pool = [pool_of(name)]
-    pickled = pickle.dumps(pool[0])
-    asked, header = shared.in_use, shared._Use._header
-    if when == "asked":
-        monkeypatch.setattr(shared, "in_use", lambda fd: (asked(fd), pool.clear(), shared._mapped.clear())[0])
-        assert pickle.loads(pickled).addresses == "dump"
-    else:
-        monkeypatch.setattr(shared._Use, "_header", lambda self, page: (pool.clear(), header(self, page))[1])
-        loaded = pickle.loads(pickled)
-        assert loaded.addresses == "memory", "it was a user before the other one left"
-        assert path_of(name).exists()
-        del loaded
-    gc.collect()
-    assert not path_of(name).exists()
-
-
-def test_programs_of_a_plan_move_nothing_where_a_pool_went_between_two_layouts(name, monkeypatch):
-    pool, other = pool_of(name), pool_of(f"{name}-2")
-    pickled = pickle.dumps(kvplan.compile(pool, other).plan([0], [1]))
-    real, asked = shared.attach, []
-
-    def attach(*wanted):
-        asked.append(wanted)
-        return real(*wanted) if len(asked) > 1 else None
-
-    monkeypatch.setattr(shared, "attach", attach)
-    plan = pickle.loads(pickled)
-    with kvplan.Executor() as executor, pytest.raises(kvplan.LayoutError, match="nothing can be moved"):
-        executor.submit(plan)

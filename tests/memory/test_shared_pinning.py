@@ -5,26 +5,19 @@ from __future__ import annotations
 import gc
 import os
 from contextlib import contextmanager
-from itertools import count, pairwise, product
+from itertools import count
 from pathlib import Path
 from unittest import mock
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 import kvplan
 from kvplan import KVLayout
-from kvplan.cuda import device as cuda
-from kvplan.execute.host import memcpy
+from kvplan.cuda import use
 from kvplan.layout import address_ranges as stretches
-from kvplan.layout.address_ranges import Rows, registrations
-from kvplan.layout.components import Component, Form
 from kvplan.memory import pinning
-from kvplan.plan import loops_numba
-from tests.profiles import examples
 from tests.simulated import Device, Tensor
 from tests.simulated.entries import Entries, SimpleEntry
 from tests.simulated.executors import executor_on
@@ -46,17 +39,12 @@ def name():
 @pytest.fixture
 def entries(monkeypatch):
     """A driver that registers, and a torch that believes in it; two pages between stretches part them."""
-    # numba loads its own library, which this driver is not.
-    assert all((loops_numba, memcpy))
     made = Entries()
-    monkeypatch.setattr(cuda.ctypes, "CDLL", lambda path: made)
-    monkeypatch.setattr(cuda.ctypes, "PyDLL", lambda path: made)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: False)
     monkeypatch.setattr(stretches, "APART", 2 * PAGE)
-    cuda.driver.cache_clear()
-    yield made
-    cuda.driver.cache_clear()
+    with use(made):
+        yield made
 
 
 def rank(layers, heads=range(2)):
@@ -102,31 +90,6 @@ def test_a_process_pins_the_layers_and_heads_of_like(name, entries, case):
     assert not entries.named("cuMemHostUnregister")
     del tensors
     assert [arguments[0] for arguments in entries.named("cuMemHostUnregister")] == firsts
-
-
-def test_pieces_end_with_rows(name, entries, monkeypatch):
-    monkeypatch.setattr(pinning, "MAX_REGISTERED", 7 * PAGE)
-    pool = kvplan.allocate("layer block kv token head dim", like=rank((1, 2)), layers=range(4), shared=name)
-    start = pool.regions[0].address
-    # A layer is 16 pages, more than a piece may have; a block is 4.
-    assert registered(entries, start) == [(k, k + 4) for k in range(16, 44, 4)] + [(44, 48)]
-    assert [(seam - start) // PAGE for seam in pool.seams] == list(range(16, 49, 4))
-
-
-def test_a_split_head_axis_that_cannot_give_the_heads_is_pinned_whole(name, entries):
-    like = rank((0, 1), range(1, 3))
-    pool = kvplan.allocate("head.0 layer block kv token head.1 dim", like=like, heads=range(4), sizes={"head.0": 2},
-                           shared=name)  # fmt: skip
-    assert registered(entries, pool.regions[0].address) == [(0, 64)]
-
-
-@pytest.mark.parametrize("more", [{"pin": False}, {}])
-def test_nothing_is_pinned_where_it_is_not_asked_for_or_no_gpu_is_there(name, entries, monkeypatch, more):
-    if not more:
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    pool = kvplan.allocate("layer block kv token head dim", like=rank((0, 1)), shared=name, **more)
-    assert not entries.named("cuMemHostRegister_v2")
-    assert (pool.seams, pool.regions[0].pinned) == ((), False)
 
 
 def test_where_pinning_fails_half_way_the_pool_is_pageable_and_right(name, entries, monkeypatch, executor):
@@ -195,69 +158,3 @@ def test_a_gpu_reaches_the_part_that_was_pinned_and_no_other(name, path, notatio
     for layer in range(2):
         np.testing.assert_array_equal(cache[layer][[1, 2]], wanted[layer + 1, [3, 0]])
         assert not cache[layer][[0, 3]].any()
-
-
-# Laws of the stretches and of where they are cut.
-
-
-@st.composite
-def forms(draw):
-    """A few components of one form, non-overlapping factors, and the bytes that they touch."""
-    dim = draw(st.integers(1, 5))
-    factors, reach = [], dim
-    for _ in range(draw(st.integers(0, 3))):
-        size, stride = draw(st.integers(2, 4)), reach + draw(st.integers(0, 9))
-        factors.append((size, stride))
-        reach += (size - 1) * stride
-    cut = draw(st.integers(0, len(factors)))
-    form = Form(tuple(factors[cut:]), tuple(factors[:cut]), (), ((dim, 1),))
-    starts = draw(st.lists(st.integers(0, 200), min_size=1, max_size=3, unique=True))
-    steps = [sum(k * stride for k, (_, stride) in zip(at, factors, strict=True))
-             for at in product(*(range(size) for size, _ in factors))]  # fmt: skip
-    touched = {start + step + k for start in starts for step in steps for k in range(dim)}
-    return [Component(layer, "kv", start, form) for layer, start in enumerate(starts)], touched
-
-
-@examples(250)
-@given(made=forms(), apart=st.integers(1, 20))
-def test_stretches_hold_what_is_touched_and_end_where_little_follows(made, apart):
-    components, touched = made
-    found = stretches.stretches(components, apart)
-    inside = {byte for first, last in found for byte in range(first, last)}
-    assert touched <= inside
-    assert all({first, last - 1} <= touched for first, last in found)
-    ordered = sorted(touched)
-    parts = sum(after - byte - 1 >= apart for byte, after in pairwise(ordered))
-    assert len(found) == parts + 1
-
-
-def test_blocks_of_a_table_count_as_one_stretch():
-    form = Form((), (), (), ((10, 1),), table=(0, 500, 200))
-    assert stretches.stretches([Component(0, "k", 1000, form)], apart=1) == [(1000, 1510)]
-
-
-@examples(250)
-@given(
-    rows=st.lists(st.integers(1, 6), min_size=1, max_size=2),
-    sizes=st.lists(st.integers(1, 60), min_size=1, max_size=3),
-    cuts=st.lists(st.integers(0, 400), min_size=2, max_size=4, unique=True),
-    most=st.integers(1, 12),
-)
-def test_registrations_cover_stretches_in_pages_of_their_own(rows, sizes, cuts, most):
-    page, tensors, end = 4, [], 8
-    strides = tuple(sorted((row * 2 for row in rows), reverse=True))
-    for size in sizes:
-        tensors.append(Rows(end, strides))
-        end += -(-size // page) * page
-    places = sorted(min(8 + cut, end) for cut in cuts)
-    found = [(a, b) for a, b in zip(places[::2], places[1::2], strict=False) if a < b]
-    found = stretches.merged(found, 2 * page)
-    pieces = registrations(found, tensors, page, most * page)
-    assert all(first % page == last % page == 0 and 0 < last - first <= most * page for first, last in pieces)
-    assert all(last <= first for (_, last), (first, _) in pairwise(pieces))
-    pages = {at for first, last in pieces for at in range(first, last, page)}
-    assert pages == {at // page * page for first, last in found for at in range(first, last)}
-    for (_, last), (first, _) in pairwise(pieces):
-        if last == first and most * page >= np.lcm(strides[-1], page):  # a cut: between tensors, or between rows
-            held = max(tensor.address for tensor in tensors if tensor.address <= last)
-            assert any((last - held) % stride == 0 for stride in strides)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import mmap
 import os
 import stat
-from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,8 +13,7 @@ import torch
 
 import kvplan
 from kvplan import KVLayout
-from kvplan.memory import shared
-from kvplan.memory.shared import path_of, share
+from kvplan.memory.shared import path_of
 from tests.memory.shared_pools import NOTATION, Lock, rank
 
 
@@ -60,101 +56,6 @@ def test_a_pool_of_more_layers_and_heads_than_like_has(name):
     assert pools[1].tensors.view(np.uint8).reshape(-1)[address] == 9
     alone = kvplan.allocate(NOTATION, like=rank((1,)), layers=range(3), heads=range(4))
     assert (alone.tensors.shape, alone.layers, alone.heads) == ((4, 3, 2, 3, 4, 5), (0, 1, 2), range(4))
-
-
-@pytest.mark.parametrize(
-    ("more", "says"),
-    [
-        ({"layers": [1]}, "like holds layers 0, and the pool's layers are 1; slice like first"),
-        ({"layers": [0, 0, 1]}, r"layers is \[0, 0, 1\]; give the global numbers"),
-        ({"layers": [0, 1, -1]}, "give the global numbers of the pool's layers, each once"),
-        ({"layers": 2}, "layers is 2; give"),
-        ({"layers": []}, r"layers is \[\]; give"),
-        ({"layers": [0, True]}, "give the global numbers"),
-        ({"heads": range(1)}, "like holds heads 0-1, and the pool's heads are 0; slice like first"),
-        ({"heads": range(0, 4, 2)}, r"heads is range\(0, 4, 2\); give a range of step 1"),
-        ({"heads": 4}, "heads is 4; give a range"),
-        ({"heads": range(-1, 4)}, "from 0 on"),
-        ({"device": "cuda:0"}, "device is 'cuda:0'; a shared pool is CPU memory"),
-    ],
-)
-def test_pools_that_cannot_be_shared(name, more, says):
-    with pytest.raises(kvplan.LayoutError, match=says):
-        kvplan.allocate(NOTATION, like=rank(), shared=name, **more)
-
-
-def test_content_without_heads_has_no_pool_of_many():
-    latent = KVLayout.from_tensors("block token dim", np.zeros((4, 3, 5), np.int8))
-    with pytest.raises(kvplan.LayoutError, match="like has no head axis"):
-        kvplan.allocate("block token head dim", like=latent, heads=range(4))
-
-
-@pytest.mark.parametrize(
-    ("bad", "says"),
-    [
-        ("", "shared is ''; a name has up to 200 letters"),
-        (".", "a name has"),
-        ("..", "a name has"),
-        (".hidden", "a name has"),
-        ("-r", "a name has"),
-        ("a b", "a name has"),
-        ("kv\n", "a name has"),
-        ("kv\0", "a name has"),
-        ("é", "a name has"),
-        ("k" * 201, "a name has"),
-        ("pools/kv", "must be the absolute path of a file"),
-        ("../kv", "the absolute path"),
-        ("/tmp/../etc/kv", "without '..'"),
-        ("/tmp/kv/", "the absolute path of a file"),
-        ("/tmp/k\0v", "the absolute path"),
-        ("/kv", "a file of the root folder; write 'kv' for /dev/shm/kv"),
-        ("/", "the absolute path of a file"),
-        (7, "shared is 7; give a name"),
-        (b"kv", "shared is b'kv'; give a name"),
-    ],
-)
-def test_names_that_are_none(bad, says):
-    with pytest.raises(kvplan.LayoutError, match=says):
-        kvplan.allocate(NOTATION, like=rank(), shared=bad)
-
-
-def test_names_and_paths():
-    assert path_of("kv_0.a-B") == Path("/dev/shm/kv_0.a-B")
-    assert path_of("k" * 200).name == "k" * 200
-    assert path_of("/dev/hugepages/kv") == path_of(Path("/dev/hugepages/kv")) == Path("/dev/hugepages/kv")
-
-
-OTHERS = {
-    "notation": ("layer block kv token head dim", {}, {}, "layer block kv token head dim | block=4"),
-    "blocks": (NOTATION, {"num_blocks": 5}, {}, "block=5"),
-    "tokens": (NOTATION, {"block_tokens": 6}, {}, "token=6"),
-    "layers": (NOTATION, {"layers": range(3)}, {}, "layers 0-2"),
-    "numbers": (NOTATION, {}, {"layers": (4, 5)}, "layers 4-5"),
-    "heads": (NOTATION, {"heads": range(4)}, {}, "heads 0-3"),
-    "dtype": (NOTATION, {}, {"dtype": np.float16}, "float16"),
-    "parts": (NOTATION, {}, {"part": "scale"}, "part scale"),
-}
-
-
-@pytest.mark.parametrize("other", OTHERS)
-def test_another_geometry_is_refused_while_the_pool_is_in_use(name, other):
-    notation, more, of, says = OTHERS[other]
-    pool = kvplan.allocate(NOTATION, like=rank(), shared=name)
-    pool.tensors[...] = 3
-    with pytest.raises(kvplan.LayoutError) as caught:
-        kvplan.allocate(notation, like=rank(**of), shared=name, **more)
-    said = str(caught.value)
-    there, _, here = said.partition("; here it is ")
-    assert f"'{path_of(name)}' is in use as another pool: there it is" in there
-    sizes = "block=4 dim=5 head=2 kv=2 layer=2 token=3"
-    assert f"'format 1 | {NOTATION} | {sizes} | int16 | layers 0-1 | heads 0-1 | part kv'" in there
-    assert says in here
-    assert says not in there
-    assert "\n" not in said
-    assert (pool.tensors == 3).all()
-    del pool
-    again = kvplan.allocate(notation, like=rank(**of), shared=name, **more)  # of no user, the name is free
-    assert not again.tensors.any()
 
 
 def test_a_type_has_one_name_in_a_geometry(name):
@@ -254,23 +155,6 @@ def test_a_file_of_somebody_else_stays_as_it_is(path, content):
     assert path.read_bytes() == content
 
 
-def test_a_link_a_folder_a_pipe_and_what_is_not_there(path, tmp_path):
-    target = tmp_path / "target"
-    path.symlink_to(target)
-    pipe, folder = tmp_path / "pipe", tmp_path / "folder"
-    os.mkfifo(pipe)
-    folder.mkdir()
-    for wrong, says in (
-        (path, "cannot share '.*pool': Too many levels of symbolic links"),
-        (pipe, "'.*pipe' is not a regular file; take another name"),
-        (folder, "cannot share '.*folder': Is a directory"),
-        (tmp_path / "none" / "kv", "cannot share '.*kv': No such file or directory"),
-    ):
-        with pytest.raises(kvplan.HostMemoryError, match=says):
-            kvplan.allocate(NOTATION, like=rank(), shared=wrong)
-    assert not target.exists()
-
-
 def test_another_user_s_pool_is_not_touched(path, monkeypatch):
     path.write_bytes(content_of(path))
     monkeypatch.setattr(os, "geteuid", lambda: path.stat().st_uid + 1)
@@ -279,79 +163,3 @@ def test_another_user_s_pool_is_not_touched(path, monkeypatch):
     ):
         kvplan.allocate(NOTATION, like=rank(), shared=path)
     assert path.exists()
-
-
-def test_a_pool_that_was_cut_in_use_is_refused(path):
-    pool = kvplan.allocate(NOTATION, like=rank(), shared=path)
-    os.truncate(path, mmap.PAGESIZE)
-    with pytest.raises(kvplan.HostMemoryError, match="is in use and has 4096 bytes instead of 8192: it was cut"):
-        kvplan.allocate(NOTATION, like=rank(), shared=path)
-    del pool
-    assert not path.exists()
-
-
-# No room.
-
-
-def test_more_than_there_is_takes_nothing(name):
-    with pytest.raises(kvplan.HostMemoryError) as caught:
-        kvplan.allocate(NOTATION, like=rank(), num_blocks=1 << 40, shared=name)
-    assert f"{240 * (1 << 40) + mmap.PAGESIZE:,} bytes; " in str(caught.value)
-    assert "are free in '/dev/shm': take fewer blocks, make more room" in str(caught.value)
-
-
-@pytest.mark.parametrize("at", [0, 1, 2])
-@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
-def test_what_cannot_be_reserved_is_not_left_half_made(path, monkeypatch, at, error):
-    calls = []
-    reserve = os.posix_fallocate
-
-    def full(fd, start, nbytes):
-        calls.append((start, nbytes))
-        if len(calls) > at:
-            raise error
-        reserve(fd, start, nbytes)
-
-    monkeypatch.setattr(os, "posix_fallocate", full)
-    monkeypatch.setattr(shared, "RESERVED", mmap.PAGESIZE)
-    expected = kvplan.HostMemoryError if isinstance(error, OSError) else KeyboardInterrupt
-    says = "cannot reserve 16,384 bytes for '.*pool': No space left on device" if isinstance(error, OSError) else None
-    with pytest.raises(expected, match=says):
-        share(path, "three pages", [3 * mmap.PAGESIZE])
-    assert calls == [(0, 4096), (4096, 4096), (8192, 4096)][: at + 1]
-    assert not path.exists()
-    monkeypatch.undo()
-    assert share(path, "three pages", [3 * mmap.PAGESIZE]).memory.nbytes == 16_384
-
-
-def test_a_system_that_cannot_lock_or_map(path, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(fcntl, "flock", lambda fd, how: os.fstat(-1))
-        with pytest.raises(kvplan.HostMemoryError, match=r"cannot share '.*pool': Bad file descriptor"):
-            share(path, "one page", [1])
-    path.unlink()  # empty, which the next start takes
-    real = mmap.mmap
-
-    def refuse(fd, nbytes):
-        if nbytes > mmap.PAGESIZE:
-            raise OSError(errno.ENOMEM, "Cannot allocate memory")
-        return real(fd, nbytes)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(mmap, "mmap", refuse)
-        with pytest.raises(kvplan.HostMemoryError, match=r"cannot share '.*pool': Cannot allocate memory"):
-            share(path, "one page", [1])
-    assert not path.exists()
-
-
-def test_pages_of_the_file_system_are_those_of_the_pool(path, monkeypatch):
-    told = os.fstatvfs
-    monkeypatch.setattr(os, "fstatvfs", lambda fd: SimpleNamespace(f_bsize=1 << 16, f_blocks=0, f_bavail=0, f_frsize=1))
-    pool = share(path, "pages of 64 KiB", [70_000, 10])
-    assert (pool.page, pool.memory.nbytes) == (1 << 16, 4 << 16)
-    starts = [each.ctypes.data - pool.memory.ctypes.data for each in pool.tensors]
-    assert (starts, [each.nbytes for each in pool.tensors]) == ([1 << 16, 3 << 16], [70_000, 10])
-    monkeypatch.setattr(os, "fstatvfs", told)
-    with pytest.raises(kvplan.LayoutError, match="the pool's header takes 5064 bytes and must fit in 4096"):
-        share(f"{path}2", "x" * 5000, [1])
-    assert not Path(f"{path}2").exists()

@@ -125,15 +125,6 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel_and_sdist):
     assert {info + "METADATA", info + "entry_points.txt", info + "licenses/LICENSE"} <= names
 
 
-def test_the_sdist_holds_the_backends_once(wheel_and_sdist):
-    _, sdist = wheel_and_sdist
-    with tarfile.open(sdist) as archive:
-        names = [name.partition("/")[2] for name in archive.getnames()]
-    assert len(names) == len(set(names))
-    assert {"pyproject.toml", "LICENSE", "README.md"} | packaged() <= set(names)
-    assert not [name for name in names if name.startswith("backends/")]
-
-
 def test_the_wheel_of_the_sdist_is_the_wheel_of_the_tree(wheel_and_sdist, tmp_path):
     wheel, sdist = wheel_and_sdist
     with tarfile.open(sdist) as archive:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import multiprocessing
 import pickle
 
 import numpy as np
@@ -70,35 +69,6 @@ def test_nothing_is_moved_through_what_was_pickled(what):
     assert (b == 9).all()
 
 
-def test_a_pickled_plan_still_tells_what_it_moves():
-    program = kvplan.compile(filled(7)[1], filled(9)[1])
-    plan = program.plan([0, 5], [1, 2])
-    loaded = again(plan)
-    assert (loaded.nbytes, loaded.units, loaded.direction) == (plan.nbytes, plan.units, plan.direction)
-    for one, other in zip(loaded.descriptors(), plan.descriptors(), strict=True):
-        assert one.tolist() == other.tolist()
-    assert again(program).explain().replace(", addresses of the process that saved it", "") == program.explain()
-
-
-def test_a_pickled_shard_and_resharding_say_the_same():
-    (_, src), (_, dst) = filled(7), filled(9)
-    shard = again(kvplan.Shard(src))
-    assert (shard.layout.addresses, shard.cp_size) == ("dump", 1)
-    programs = kvplan.reshard(src, dst)
-    assert str(again(programs)) == str(programs)
-
-
-def test_copies_of_a_layout_and_a_program_are_the_same_object():
-    _, layout = filled(7)
-    program = kvplan.compile(layout, filled(9)[1])
-    for value in (layout, program):
-        assert copy.copy(value) is value
-        assert copy.deepcopy(value) is value
-    state = copy.deepcopy({"layout": layout, "plan": program.plan([0], [1])})
-    assert state["layout"] is layout
-    assert state["plan"].layouts[0][0] is layout
-
-
 def test_a_copy_moves_the_bytes_of_the_memory_that_it_keeps():
     (_, src), (array, dst) = filled(7), filled(9)
     copied = copy.deepcopy(dst)
@@ -107,33 +77,6 @@ def test_a_copy_moves_the_bytes_of_the_memory_that_it_keeps():
         executor.submit(copy.deepcopy(kvplan.compile(src, copied).plan([0], [3]))).result()
     assert array[3].tolist() == [7] * 64
     assert copied.tensors is array
-
-
-def receive(layout, told):
-    mine = filled(0)[1]
-    told.put((layout.addresses, layout.regions[0].address))
-    with kvplan.Executor() as executor:
-        try:
-            executor.submit(kvplan.compile(layout, mine).plan([0], [0])).result()
-        except LayoutError as error:
-            told.put(str(error))
-        else:
-            told.put("moved")
-
-
-@pytest.mark.slow
-def test_another_process_is_refused():
-    _, layout = filled(7)
-    context = multiprocessing.get_context("spawn")
-    told = context.Queue()
-    process = context.Process(target=receive, args=(layout, told))
-    process.start()
-    try:
-        assert told.get(timeout=120) == ("dump", layout.regions[0].address)
-        assert "or pickled the layout; nothing can be moved" in told.get(timeout=120)
-    finally:
-        process.join(120)
-    assert process.exitcode == 0
 
 
 def test_the_error_of_a_notation_is_pickled():

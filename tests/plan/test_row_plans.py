@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 import kvplan
 from kvplan.execute.gpu.resources import Limits
-from kvplan.execute.host import tasks
 from kvplan.plan.row_plans import Memory, RowProgram, layout_of
 from tests.simulated import Device
 from tests.simulated.executors import TIGHT, executor_on
@@ -63,25 +62,6 @@ def test_rows_of_any_size_and_alignment(executor, drawn, random):
     assert flat.size.sum() == plan.nbytes
     executor.submit(plan).synchronize(600)
     np.testing.assert_array_equal(dst, wanted)
-
-
-def test_rows_longer_than_a_task_and_a_destination_that_is_named_twice(executor, monkeypatch):
-    monkeypatch.setattr(tasks, "TASK_NBYTES", 64)
-    (src, dst), program = pools(1)
-    rows = [(0, 512, 256), (512, 1024, 256), (512, 1024, 256), (768, 1280, 256)]
-    wanted = moved((src, dst), rows)
-    columns = np.array(rows, dtype=np.int64).T
-    plan = program.plan(columns[0] + src.ctypes.data, columns[1] + dst.ctypes.data, 256, 16)
-    executor.submit(plan).synchronize(600)
-    np.testing.assert_array_equal(dst, wanted)
-
-
-def test_a_layout_of_many_ranges_keeps_their_owners():
-    pools = [np.zeros(100 + k, np.uint8) for k in range(40)]
-    layout = layout_of([Memory(pool.ctypes.data, pool.nbytes, "cpu", pool) for pool in pools])
-    assert (layout.device, layout.addresses, layout.writable) == ("cpu", "memory", True)
-    assert {(r.address, r.nbytes) for r in layout.regions} == {(p.ctypes.data, p.nbytes) for p in pools}
-    assert {id(region.owner.owner) for region in layout.regions} == {id(pool) for pool in pools}
 
 
 PLACES = {"load": ("cpu", "cuda:0"), "store": ("cuda:0", "cpu"), "device": ("cuda:0", "cuda:0"),

@@ -7,12 +7,8 @@ import pytest
 
 import kvplan
 from kvplan import KVLayout
-from kvplan.cli import main
 from kvplan.cost.statistics import chains, follow
-from kvplan.execute.host import memcpy, memmove, tasks
-from kvplan.plan import loops, loops_numba, loops_numpy
-from kvplan.plan.loops import LITTLE, loops_for, spares, sparing
-from tests.commands import GPU, HOST
+from kvplan.execute.host import memcpy, memmove
 from tests.compiled_cases import by_dst
 from tests.plan.slow_twins import without_numba
 from tests.plan.small_caches import LAYERED, PAGED, zeros
@@ -57,28 +53,6 @@ def statistics_part():
 # ---- what is chosen, and when ------------------------------------------------------------------------------------
 
 
-def test_only_little_work_is_spared_and_only_where_asked():
-    assert not spares(0)
-    with sparing():
-        assert spares(LITTLE)
-        assert not spares(LITTLE + 1)
-        with sparing(wanted=False):
-            assert not spares(0)
-        assert spares(0)
-    assert not spares(0)
-
-
-def test_loops_that_are_loaded_are_used(monkeypatch):
-    with sparing():
-        assert loops_for(1) is loops_numba
-        monkeypatch.setattr(loops, "loaded", None)
-        assert loops_for(1) is loops_numpy
-        assert loops_for(LITTLE + 1) is loops_numba
-        assert loops_for(1) is loops_numba  # it is loaded now
-    monkeypatch.setattr(loops, "loaded", None)
-    assert loops_for(1) is loops_numba
-
-
 # ---- the host path -----------------------------------------------------------------------------------------------
 
 
@@ -97,44 +71,3 @@ def test_some_of_the_copies_of_a_part(hands, first, last):
         else:
             expected[unit : unit + 8] = src[unit + 8 : unit + 16]
     np.testing.assert_array_equal(dst, expected)
-
-
-@pytest.mark.parametrize("wanted", [True, False])
-def test_an_executor_moves_as_whoever_made_it_asked(monkeypatch, wanted):
-    called = []
-    for hands in (memcpy, memmove):
-
-        def counted(*given, hands=hands, move=hands.copy_units):
-            called.append(hands.__name__)
-            return move(*given)
-
-        monkeypatch.setattr(hands, "copy_units", counted)
-    src, dst = np.arange(32, dtype=np.uint8).reshape(4, 8), np.zeros((4, 8), np.uint8)
-    plan = kvplan.compile(*(KVLayout.from_tensors("block dim", t) for t in (src, dst))).plan([1, 3], [0, 2])
-    with sparing(wanted=wanted):
-        executor = kvplan.Executor()
-    with executor:
-        executor.submit(plan).result()
-    assert set(called) == {f"kvplan.execute.host.{'memmove' if wanted else 'memcpy'}"}
-    np.testing.assert_array_equal(dst[[0, 2]], src[[1, 3]])
-
-
-def test_runs_longer_than_a_task_by_memmove(sparing_executor, monkeypatch):
-    monkeypatch.setattr(tasks, "TASK_NBYTES", 1000)
-    src, dst = np.random.default_rng(0).integers(0, 256, (4, 3333), np.uint8), np.zeros((4, 3333), np.uint8)
-    plan = kvplan.compile(*(KVLayout.from_tensors("block dim", t) for t in (src, dst))).plan([3, 0], [1, 2])
-    assert sparing_executor.submit(plan).result().descriptors == 8
-    np.testing.assert_array_equal(dst, np.stack((dst[0] * 0, src[3], src[0], dst[3] * 0)))
-
-
-def test_a_large_plan_on_the_command_line_is_the_same(capsys):
-    """Beyond LITTLE the compiled loops plan; what is printed is what the numpy loops would say."""
-    argv = ["plan", GPU, HOST, "--src", "0-449", "--dst", "450-899", "--json"]
-    assert LITTLE < 450 * 160
-    assert main(argv) == 0
-    large = capsys.readouterr().out
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loops, "LITTLE", 1 << 20)
-        with without_numba():
-            assert main(argv) == 0
-    assert capsys.readouterr().out == large

@@ -121,15 +121,8 @@ def test_a_dump_names_no_other_type(tmp_path):
     merged.save(tmp_path / "cache.json")
     text = (tmp_path / "cache.json").read_text()
     (tmp_path / "cache.json").write_text(text.replace('"dtype": "fp32"', '"dtype": "fp16"'))
-    with pytest.raises(
-        LayoutError, match=r"components\[\d\]\.held\[\d\]\.dtype is 'fp16'; the layout's dtype is 'e4m3"
-    ):
+    with pytest.raises(LayoutError, match="'fp16'; the layout's dtype is 'e4m3"):
         KVLayout.from_spec(tmp_path / "cache.json")
-
-
-def test_a_pickled_program_stays_as_it_was_compiled():
-    program = kvplan.compile(layout("bf16"), layout("fp16", "token block dim"), reinterpret=True)
-    assert pickle.loads(pickle.dumps(program)).reinterprets
 
 
 def test_ranks_are_checked_too():

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvplan
-from kvplan import BlockIndexError, Groups, KVLayout, LayoutError, OverlapError
+from kvplan import BlockIndexError, Groups, KVLayout, OverlapError
 from tests import oracle
 from tests.profiles import examples
 from tests.strategies import cases, layout_of
@@ -105,38 +105,3 @@ def test_a_rank_of_a_resharding_is_a_group():
     groups = Groups([kvplan.reshard(ranks[0], pool)[0, 0], kvplan.compile(ranks[1], ranks[1].slice())])
     assert groups.plan([[3, 4], []], [[0, 1], []], src_first=[3, 0]).units == 2  # token 48, and token 64
     assert repr(groups).startswith("Groups(PairProgram(layer 0, c0), CopyProgram(")
-
-
-@pytest.mark.parametrize(
-    ("lists", "firsts", "said"),
-    [
-        (([[0]], [[0], [0]]), {}, r"src_blocks is \[\[0\]\]; give a sequence of 2, one entry per group"),
-        ((3, [[0], [0]]), {}, "src_blocks is 3; give a sequence of 2"),
-        ((None, [[0], [0]]), {}, "src_blocks is None; give a sequence of 2"),
-        (({0, 1}, [[0], [0]]), {}, r"src_blocks is \{0, 1\}; give a sequence of 2"),
-        (([[0], [0]], np.array(7)), {}, r"dst_blocks is array\(7\); give a sequence of 2"),
-        (([[0], None], [[0], [0]]), {}, r"group 1: src_blocks has shape \(\)"),
-        (([[0], iter([0])], [[0], [0]]), {}, r"group 1: src_blocks has shape \(\)"),
-        (([[0], [0]], [[0], [0]]), {"src_first": {0, 1}}, r"src_first is \{0, 1\}; give a sequence of 2"),
-        (([[0], [0]], [[0], [0]]), {"src_first": np.zeros((2, 1), int)}, r"group 0: src_first is array\(\[0\]\)"),
-        (([[0], [0]], [[0], [0]]), {"src_first": [0]}, r"src_first is \[0\]; give a sequence of 2"),
-        (([[0], [0]], [[0], [0]]), {"src_first": [0, -1]}, "group 1: src_first is -1"),
-        (([[0], [0]], [[0], [0]]), {"dst_first": [True, 0]}, "group 0: dst_first is True"),
-        (([[0], [0, 99]], [[0], [0]]), {}, r"group 1: src_blocks\[1\] is 99; src blocks are 0 to 63"),
-        (([[0], [0]], [[0], [0, 1]]), {}, "group 1: 1 src blocks cover 1 units"),
-        (([[0], [0]], [[0], [0]]), {"src_first": [0, 4], "dst_first": [0, 0]},
-         "group 1: the dst blocks begin at token 0 of the request and the other side's at 64; leave out the 1 dst"),
-    ],
-)  # fmt: skip
-def test_bad_input_names_its_group(lists, firsts, said):
-    groups = Groups([kvplan.compile(cache((k,), 16), cache((k,), 64)) for k in (0, 1)])
-    with pytest.raises(BlockIndexError, match=said):
-        groups.plan(*lists, **firsts)
-
-
-@pytest.mark.parametrize(
-    ("programs", "said"), [([], "no groups"), (3, "programs is 3"), ([3], r"programs\[0\] is a int")]
-)
-def test_what_is_no_program_is_refused(programs, said):
-    with pytest.raises(LayoutError, match=said):
-        Groups(programs)

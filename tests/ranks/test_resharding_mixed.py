@@ -8,7 +8,6 @@ import pytest
 import kvplan
 from kvplan import BlockIndexError, Groups, IncompatibleLayoutsError, KVLayout, OverlapError, Shard
 from tests.oracle import byte_moves
-from tests.ranks.mixed_ranks import held_bytes
 
 
 def kv(heads=range(4), tokens=16, **more):
@@ -22,23 +21,6 @@ def state(**more):
 
 def latent(**more):
     return KVLayout.from_tensors("block token dim", np.zeros((8, 4, 8), np.int8), **more)
-
-
-def test_a_state_beside_dealt_heads_is_moved_in_turn():
-    """Destination blocks 3, 4, 5: rank 0 moves the state of 4, rank 1 those of 3 and 5, of 24 bytes each."""
-    ranks = [KVLayout.merge([kv(heads), state()]) for heads in (range(2), range(2, 4))]
-    programs = kvplan.reshard(ranks, KVLayout.merge([kv(), state()]))
-    assert repr(programs[1, 0]) == "PairProgram(layer 0, k v, heads 2-3; layer 0, state, blocks 1 modulo 2)"
-    plans = programs.plan([0, 1, 2], [3, 4, 5])
-    assert [plan.nbytes for plan in plans.values()] == [3 * 512 + 24, 3 * 512 + 2 * 24]
-
-
-def test_a_state_has_no_common_unit_with_another_block_size():
-    ranks = [KVLayout.merge([kv(heads), state()]) for heads in (range(2), range(2, 4))]
-    with pytest.raises(
-        IncompatibleLayoutsError, match="layer 0 'state' moves whole blocks, but blocks hold 16 tokens in"
-    ):
-        kvplan.reshard(ranks, KVLayout.merge([kv(tokens=64), state()]))
 
 
 def test_a_state_is_not_entered_in_the_middle():
@@ -78,64 +60,6 @@ def test_one_head_is_the_same_without_a_head_axis(number):
         assert program.plan([1], [2]).nbytes == 32
     programs = kvplan.reshard([latent(), headed], latent())
     assert [plan.nbytes for plan in programs.plan([0, 1, 2], [3, 4, 5]).values()] == [32, 64]
-
-
-def test_several_heads_without_a_head_axis_are_refused():
-    """Both would be copied as if they were the same."""
-    two = [KVLayout.from_tensors("block token head dim", np.zeros((8, 4, 1, 8), np.int8), head_start=k) for k in (0, 1)]
-    eight = KVLayout.from_tensors("block token head dim", np.zeros((8, 4, 8, 8), np.int8))
-    for pair, heads in (((two, latent()), "0-1"), ((latent(), two), "0-1"), ((latent(), eight), "0-7")):
-        said = f"layer 0 'kv' has heads {heads} on some ranks and no head axis on others; name the heads on all"
-        with pytest.raises(IncompatibleLayoutsError, match=said):
-            kvplan.reshard(*pair)
-
-
-@pytest.mark.parametrize(
-    ("notations", "moves"),
-    [
-        (("block head.0 token head.1 dim", "block token head dim"), 1),  # heads 1-4 are a slice of the destination
-        (("block token head dim", "block head.0 token head.1 dim"), 1),  # of the source
-        (("block head.0 token head.1 dim", "block token head.0 dim head.1"), 2),  # of neither: 1-2, and 3-4
-    ],
-)
-def test_heads_that_a_split_axis_cannot_give(notations, moves):
-    """Of six heads, kept as 2 x 3, the first and the last are on another rank, too; an index goes with the others."""
-
-    def six(notation):
-        sizes = {"block": 4, "token": 2, "head": 6, "head.0": 2, "head.1": 3, "dim": 2}
-        heads = KVLayout.from_tensors(notation, np.zeros([sizes[dim] for dim in notation.split()], np.int8))
-        index = KVLayout.from_tensors("block token dim", np.zeros((4, 2, 2), np.int8), part="index")
-        return KVLayout.merge([heads, index])
-
-    ends = [
-        KVLayout.from_tensors("block token head dim", np.zeros((4, 2, 1, 2), np.int8), head_start=k) for k in (0, 5)
-    ]
-    ranks, pool = [six(notations[0]), *ends], six(notations[1])
-    programs = kvplan.reshard(ranks, pool)
-    assert [share.heads for share in programs[0, 0].shares] == [range(1), range(1, 5), range(5, 6)]
-    assert len(programs[0, 0].programs) == 2 + moves
-    wanted = held_bytes(Shard(pool), [2, 3], 0, 4)
-    seen = []
-    for (s, _), plan in programs.plan([0, 1], [2, 3]).items():
-        held = held_bytes(Shard(ranks[s]), [0, 1], 0, 4)
-        for to, origin in byte_moves(plan.descriptors()).items():
-            assert held[origin][0] == wanted[to][0]
-            seen.append(to)
-    assert sorted(seen) == sorted(wanted)
-
-
-def test_a_fused_destination_wants_both_k_and_v_of_a_head():
-    rows = {"block": 4, "token": 2, "dim": 8}
-    k, v = (
-        KVLayout.from_spec({"notation": "block token head dim", "sizes": rows | {"head": heads}, "dtype": "int8",
-                            "part": part, "address": address})
-        for part, heads, address in (("k", 4, 0x1000), ("v", 2, 0x8000))
-    )  # fmt: skip
-    fused = KVLayout.from_spec(
-        {"notation": "block token head dim", "sizes": rows | {"head": 4, "dim": 16}, "dtype": "int8"}
-    )
-    with pytest.raises(IncompatibleLayoutsError, match=r"no source holds layer 0 'kv', heads 2-3"):
-        kvplan.reshard(KVLayout.merge([k, v]), fused)
 
 
 def test_a_rank_that_wants_no_other_tokens_needs_no_other_rank():

@@ -13,20 +13,20 @@ import ctypes
 import threading
 import time
 from collections.abc import Callable, Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from kvplan.cuda import calls
 from kvplan.cuda.call_list import ENDED, FAILED, HURRIED, PLAYED, Segment
-from kvplan.cuda.call_player import play_slowly
 from kvplan.cuda.device import HOST_MEMORY, MEMORY_TYPE, SUCCESS, DriverError
 from kvplan.cuda.driver import RELAXED
 from kvplan.execute.gpu.arena import Piece
 from kvplan.execute.gpu.launches.headers import write_units
 from kvplan.execute.gpu.resources import DEFAULT_LIMITS, Limits
 from kvplan.execute.gpu.shape import Shape
-from tests.simulated.graph import Graph
+from tests.simulated.call_player import play_slowly
 from tests.simulated.ipc import IpcEntries
 from tests.simulated.issuer import Issuer
 from tests.simulated.kernel import kernel, words
@@ -62,6 +62,11 @@ class Driver(IpcEntries):
         modes, cell = self._device.mode, mode
         modes.now, cell.value = cell.value, getattr(modes, "now", 0)
         return SUCCESS
+
+    def compile_kernel(self, shape: Shape, arch: int) -> SimpleNamespace:
+        """A kernel that is not compiled: its image says its shape."""
+        image = " ".join(str(int(number)) for number in shape).encode()
+        return SimpleNamespace(image=image, name="copy_rows", shared=0, threads=32 * shape.warps)
 
     def name(self, code: int) -> str:
         return f"CUDA_ERROR_SIMULATED ({code})"
@@ -111,19 +116,8 @@ class Device(Streams):
     def is_current(self) -> bool:
         return True
 
-    # Graphs.
-
-    def capture(self, stream: int) -> Graph:
-        """Begin to capture a stream."""
-        self.graph = Graph(stream)
-        return self.graph
-
-    def end_capture(self) -> None:
-        graph, self.graph = self.graph, None
-        graph.check_joined()
-
     def capturing(self, stream: int) -> bool:
-        return self.graph is not None and stream in self.graph.tails
+        return stream == self.captured
 
     # Work.
 
@@ -245,9 +239,7 @@ class Device(Streams):
 
     def put(self, stream: int, work: Callable[[], object]) -> None:
         with self.lock:
-            if self.graph is not None and stream in self.graph.tails:
-                self.graph.add(stream, work)
-                return
+            assert stream != self.captured, "work is put on a stream that is being captured"
 
             def works() -> bool:
                 try:

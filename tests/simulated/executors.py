@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import sys
-import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
-from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -70,27 +67,6 @@ def favouring(path: str) -> DeviceProfile:
     return replace(default(), costs={way: {path: costs[path] for path in route_paths(way)} for way in GPU_ROUTES})
 
 
-_compiling = threading.Lock()
-
-
-def _compiled_by(compiler: ModuleType, compile_shape: Callable[[Any], Any], shape: Any) -> Any:
-    """Call something with another module in the place of the kernel's.
-
-    Not ``mock.patch.dict``, which empties ``sys.modules`` for a moment: an import in another thread would then begin
-    with a new ``sys``. Not a generator's context: a KeyboardInterrupt in ``contextlib`` leaves the lock held.
-    """
-    with _compiling:
-        before = sys.modules.get(compiler.__name__)
-        sys.modules[compiler.__name__] = compiler
-        try:
-            return compile_shape(shape)
-        finally:
-            if before is None:
-                del sys.modules[compiler.__name__]
-            else:
-                sys.modules[compiler.__name__] = before
-
-
 class Unchecked(kvplan.Policy):
     """A policy that may name any path."""
 
@@ -102,7 +78,7 @@ def open_executor(
     device: Device, path: str = "auto", profile: DeviceProfile | None = None, *, limits: Limits = DEFAULT_LIMITS,
     **policy: Any,
 ) -> kvplan.Executor:  # fmt: skip
-    """An executor whose driver is the device; kernels are not compiled, their image says their shape."""
+    """An executor whose driver is the device."""
     device.limits = limits
     asked = (Unchecked if path == ToyPath.name else kvplan.Policy)(path=path, **policy)
     made = backend.GpuBackend(
@@ -113,19 +89,7 @@ def open_executor(
         return made
 
     with mock.patch("kvplan.execute.executor._backend", simulated):
-        executor = kvplan.Executor(f"cuda:{device.ordinal}", asked)
-    tables = executor._backend.resources.tables
-    whole = tables.function
-    compiler = ModuleType("kvplan.execute.gpu.kernel")
-    compiler.compile_kernel = lambda shape, arch: SimpleNamespace(
-        image=" ".join(str(int(number)) for number in shape).encode(),
-        name="copy_rows",
-        shared=0,
-        threads=32 * shape.warps,
-    )
-
-    tables.function = partial(_compiled_by, compiler, whole)
-    return executor
+        return kvplan.Executor(f"cuda:{device.ordinal}", asked)
 
 
 @contextmanager
@@ -163,6 +127,9 @@ TIGHT = {
 }  # fmt: skip
 
 
+TINY_RING = {"chunk_nbytes": 1024, "small_chunk_nbytes": 1}
+
+
 @dataclass(frozen=True)
 class OnDevice(Paged):
     """A paged cache that is the GPU's."""
@@ -176,7 +143,6 @@ class OnDevice(Paged):
 
 SMALL = OnDevice(DEVICE_NOTATION, dim=96, padded=True)
 POOL = Paged(HOST_NOTATIONS["page-first"], dim=96)
-LARGE_BLOCKS = Paged(HOST_NOTATIONS["page-first"], token=6, dim=96)
 
 
 def pair_on(
@@ -242,14 +208,3 @@ def layout_on(cache: oracle.Cache, device: Device, place: int | None) -> KVLayou
 
 def _tensors(nested: Any, name: str) -> Any:
     return [_tensors(each, name) for each in nested] if isinstance(nested, list) else Tensor(nested, name)
-
-
-def is_apart(executor: kvplan.Executor) -> bool:
-    """Whether the thread that plays lists was given one."""
-    return any(lane.issuer is not None and lane.issuer.given for lane in executor._backend.lanes.values())
-
-
-def until_issued(transfer: kvplan.Transfer) -> None:
-    """Wait until the calls of a transfer have been made, or one has failed."""
-    with suppress(kvplan.TransferError):
-        transfer.await_issue()

@@ -36,7 +36,7 @@ def _rows(header: int, shape: Shape, order: random.Random, reach: Callable[[int]
         src, dst, nbytes = src_units[unit] + src_items[item], dst_units[unit] + dst_items[item], sizes[item]
         assert min(src, dst) > 0, "units were read before they were there"
         assert (src | dst | nbytes) % shape.word == 0, "the word divides every address and size"
-        assert nbytes <= chunks * shape.width, "an item has no more chunks than the header says"
-        reach(src)
-        reach(dst)
+        assert 0 <= nbytes <= chunks * shape.width, "an item has no more chunks than the header says"
+        for address in (src, src + max(nbytes, 1) - 1, dst, dst + max(nbytes, 1) - 1):
+            reach(address)
         ctypes.memmove(dst, src, nbytes)

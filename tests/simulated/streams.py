@@ -8,11 +8,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Self
+from typing import Any, Self
 
 from kvplan.cuda.device import NOT_READY, SUCCESS
 from tests.patience import PATIENCE
-from tests.simulated.graph import Graph
 from tests.simulated.memory import Memory
 
 _now = threading.local()  # `device`: the current one of this thread
@@ -46,7 +45,7 @@ class Streams(Memory):
         self.passed: dict[int, int] = {}
         self.marks: dict[int, list[int]] = {}  # of each event, its last record: filled once that has passed
         self.theirs: set[int] = set()  # events that are not kvplan's
-        self.graph: Graph | None = None
+        self.captured: int | None = None  # the stream that is being captured into a graph
         self.gates: list[threading.Event] = []
         self.opener: threading.Thread | None = None
         self.blocked = threading.Event()
@@ -81,19 +80,23 @@ class Streams(Memory):
         finally:
             _now.device = outer
 
-    def stream(self, *, urgent: bool = False) -> int:
+    def stream(self, *, urgent: bool = False, made: Any = None) -> int:
         with self.lock:
             handle = self.handle_of_next()
             self.streams[handle] = deque()
             self.opened.add(handle)
+            if made is not None:
+                made.value = handle
             return handle
 
-    def event(self) -> int:
+    def event(self, made: Any = None) -> int:
         self.check("cuEventCreate")
         with self.lock:
             handle = self.handle_of_next()
             self.made.add(handle)
             self.recorded[handle] = self.passed[handle] = 0
+            if made is not None:
+                made.value = handle
             return handle
 
     def destroy_event(self, event: int) -> int:
@@ -114,9 +117,7 @@ class Streams(Memory):
         assert event in self.made, "a GPU records its own events only"
         assert stream in self.opened, "a GPU records on its own streams only"
         with self.lock:
-            if self.graph is not None and stream in self.graph.tails:
-                self.graph.record(event, stream)
-                return
+            assert stream != self.captured, "an event is recorded on a stream that is being captured"
             self.recorded[event] += 1
             number, mark = self.recorded[event], []
             self.marks[event] = mark
@@ -131,10 +132,7 @@ class Streams(Memory):
     def wait(self, stream: int, event: int) -> None:
         self.check("cuStreamWaitEvent")
         with self.lock:
-            graph = self.graph
-            if graph is not None and (stream in graph.tails or event in graph.events):
-                graph.wait(stream, event)
-                return
+            assert stream != self.captured, "a stream that is being captured waits for an event outside its graph"
             mark = self.marks.get(event, [0])  # what is recorded now, not later, and not what passes elsewhere instead
             if not stream:  # the default stream of the current device
                 stream = _now.device.default

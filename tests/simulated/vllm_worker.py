@@ -14,9 +14,8 @@ from kvplan.engines.vllm import layer_loads, lines
 from kvplan.engines.vllm import worker as vllm_worker
 from kvplan.engines.vllm.worker import Worker
 from kvplan.execute.gpu.resources import Limits
-from tests.simulated.executors import TIGHT, executor_on
+from tests.simulated.executors import TIGHT, TINY_RING, executor_on
 from tests.simulated.objects import Stream, Tensor
-from tests.simulated.overwrites import TINY_RING
 
 PAGE, LAYERS, BLOCKS, CHUNKS, PER_CHUNK = 96, 3, 16, 6, 3
 

@@ -6,8 +6,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from kvplan.base.quoting import quoted
-from kvplan.errors import KVPlanError, LayoutError, PathError
+from kvplan.errors import KVPlanError, PathError
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.nixl.nixl_agent import NixlAgent
 
@@ -95,24 +94,12 @@ class NixlOffer(NamedTuple):
     def part(self) -> dict[str, object]:
         """Return the part as a card holds it.
 
-        >>> checked_offer(NixlOffer(b"met", 1).part())
+        >>> NixlOffer.of(NixlOffer(b"met", 1).part())
         NixlOffer(metadata=b'met', packed=1)
         """
-        made: dict[str, object] = {"metadata": self.metadata.hex()}
-        return made | {"packed": self.packed} if self.packed else made
+        return {"metadata": self.metadata.hex()} | ({"packed": self.packed} if self.packed else {})
 
-
-def checked_offer(part: object) -> NixlOffer:
-    """Return NIXL's part of a card; raise LayoutError if it is wrong."""
-    right = (
-        f"the card's nixl is {quoted(part)}; it has 'metadata' in hexadecimal digits, and may have 'packed', a number"
-    )
-    if not isinstance(part, dict) or not {"metadata"} <= set(part) <= {"metadata", "packed"}:
-        raise LayoutError(right)
-    packed = part.get("packed", 0)
-    if isinstance(packed, bool) or not isinstance(packed, int) or not 0 <= packed < 1 << 16:
-        raise LayoutError(right)
-    try:
-        return NixlOffer(bytes.fromhex(part["metadata"]), packed)
-    except (TypeError, ValueError):
-        raise LayoutError(right) from None
+    @classmethod
+    def of(cls, part: dict[str, Any]) -> NixlOffer:
+        """Read the part of a card."""
+        return cls(bytes.fromhex(part["metadata"]), part.get("packed", 0))

@@ -22,35 +22,15 @@ from kvplan.execute.executor import Executor
 from kvplan.execute.stats import Tally
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.plan.nixl_lists import memory_of
-from kvplan.plan.packing import column_loops
 from kvplan.plan.packing.chunk_half import Slot
 from kvplan.plan.packing.pack_checks import Offered
 from kvplan.plan.packing.pack_order import GRAIN
 from kvplan.plan.packing.packing import packing_of
 from kvplan.plan.plan import Plan
 
-PACKED_VERSION = 3  # in the card of an agent that takes packed transfers
+PACKED_VERSION = 4  # in the card of an agent that takes packed transfers
 # Looks in a row that are left out while another thread calls NIXL: most of its calls move bytes as a look does.
 MOST_LEFT_OUT = 3
-
-
-def moves_alone(device: str, wire: str) -> bool:
-    """Return whether it is known from the first chunk on that hardware moves the bytes of a ring.
-
-    Where NIXL has no thread, bytes of the CPU and of sockets move by looks alone. UCX may take TCP unless ``UCX_TLS``
-    names other transports. Then the first chunks tell; see :mod:`kvplan.agents.packed.wire`.
-
-    Args:
-        device: device of the ring.
-        wire: name of the wire, with the transports that ``UCX_TLS`` names.
-
-    >>> [moves_alone("cuda:0", f"UCX over {named}") for named in ("rc,cuda_copy", "tcp,cuda_copy", "all", "^ib")]
-    [True, False, False, False]
-    >>> moves_alone("cuda:0", "UCX"), moves_alone("cpu", "UCX over rc")
-    (False, False)
-    """
-    named = wire.partition(" over ")[2]
-    return device != "cpu" and bool(named) and not named.startswith("^") and {"tcp", "all"}.isdisjoint(named.split(","))
 
 
 class NixlPacked:
@@ -84,11 +64,7 @@ class NixlPacked:
         self._device_of, self._tally = device, tally
         self._name, self._nixl, self._executor, self._way = name, nixl, executor, way
         self.lanes = NixlLanes(nixl, offered, self._allocated)
-        progress = NixlProgress(self._look, self._busy, inside, driven=way.driven)
-        naps = progress.naps
-        naps.fast, naps.ahead, naps.moved = self._fast, self._ahead, self._moved
-        naps.stages, naps.resting = self._stages, self._resting
-        self._progress = progress if way.threaded else None
+        self._progress = NixlProgress(self._look, self._busy, inside, driven=way.driven) if way.threaded else None
         self._reading = threading.RLock()  # one thread at a time takes notes
         self._inbox: deque[tuple[str, bytes]] = deque()  # notes of users
         self._profiles: dict[str, WireProfile] = {}  # by NIXL's name of the memory
@@ -144,27 +120,6 @@ class NixlPacked:
     def _busy(self) -> bool:
         ring = self.lanes.ring
         return ring is not None and (ring.end.busy or self.lanes.busy)
-
-    def _fast(self) -> bool:
-        """Return whether hardware was seen to move a GPU's ring. Copies of host memory are as fast, by looks."""
-        ring = self.lanes.ring
-        return ring is not None and ring.memory.device != "cpu" and ring.end.fast
-
-    def _ahead(self) -> float:
-        ring = self.lanes.ring
-        return 0 if ring is None else ring.end.ahead
-
-    def _stages(self) -> set[str]:
-        ring = self.lanes.ring
-        return set() if ring is None else ring.end.stages
-
-    def _resting(self) -> bool:
-        ring = self.lanes.ring
-        return ring is not None and ring.end.resting
-
-    def _moved(self) -> tuple[int, int]:
-        ring = self.lanes.ring
-        return (0, 0) if ring is None else ring.end.moved
 
     @property
     def slots(self) -> tuple[int, int]:
@@ -323,6 +278,8 @@ class NixlPacked:
         if self._closed:
             raise TransferError(f"the agent {self._name!r} is closed")
         device = self._device
+        from kvplan.plan.packing import column_loops
+
         column_loops.load()  # rather than within a transfer
         slots, memory = allocated(device, self._slots, ring_pages, smaller=self._way.slots is None)
         registered = self._nixl.agent().ring(memory.data_ptr(), memory.shape[1], memory.device)
@@ -334,7 +291,7 @@ class NixlPacked:
         except BaseException:
             registered.close()
             raise
-        if self._progress is not None and moves_alone(memory.device, wire_name(self._nixl.backends[0])):
-            self._progress.naps.patient = True
+        if self._progress is not None and memory.device != "cpu":
+            self._progress.patient = True
         self.lanes.ring = Ring(end, registered, memory)
         return self.lanes.ring

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +20,6 @@ from kvplan.agents.cuda_ipc.cuda_ipc_messages import (
     SLOTS,
     TAKEN_WORD,
     Message,
-    note_messages,
     slot_word,
 )
 from kvplan.agents.way import Deliver, Tell, delivered
@@ -39,36 +37,6 @@ class Waited:
 
     cuda_stream: int
     device_index: int
-
-
-class _Later:
-    """The end of a note that a message tells; or, until ``sent``, of a note whose submit was interrupted."""
-
-    __slots__ = ("_lane", "_number", "_tell", "sent")
-
-    def __init__(self, tell: Tell, lane: int, number: int) -> None:
-        self._tell, self._lane, self._number = tell, lane, number
-        self.sent = False
-
-    def __call__(self, error: TransferError | None) -> None:
-        kind = READY if error is None and self.sent else DROPPED
-        self._tell(Message(kind, self._lane, self._number).written())
-
-
-class _PutOff:
-    """A submit of a signal handler within another submit of the same thread; called, the end of its note."""
-
-    __slots__ = ("_lane", "begun", "note", "taken", "transfer")
-
-    def __init__(self, lane: VisitorLane, transfer: Any, note: bytes) -> None:
-        self._lane, self.transfer, self.note = lane, transfer, note
-        self.taken: list[Deliver] = []
-        self.begun = False
-
-    def __call__(self, error: TransferError | None) -> None:
-        self._lane.catch_up()
-        for deliver in self.taken:
-            deliver(error)
 
 
 class VisitorLane:
@@ -89,18 +57,13 @@ class VisitorLane:
         self._ended_at = (words.address(ENDED_WORD + number),)
         self._issued_word, self._taken_word = ISSUED_WORD + number, TAKEN_WORD + number
         self._notes = self._issued = 0
-        self._lock = threading.RLock()  # a signal handler may submit within a submit of the same thread
-        self._busy = False  # whether a submit changes the state
-        self._put_off: deque[_PutOff] = deque()  # submits of handlers, which the interrupted submit completes
+        self._lock = threading.RLock()
         self._made_in = generation()
-        self._stream = self._gate_stream = 0
-        self._gates: list[int] = []  # events, and those of them that no call uses
-        self._free: list[int] = []
+        self._stream = self._gate_stream = self._gate = 0
         try:
             with device.current():
                 self._stream, self._gate_stream = device.stream(urgent=True), device.stream(urgent=True)
-                self._gates.append(device.event())
-                self._free.append(self._gates[0])
+                self._gate = device.event()
         except BaseException:
             self.close()
             raise
@@ -108,52 +71,35 @@ class VisitorLane:
     def ordered(self, transfer: Any, note: bytes, taken: list[Deliver]) -> None:
         """Let the stream wait for a transfer, then count it and write the note's number.
 
-        A signal handler may raise an error at any point, or submit. The note is then delivered once or never, and later
-        notes are delivered.
+        If Ctrl-C comes meanwhile, the note may be lost; later notes are delivered.
 
         Args:
             transfer: the executor's transfer.
             note: the note, or ``b""``.
             taken: if there is a note, a function is put in, to be called when the transfer has ended.
+
+        Raises:
+            TransferError: it is called within itself.
         """
+        self._check_nested()
         with self._lock:  # several threads may submit
             if not self._stream:
                 return
-            if self._busy:
-                self._later_on(transfer, note, taken)
-                return
+            before = self._notes
             try:
-                self._busy = True
                 self._order(transfer, note, taken)
-            finally:
-                self._busy = False
-                if self._put_off:
-                    self.catch_up()
+            except BaseException:  # later notes must not wait for this one
+                if self._notes > before:
+                    self._tell(Message(DROPPED, self._number, self._notes).written())
+                raise
 
-    def _later_on(self, transfer: Any, note: bytes, taken: list[Deliver]) -> None:
-        """Leave a submit to the call that it interrupts, which has done a part of its work."""
-        entry = _PutOff(self, transfer, note)
-        if note:
-            taken.append(entry)
-        self._put_off.append(entry)
-
-    def catch_up(self) -> None:
-        """Complete the submits that were put off."""
-        with self._lock:
-            while self._put_off and not self._busy:
-                entry = self._put_off[0]
-                try:
-                    self._busy = True
-                    if not entry.begun and self._stream:
-                        entry.begun = True
-                        with suppress(TransferError):  # the owner is gone, and the agent knows
-                            self._order(entry.transfer, entry.note, entry.taken)
-                finally:
-                    self._busy = False
-                if self._put_off and self._put_off[0] is entry:
-                    self._put_off.popleft()
+    def _check_nested(self) -> None:
+        """Raise TransferError if a signal handler or a finalizer submits within a submit of the same thread."""
+        if self._lock._is_owned():  # type: ignore[attr-defined]
+            raise TransferError("a transfer was submitted within the submit of another one of the same thread")
 
     def _order(self, transfer: Any, note: bytes, taken: list[Deliver]) -> None:
+        self._notes += bool(note)
         if not getattr(transfer, "ordered", False):  # as is_issued(transfer), in a call less
             if note:
                 self._send(LATER, note, taken)
@@ -166,20 +112,20 @@ class VisitorLane:
                 self._issued_now(transfer, note, taken)
 
     def _send(self, kind: bytes, note: bytes, taken: list[Deliver]) -> None:
-        """Send a note."""
-        number = self._notes + 1
-        later = _Later(self._tell, self._number, number)
-        self._notes = number  # no signal handler runs from here to the end of append
-        taken.append(later)
-        for message in note_messages(kind, self._number, number, note):
-            self._tell(message)
-        later.sent = True
+        """Send the note of the latest number."""
+        number = self._notes
+
+        def deliver(error: TransferError | None) -> None:
+            self._tell(Message(READY if error is None else DROPPED, self._number, number).written())
+
+        taken.append(deliver)
+        self._tell(Message(kind, self._number, number, note).written())
 
     def _issued_now(self, transfer: Any, note: bytes, taken: list[Deliver]) -> None:
         """Let the stream count a transfer, and deliver its note. The device is current."""
         # Counted first: after an error, the next transfer must not take a number that the stream may have written.
         ended = self._issued = self._issued + 1
-        words, lane, number = self._words, self._number, self._notes + 1
+        words, lane, number = self._words, self._number, self._notes
         addresses: tuple[int, ...] = self._ended_at
         values: tuple[int, ...] = (ended,)
         slot = 0
@@ -199,7 +145,6 @@ class VisitorLane:
         words.store(self._issued_word, ended)
         if slot:
             words.store(slot, number)  # last: the other side looks at it first
-            self._notes = number  # no signal handler runs from the write of the word to the end of append
             taken.append(delivered)
         elif note:
             self._send(NOTE, note, taken)
@@ -213,6 +158,7 @@ class VisitorLane:
             waits: words and the numbers that they must have.
         """
         device = self._device
+        self._check_nested()
         with self._lock, device.current():  # several threads may submit, and they share the event
             if not self._wait_for(after):
                 return None
@@ -230,47 +176,32 @@ class VisitorLane:
             return True
         theirs = stream_handle(after)
         if theirs is not None and getattr(after, "device_index", device.ordinal) == device.ordinal:
-            with self._gate() as gate:
-                device.record(gate, theirs)
-                device.wait(stream, gate)
+            device.record(self._gate, theirs)
+            device.wait(stream, self._gate)
             return True
         if is_issued(after):
             after.wait(Waited(stream, device.ordinal))
             return True
         return False
 
-    @contextmanager
-    def _gate(self) -> Iterator[int]:
-        """Lend an event: another one to a signal handler that submits within a submit."""
-        if not self._free:
-            self._gates.append(self._device.event())
-            self._free.append(self._gates[-1])
-        gate = self._free[-1]
-        try:
-            self._free.remove(gate)
-            yield gate
-        finally:
-            if gate not in self._free:
-                self._free.append(gate)
-
     def drain(self) -> None:
         """Wait until the stream has written the last word. In a child of a fork it does nothing."""
-        if not self._stream or not self._gates or self._made_in != generation():
+        if not self._stream or not self._gate or self._made_in != generation():
             return
         device = self._device
         with device.current(), Uncaptured(device), suppress(TransferError):  # the GPU may have failed
             for stream in (self._stream, self._gate_stream):
-                device.record(self._gates[0], stream)
-                device.synchronize(self._gates[0])
+                device.record(self._gate, stream)
+                device.synchronize(self._gate)
 
     def close(self) -> None:
         """Destroy the streams and the event. In a child of a fork it touches nothing of the GPU."""
         self.drain()
-        streams, gates = (self._stream, self._gate_stream), self._gates
-        self._stream, self._gate_stream, self._gates, self._free = 0, 0, [], []
+        streams, gate = (self._stream, self._gate_stream), self._gate
+        self._stream = self._gate_stream = self._gate = 0
         if self._made_in == generation():
             with self._device.current(), Uncaptured(self._device):
-                for gate in gates:
+                if gate:
                     self._device.driver.cuEventDestroy_v2(gate)
                 for stream in streams:
                     if stream:

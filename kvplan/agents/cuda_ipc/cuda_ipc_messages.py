@@ -5,8 +5,6 @@ from __future__ import annotations
 from struct import Struct
 from typing import NamedTuple
 
-from kvplan.errors import LayoutError
-
 # Words of the shared page. For each lane: the number of the last note whose bytes have arrived, and the number of
 # transfers that have ended, which the visitor's stream writes; and that of issued transfers, which its CPU writes.
 # For each GPU of the owner: how often work was published, which the owner's CPU writes; and how much of it has ended,
@@ -28,18 +26,12 @@ SLOT_HEAD = Struct("=2Q")
 NEVER = (1 << 64) - 1
 NUMBER_NBYTES = 8
 HEAD_NBYTES = 2 + NUMBER_NBYTES
-MOST_PART = 24 << 10  # bytes of a note in one message
-MOST_PENDING = 1 << 16  # notes that wait for their bytes
-MOST_PENDING_NBYTES = 64 << 20
 
 # Kinds of messages. Notes are delivered in the order of their numbers.
-MORE = b"m"  # the first bytes of a note; NOTE or LATER with the last bytes follows, so that no note is known in part
 NOTE = b"n"  # a note that the lane's word delivers
 LATER = b"l"  # a note that a message delivers
 READY = b"r"  # the bytes of a note have arrived
-DROPPED = b"d"  # a note is not delivered: its transfer failed, or its submit was interrupted
-_KINDS = (NOTE, LATER, MORE, READY, DROPPED)
-_EMPTY = (READY, DROPPED)
+DROPPED = b"d"  # a note is not delivered: its transfer failed
 
 
 class Message(NamedTuple):
@@ -78,37 +70,8 @@ def slot_word(lane: int, number: int) -> int:
 def read_message(message: bytes) -> Message:
     """Read a message.
 
-    Raises:
-        LayoutError: no visitor sends it.
-
     >>> read_message(Message(READY, 0, 9).written())
     Message(kind=b'r', lane=0, number=9, rest=b'')
     """
-    kind, lane, rest = message[:1], message[1:2], message[HEAD_NBYTES:]
     number = int.from_bytes(message[2:HEAD_NBYTES], "little")
-    right = (
-        len(message) >= HEAD_NBYTES
-        and kind in _KINDS
-        and lane[0] < LANES
-        and number > 0
-        and (not rest if kind in _EMPTY else len(rest) <= MOST_PART)
-    )
-    if not right:
-        raise refused(message)
-    return Message(kind, lane[0], number, rest)
-
-
-def refused(message: bytes) -> LayoutError:
-    """Return the error of a message that no visitor sends."""
-    return LayoutError(f"a message of {len(message)} bytes came for cuda_ipc; no agent of kvplan sends it")
-
-
-def note_messages(kind: bytes, lane: int, number: int, note: bytes) -> list[bytes]:
-    """Return the messages of a note.
-
-    >>> [len(message) for message in note_messages(NOTE, 0, 1, bytes(60_000))]
-    [24586, 24586, 10858]
-    """
-    last = max(0, len(note) - 1) // MOST_PART * MOST_PART
-    found = [Message(MORE, lane, number, note[at : at + MOST_PART]) for at in range(0, last, MOST_PART)]
-    return [one.written() for one in [*found, Message(kind, lane, number, note[last:])]]
+    return Message(message[:1], message[1], number, message[HEAD_NBYTES:])

@@ -27,7 +27,7 @@ from kvplan.cuda.handles import stream_handle
 from kvplan.cuda.ipc.exports import Export, descriptors, exported
 from kvplan.cuda.ipc.shared_words import RELEASED, SharedWords
 from kvplan.cuda.reach import ordinal_of
-from kvplan.errors import KVPlanError, LayoutError, PathError
+from kvplan.errors import KVPlanError, PathError
 from kvplan.layout.components import Region
 
 SPARE_DESCRIPTORS = 256  # that the rest of the process may open while all pieces are sent
@@ -69,9 +69,7 @@ class CudaIpcOffer:
 
     def serve(self, hello: Table, tell: Tell) -> ServedByCudaIpc:
         """See :meth:`kvplan.agents.way.Offer.serve`."""
-        del tell
-        if hello:
-            raise LayoutError("the visitor's greeting has a table for cuda_ipc, which takes none")
+        del hello, tell
         with self._lock:
             if self._descriptors is None:
                 self._descriptors = self._opened()

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 from kvplan.agents.cuda_ipc.cuda_ipc_lane import VisitorLane
 from kvplan.agents.cuda_ipc.cuda_ipc_messages import LANES, PASSED_WORD, PUBLISHED_WORD
 from kvplan.agents.way import Deliver, Mapped, Tell
-from kvplan.base.quoting import quoted
 from kvplan.cuda.device import Device
 from kvplan.cuda.ipc.exports import Export
 from kvplan.cuda.ipc.openings import Opening, opened
@@ -28,7 +27,6 @@ class OpenedByCudaIpc:
     Args:
         device: the GPU that runs the kernels.
         exports: the owner's allocations, from its checked card.
-        table: the owner's table, not yet checked.
         descriptors: descriptors of all pieces, then of the shared words; the caller closes them.
         tell: function that sends a message to the owner.
 
@@ -37,12 +35,7 @@ class OpenedByCudaIpc:
         PathError, TransferError: the driver refuses.
     """
 
-    def __init__(
-        self, device: Device, exports: Sequence[Export], table: Mapping[str, Any], descriptors: Sequence[int],
-        tell: Tell,
-    ) -> None:  # fmt: skip
-        if table:
-            raise LayoutError(f"the owner's table for cuda_ipc is {quoted(table)}; no agent of kvplan sends it")
+    def __init__(self, device: Device, exports: Sequence[Export], descriptors: Sequence[int], tell: Tell) -> None:
         self.gpu = f"cuda:{device.ordinal}"
         self._device = device
         self._openings: list[Opening] = []

@@ -23,7 +23,6 @@ from kvplan.agents.packed.slot_ring import Own, SlotRing
 from kvplan.agents.packed.wire import Wire
 from kvplan.base.integers import integer
 from kvplan.base.process import check_process, generation
-from kvplan.base.threads import aside
 from kvplan.errors import KVPlanError, LayoutError, PathError, TransferError
 from kvplan.execute.executor import PRIORITIES
 from kvplan.execute.stats import ExecutorStats, Tally
@@ -125,31 +124,6 @@ class End:
         """Whether there is work, or a transfer is in flight. Peers that are greeted, or that leave, need slow polls."""
         return self._progress.busy
 
-    @property
-    def fast(self) -> bool:
-        """Whether transfers are in flight, and the chunks of all came faster than a CPU moves them: by hardware."""
-        return self._progress.fast
-
-    @property
-    def ahead(self) -> float:
-        """Bytes that may move before the next poll, which delays none of them; 0 if no transfer is in flight."""
-        return self._progress.ahead
-
-    @property
-    def stages(self) -> set[str]:
-        """The stages of all transfers in flight; see :meth:`kvplan.agents.packed.pack_jobs.Job.stage`."""
-        return self._progress.stages
-
-    @property
-    def resting(self) -> bool:
-        """Whether transfers are in flight, and all of them wait for an ``after=`` of this process: no byte moves."""
-        return self._progress.resting
-
-    @property
-    def moved(self) -> tuple[int, int]:
-        """Number of the chunks that have moved so far, to and from all peers, and their bytes."""
-        return self._progress.moved
-
     # ---- peers -------------------------------------------------------------------------------------------------------
 
     def add(self, peer: str, wire: Wire, offered: Mapping[str, KVLayout] | Sequence[KVLayout] | Offered) -> None:
@@ -170,14 +144,11 @@ class End:
         made = offered
         if not isinstance(made, Offered):
             made = Offered(list(made.values()) if isinstance(made, Mapping) else made)
-        aside(partial(self._add, peer, wire, made))  # an interrupt would lose slots
-        self.wake()
-
-    def _add(self, peer: str, wire: Wire, offered: Offered) -> None:
-        before = self._peers.add(peer, wire, offered)
+        before = self._peers.add(peer, wire, made)
         if before is not None:
             end = ending([before], lambda lane: lane.lost("another peer of its name was met"))
             self._progress.calls.append(end)
+        self.wake()
 
     def has(self, peer: str) -> bool:
         """Return whether transfers with a peer can begin: it was added, and the lane to it has not ended."""
@@ -203,7 +174,7 @@ class End:
         self._remove(peer, lambda lane: lane.leave(LEFT))
 
     def _remove(self, peer: str, end: Callable[[Lane], object]) -> None:
-        aside(lambda: self._progress.calls.append(ending(self._peers.remove(peer), end)))
+        self._progress.calls.append(ending(self._peers.remove(peer), end))
         self.wake()
 
     def in_flight(self, peer: str) -> int:

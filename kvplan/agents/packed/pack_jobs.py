@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from kvplan.agents.packed.pack_credits import Credits, Lent
 from kvplan.agents.packed.pack_messages import CANCEL, FAILED, PULL, Credit, which_body
 from kvplan.agents.packed.pack_outbox import Outbox
-from kvplan.agents.packed.pack_rows import ENDS, MOVES, TOGETHER, WAITS, Copier, Mover, Row, only_last_left
+from kvplan.agents.packed.pack_rows import TOGETHER, Copier, Mover, Row
 from kvplan.agents.packed.pack_transfer import PackedTransfer
 from kvplan.agents.packed.readiness import Ready
 from kvplan.agents.packed.slot_ring import RingSlot
@@ -37,7 +37,6 @@ class Job:
         until: when to give it up, by the clock; None for never.
         whole: whether these are all of its chunks; more come by :meth:`Gathers.extend` otherwise.
         left: called when it has ended; None for nothing.
-        tail: number of its last pieces, from the last one that waited when it began; 0 if none did.
 
     Attributes:
         next: number of chunks that have begun.
@@ -49,39 +48,13 @@ class Job:
     def __init__(
         self, whose: int, number: int, rows: list[Row], *, urgent: bool, attempts: int,
         ready: Sequence[Ready] = (), order: bytes = b"", own: PackedTransfer | None = None, until: float | None = None,
-        whole: bool = True, left: Callable[[], object] | None = None, tail: int = 0,
+        whole: bool = True, left: Callable[[], object] | None = None,
     ) -> None:  # fmt: skip
         self.whose, self.number, self.rows, self.urgent, self.attempts = whose, number, rows, urgent, attempts
         self.ready, self.order, self.own, self.until = ready, order, own, until
-        self.whole, self.left, self.tail = whole, left, tail
+        self.whole, self.left = whole, left
         self.next = self.posted = self.sent = 0
         self.over = False
-
-    def waits(self) -> bool:
-        """Return whether its next chunk waits for its ``after=``: no look moves it on before that."""
-        return bool(self.ready) and self.next < len(self.rows) and self.ready[self.rows[self.next].piece].waits()
-
-    def stage(self, moving: Container[Job]) -> str | None:
-        """Return what the length of naps depends on.
-
-        Args:
-            moving: transfers with chunks on the way.
-
-        Returns:
-            :data:`WAITS` for a push by layer that waits for the last of its objects. :data:`ENDS` behind that, while
-            its last chunks move: compute has decided when they come, and somebody waits for them. :data:`MOVES` for
-            other chunks on the way, which follow one another. None for a push whose later layers are computed still.
-        """
-        rows = self.rows
-        if self.own is not None and rows and rows[-1].piece:
-            piece = rows[min(self.next, len(rows) - 1)].piece
-            if any(one.waits() for one in reversed(self.ready[piece + 1 :])):  # the last one mostly tells
-                return None
-            if self.waits():
-                return WAITS
-            if only_last_left(rows, self.next, self.tail):
-                return ENDS
-        return MOVES if self in moving else None
 
 
 class Chunk:
@@ -103,11 +76,10 @@ class Chunk:
         ended: whether the latest write has ended for sure.
         why: why the latest write failed, ``""`` if it did not, None if that is not known.
         credits: slots that travel with it.
-        since: when its latest write was posted; see :class:`kvplan.agents.packed.wire.Pace`.
     """
 
     __slots__ = (
-        "credits", "ended", "ends", "gathered", "handle", "job", "lent", "moved", "number", "posting", "since", "slot",
+        "credits", "ended", "ends", "gathered", "handle", "job", "lent", "moved", "number", "posting", "slot",
         "tries", "why",
     )  # fmt: skip
 
@@ -115,7 +87,7 @@ class Chunk:
         self.job, self.number, self.slot, self.lent, self.ends = job, number, slot, lent, ends
         self.moved: Transfer | None = None
         self.handle: Any = None
-        self.tries, self.since = 0, 0.0
+        self.tries = 0
         self.gathered = self.posting = self.ended = False
         self.why: str | None = None
         self.credits: Sequence[Credit] = ()

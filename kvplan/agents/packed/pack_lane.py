@@ -12,12 +12,11 @@ from kvplan.agents.packed.pack_messages import Credit, Hello, Message
 from kvplan.agents.packed.pack_outbox import Outbox
 from kvplan.agents.packed.pack_receiver import Receiver
 from kvplan.agents.packed.pack_requests import Parties, Requests
-from kvplan.agents.packed.pack_rows import WAITS
 from kvplan.agents.packed.pack_sender import Sender
 from kvplan.agents.packed.pack_starts import Starts
 from kvplan.agents.packed.pack_transfer import Inbound, PackedTransfer
 from kvplan.agents.packed.slot_ring import ALIGNMENT, MOST_SLOTS, Own, RingSlot, tell_user
-from kvplan.agents.packed.wire import Pace, Wire
+from kvplan.agents.packed.wire import Wire
 from kvplan.errors import LayoutError, TransferError
 from kvplan.plan.packing.pack_checks import Offered
 
@@ -45,7 +44,6 @@ class Lane:
         outbox: messages to the peer.
         sender, receiver: chunks to the peer, and from it.
         starts: transfers that this process begins.
-        paces: how fast chunks move to the peer, and from it.
         chunk_nbytes: most bytes of a chunk, to or from the peer; 0 while its ring is not known.
         why: why no transfer is accepted any more; None while it is open.
         wants: number of slots that the peer has use for; 0 if those that it has are enough.
@@ -58,10 +56,9 @@ class Lane:
         self.why: str | None = None
         self.chunk_nbytes = 0
         self.outbox = Outbox(wire, own.epoch(), max(1, len(granted) // 4), own.now)
-        self.paces = Pace(own.now), Pace(own.now)
-        self.sender = Sender(self.outbox, wire, own.mover, own.sends, self.paces[0], together=own.together)
+        self.sender = Sender(self.outbox, wire, own.mover, own.sends, together=own.together)
         told = partial(tell_user, own.notes, name)
-        self.receiver = Receiver(self.outbox, own.mover, granted, told, self.paces[1], together=own.together)
+        self.receiver = Receiver(self.outbox, own.mover, granted, told, together=own.together)
         self.starts = Starts(self.outbox, self.sender, self.receiver, wire.most_note, own.leg_units)
         parties = Parties(self.outbox, self.sender, self.receiver)
         self._requests = Requests(parties, name, offered, own.ring.slot_nbytes, own.now)
@@ -99,23 +96,6 @@ class Lane:
         if known.returned or known.leaving or self._said_want:
             return True
         return bool(self.receiver.recalled) and self._own.now() - self.recalled_at <= PATIENCE
-
-    @property
-    def ahead(self) -> float:
-        """Bytes that may move before the next look, which delays none; infinite if nothing moves, and nothing is to."""
-        if self.starts.waiting or self.starts.tells:  # a look asks its ``after=``, or tells the next leg
-            return 0
-        return min(self.sender.ahead, self.receiver.ahead)
-
-    @property
-    def moved(self) -> tuple[int, int]:
-        """Number of the chunks that have moved so far, in both directions, and their bytes."""
-        return self.sender.chunks + self.receiver.chunks, self.sender.moved + self.receiver.moved
-
-    @property
-    def stages(self) -> set[str | None]:
-        """The stages of its transfers; see :meth:`kvplan.agents.packed.pack_jobs.Job.stage`."""
-        return self.sender.stages | self.receiver.stages | ({WAITS} if self.starts.waiting else set())
 
     @property
     def served(self) -> list[Job | Inbound]:

@@ -12,15 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from kvplan.agents.packed.pack_messages import PART, OrderPart, overhead, part_body, wrong
-from kvplan.errors import LayoutError
 from kvplan.plan.packing.pack_recipe import Buffer
-
-MOST_ORDER = 256 << 20  # bytes of an order, and of all parts that wait: 8 bytes for each of 32 million units
-PART_COST = 256  # bytes that a part takes besides its content
-MOST_GAPS = 1 << 16  # between the transfers of one peer that have ended
-MOST_LEGS = 1 << 16  # of an order
-MOST_TAIL = 63  # six bits
-MOST_OPEN = 4096  # orders of which parts are missing, of one peer
 
 _ORDER = struct.Struct("<BHQdIH")
 
@@ -36,7 +28,6 @@ class Ordered(NamedTuple):
         recipes: recipes of the leg's chunks, as bytes or views of them.
         note: the user's note for a push; the first leg's counts.
         begins: whether its first recipe begins a piece of the transfer; otherwise it goes on with the one before.
-        tail: number of the transfer's last pieces, from the last one that waits; 0 if none does, and 63 for more.
     """
 
     urgent: bool
@@ -46,7 +37,6 @@ class Ordered(NamedTuple):
     recipes: tuple[Buffer, ...]
     note: bytes = b""
     begins: bool = False
-    tail: int = 0
 
 
 def order_pieces(order: Ordered, recipes: Sequence[Sequence[Buffer]]) -> list[Buffer]:
@@ -56,15 +46,13 @@ def order_pieces(order: Ordered, recipes: Sequence[Sequence[Buffer]]) -> list[Bu
         order: the leg, without its recipes.
         recipes: the pieces of each recipe.
 
-    >>> told = Ordered(True, 2, 1 << 20, 0.5, (), b"note", begins=True, tail=3)
+    >>> told = Ordered(True, 2, 1 << 20, 0.5, (), b"note", begins=True)
     >>> found = read_order(b"".join(order_pieces(told, [[b"rec", b"ipe"], [b"of two"]])))
     >>> found == told._replace(recipes=(b"recipe", b"of two"))
     True
-    >>> read_order(b"".join(order_pieces(told._replace(tail=100), []))).tail
-    63
     """
     lengths = struct.pack(f"<{len(recipes)}I", *[sum([len(piece) for piece in recipe]) for recipe in recipes])
-    flags, note = order.urgent | order.begins << 1 | min(order.tail, MOST_TAIL) << 2, order.note
+    flags, note = order.urgent | order.begins << 1, order.note
     head = _ORDER.pack(flags, order.attempts, order.chunk_nbytes, order.seconds, len(note), len(recipes))
     return [head, lengths, *[piece for recipe in recipes for piece in recipe], note]
 
@@ -84,14 +72,14 @@ def read_order(content: Buffer) -> Ordered:
         recipes.append(view[start : start + length])
         start += length
     note, begins = bytes(view[start:]), bool(flags & 2)
-    return Ordered(bool(flags & 1), attempts, chunk_nbytes, seconds, tuple(recipes), note, begins, flags >> 2)
+    return Ordered(bool(flags & 1), attempts, chunk_nbytes, seconds, tuple(recipes), note, begins)
 
 
 def parts_of(transfer: int, leg: int, legs: int, order: Sequence[Buffer], most_note: int) -> list[bytes]:
     """Cut a leg of an order, in pieces, into the bodies of messages that fit into notes.
 
     >>> [len(body) for body in parts_of(5, 0, 1, [bytes(600), bytes(400)], 512)]
-    [477, 477, 118]
+    [481, 481, 110]
     >>> [len(body) for body in parts_of(5, 0, 1, [bytes(100), bytes(50)], 512)]
     [174]
     """
@@ -123,12 +111,11 @@ class _Open:
     Attributes:
         legs: number of its legs.
         next: number of the next leg.
-        nbytes: bytes of the legs before it.
         held: by leg, the parts that have come, by their numbers.
     """
 
     def __init__(self, legs: int) -> None:
-        self.legs, self.next, self.nbytes = legs, 0, 0
+        self.legs, self.next = legs, 0
         self.held: dict[int, dict[int, OrderPart]] = {}
 
 
@@ -146,39 +133,20 @@ class Parts:
 
     def __init__(self) -> None:
         self._open: dict[int, _Open] = {}
-        self._nbytes = 0
 
     def __contains__(self, transfer: int) -> bool:
         return transfer in self._open
 
     def add(self, part: OrderPart) -> list[Leg]:
-        """Take a part; return the legs that are whole now, in order.
-
-        Raises:
-            LayoutError: too many orders are open, or they are too long; or two parts contradict each other.
-        """
+        """Take a part; return the legs that are whole now, in order."""
         if part.parts == part.legs == 1:
             return [Leg(0, last=True, content=part.content)]
-        if part.parts > MOST_ORDER // 64 or part.legs > MOST_LEGS:
-            raise LayoutError(f"an order of packed transfers has {part.legs:,} legs, and a leg of {part.parts:,} parts")
-        if not part.content:
-            raise LayoutError(f"a part of order {part.transfer} is empty")
         order = self._open.get(part.transfer)
         if order is None:
-            if len(self._open) >= MOST_OPEN:
-                raise LayoutError(f"over {MOST_OPEN:,} orders of packed transfers have missing parts")
             order = self._open[part.transfer] = _Open(part.legs)
         if part.leg < order.next:
             return []  # it came twice
-        held = order.held.setdefault(part.leg, {})
-        if part.legs != order.legs or (held and next(iter(held.values())).parts != part.parts):
-            raise LayoutError(f"parts of leg {part.leg:,} of order {part.transfer} contradict each other")
-        if part.part in held:
-            return []
-        held[part.part] = part
-        self._nbytes += len(part.content) + PART_COST
-        if self._nbytes > MOST_ORDER:
-            raise LayoutError(f"orders of packed transfers have over {MOST_ORDER:,} bytes")
+        order.held.setdefault(part.leg, {})[part.part] = part
         return self._whole(part.transfer, order)
 
     def _whole(self, transfer: int, order: _Open) -> list[Leg]:
@@ -189,19 +157,13 @@ class Parts:
             found.append(Leg(order.next, order.next + 1 == order.legs, content))
             del order.held[order.next]
             order.next += 1
-            order.nbytes += len(content)
-            self._nbytes -= len(content) + PART_COST * len(held)
-            if order.nbytes > MOST_ORDER:
-                raise LayoutError(f"order {transfer} of packed transfers has over {MOST_ORDER:,} bytes")
         if order.next == order.legs:
             self.drop(transfer)
         return found
 
     def drop(self, transfer: int) -> None:
         """Forget the parts of an order."""
-        order = self._open.pop(transfer, None)
-        for held in order.held.values() if order is not None else ():
-            self._nbytes -= sum([len(part.content) + PART_COST for part in held.values()])
+        self._open.pop(transfer, None)
 
 
 class Ends:
@@ -210,25 +172,20 @@ class Ends:
     >>> ends = Ends()
     >>> ends.add(2), ends.add(2), 2 in ends, 1 in ends
     (True, False, True, False)
-    >>> ends.add(1), ends.add(3), ends.gaps
-    (True, True, 1)
+    >>> ends.add(1), ends.add(3)
+    (True, True)
     """
 
     def __init__(self) -> None:
         self._starts: list[int] = []  # ascending
         self._stops: list[int] = []  # one behind the last number of each range
 
-    @property
-    def gaps(self) -> int:
-        """Number of ranges."""
-        return len(self._starts)
-
     def __contains__(self, number: int) -> bool:
         k = bisect_right(self._starts, number)
         return k > 0 and number < self._stops[k - 1]
 
     def add(self, number: int) -> bool:
-        """Add a number; return False if it was there. Raise LayoutError if there are too many gaps."""
+        """Add a number; return False if it was there."""
         starts, stops = self._starts, self._stops
         k = bisect_right(starts, number)
         if k and number < stops[k - 1]:
@@ -241,11 +198,9 @@ class Ends:
             stops[k - 1] = number + 1
         elif right:
             starts[k] = number
-        elif len(starts) < MOST_GAPS:
+        else:
             starts.insert(k, number)
             stops.insert(k, number + 1)
-        else:
-            raise LayoutError(f"the numbers of packed transfers have over {MOST_GAPS:,} gaps")
         return True
 
 
@@ -267,25 +222,17 @@ class Orders:
         return number >> 1 in self._known[number & 1]
 
     def add(self, part: OrderPart) -> list[Leg]:
-        """Take a part; return the legs that are whole now, in order.
-
-        Raises:
-            LayoutError: see :meth:`Parts.add`.
-        """
+        """Take a part; return the legs that are whole now, in order."""
         if self.known(part.transfer) and part.transfer not in self._parts:
             return []  # it came twice, or is not wanted
         return self._parts.add(part)
 
     def first(self, number: int) -> bool:
-        """Note that the first leg of an order has come; return False if that was known, or it is not wanted.
-
-        Raises:
-            LayoutError: the numbers of the peer's orders have too many gaps.
-        """
+        """Note that the first leg of an order has come; return False if that was known, or it is not wanted."""
         return self._known[number & 1].add(number >> 1)
 
     def refuse(self, number: int) -> None:
-        """Take no leg of an order from now on, also if none has come; raise LayoutError as :meth:`first` does."""
+        """Take no leg of an order from now on, also if none has come."""
         self.end(number)
         self.first(number)
 

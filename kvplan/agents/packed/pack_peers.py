@@ -52,14 +52,12 @@ class Peers:
     Attributes:
         lanes: open lanes, by the names of their peers.
         every: all lanes, with those that end.
-        gone: number of the chunks that have moved on lanes that have ended, and their bytes.
         closed: whether no lane begins any more.
     """
 
     def __init__(self, own: Own, granted: int | None) -> None:
         self.lanes: dict[str, Lane] = {}
         self.every: tuple[Lane, ...] = ()
-        self.gone = (0, 0)
         self.closed = False
         self._own, self._granted = own, granted
         self._homes: dict[str, _Home] = {}
@@ -196,9 +194,7 @@ class Peers:
 
     def _gone(self, lane: Lane) -> None:
         with self._lock:
-            (chunks, nbytes), (more, further) = self.gone, lane.moved
             self.every = tuple([one for one in self.every if one is not lane])
-            self.gone = chunks + more, nbytes + further
             self._own.ring.give(lane.granted)
             self._divide(self.every)
         home = self._homes.get(lane.name)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from math import isfinite
 
 from kvplan.agents.packed.pack_lane import Lane
 from kvplan.agents.packed.pack_peers import Peers
@@ -49,44 +48,6 @@ class Progress:
     def busy(self) -> bool:
         """Whether there is work, or a transfer is in flight."""
         return bool(self.calls or self.inbox) or any(lane.busy for lane in self._peers.every)
-
-    @property
-    def fast(self) -> bool:
-        """Whether transfers are in flight, and hardware was seen to move the bytes of all of them."""
-        seen = [any(pace.fast for pace in lane.paces) for lane in self._peers.every if lane.busy]
-        return bool(seen) and all(seen)
-
-    @property
-    def ahead(self) -> float:
-        """Bytes that may move before the next poll, which delays none of them; 0 if no transfer is in flight."""
-        least = min([lane.ahead for lane in self._peers.every if lane.busy], default=0)
-        return least if isfinite(least) else 0  # nothing moves, and a lane waits for something else
-
-    @property
-    def stages(self) -> set[str]:
-        """The stages of all transfers in flight; see :meth:`kvplan.agents.packed.pack_jobs.Job.stage`."""
-        return {stage for lane in self._peers.every if lane.busy for stage in lane.stages if stage is not None}
-
-    @property
-    def resting(self) -> bool:
-        """Whether transfers are in flight, and all of them wait for an ``after=`` of this process: no byte moves."""
-        found = [self._rests(lane) for lane in self._peers.every if lane.busy]
-        return bool(found) and all(found)
-
-    def _rests(self, lane: Lane) -> bool:
-        sender, receiver, outbox = lane.sender, lane.receiver, lane.outbox
-        if lane.starts.tells or receiver.busy or receiver.recalled or outbox.busy or not outbox.ready:
-            return False
-        return bool(sender.jobs or lane.starts.waiting) and sender.quiet and sender.all_wait
-
-    @property
-    def moved(self) -> tuple[int, int]:
-        """Number of the chunks that have moved so far, to and from all peers, and their bytes."""
-        chunks, nbytes = self._peers.gone
-        for lane in self._peers.every:
-            more, further = lane.moved
-            chunks, nbytes = chunks + more, nbytes + further
-        return chunks, nbytes
 
     def poll(self) -> bool:
         """Move everything on that can move now; return whether anything changed.

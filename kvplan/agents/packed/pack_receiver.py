@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from math import inf
 
 from kvplan.agents.packed.pack_messages import CANCEL, DONE, FAILED, PULL, PUSHED, Credit, Data, which_body
 from kvplan.agents.packed.pack_orders import Orders
 from kvplan.agents.packed.pack_outbox import Outbox
-from kvplan.agents.packed.pack_rows import TOGETHER, WAITS, Copier, Mover, Row, ended, failure
+from kvplan.agents.packed.pack_rows import TOGETHER, Copier, Mover, Row, ended, failure
 from kvplan.agents.packed.pack_transfer import Inbound, PackedTransfer, Scatter
 from kvplan.agents.packed.slot_ring import RingSlot
-from kvplan.agents.packed.wire import Pace
 from kvplan.errors import LayoutError
 
 HELD = 2  # chunks that wait for others are at most this part of those that go together
-SOON = 0.5  # chunks that may come before the next look if few are to come, or pieces of a transfer are waited for
-AHEAD_SLOTS = 4  # slots that the peer may write, and chunks to come: the last ones of a transfer are looked for
+AHEAD_SLOTS = 4  # slots that the peer may write, and chunks to come, while chunks wait for others
 
 
 class Receiver:
@@ -28,7 +25,6 @@ class Receiver:
         mover: scatters.
         granted: the slots that the peer may write.
         arrived: called with each note for the user.
-        pace: how fast chunks come.
         together: whether the chunks that a look finds may be scattered by one submit, as GPUs do.
 
     Attributes:
@@ -36,20 +32,17 @@ class Receiver:
         recalled: numbers of granted slots that the peer is to return.
         inbounds: transfers that have not ended, by whose they are and their numbers.
         orders: orders of the peer's pushes.
-        chunks, moved: number of all chunks that have come, and their bytes.
     """
 
     def __init__(
-        self, outbox: Outbox, mover: Mover, granted: Sequence[RingSlot], arrived: Callable[[bytes], object], pace: Pace,
+        self, outbox: Outbox, mover: Mover, granted: Sequence[RingSlot], arrived: Callable[[bytes], object],
         *, together: bool = False,
     ) -> None:  # fmt: skip
         self.granted = {slot.number: slot for slot in granted}
         self.recalled: set[int] = set()
         self.inbounds: dict[tuple[int, int], Inbound] = {}
         self.orders = Orders()
-        self.chunks = self.moved = 0
-        self._outbox, self._copier, self._arrived, self._pace = outbox, Copier(mover), arrived, pace
-        self._since: dict[int, float] = {}  # by slot that was given back: no later write has begun before
+        self._outbox, self._copier, self._arrived = outbox, Copier(mover), arrived
         self._turns = dict.fromkeys(self.granted, 0)  # the latest use of each slot that has come
         self._bases = dict(self._turns)  # the turn of each grant, before its first use
         self._past: dict[int, int] = {}  # turns of slots that were returned since the last greeting
@@ -73,28 +66,6 @@ class Receiver:
     def busy(self) -> bool:
         """Whether a transfer has not ended, or a chunk is being scattered."""
         return bool(self.inbounds or self._scattering or self._come)
-
-    @property
-    def ahead(self) -> float:
-        """Bytes that may come before the next look, which delays no transfer."""
-        # One that waits for the compute of its last piece leaves the others their naps: none of its bytes come.
-        inbounds = [one for one in list(self.inbounds.values()) if one.stage() is not WAITS]
-        if not inbounds:
-            return inf if self.quiet else 0
-        left = sum([one.rest for one in inbounds])
-        free = self._free
-        if free < min(left, AHEAD_SLOTS):
-            return 0
-        wanted = max(self._most // HELD - len(self._come), 1) + 1  # one more: naps end early, by the fastest chunks
-        count: float = min(left / 2, free - AHEAD_SLOTS + 1, wanted)
-        if left < AHEAD_SLOTS or any(len(one.left) > 1 for one in inbounds):
-            count = SOON if left > 1 else 0
-        return count * inbounds[0].rows[0].nbytes
-
-    @property
-    def stages(self) -> set[str | None]:
-        """The stages of its transfers; see :meth:`kvplan.agents.packed.pack_jobs.Job.stage`."""
-        return {inbound.stage() for inbound in list(self.inbounds.values())}
 
     @property
     def _most(self) -> int:
@@ -217,10 +188,6 @@ class Receiver:
         row = inbound.rows[data.chunk]
         if inbound.left:
             inbound.left[row.piece] -= 1
-        self.chunks += 1
-        self.moved += row.nbytes
-        if data.slot in self._since:
-            self._pace.end(self._since.pop(data.slot), row.nbytes)
         self._come.append(Scatter(inbound, row, credit, None, self._epoch))
 
     def scatter(self) -> None:
@@ -283,7 +250,6 @@ class Receiver:
         over = [one for one in self._scattering if ended(one.moved, one.inbound.urgent, running)]
         for one in over:
             self._scattering.remove(one)
-            self._since[one.credit.slot] = self._pace.begin()
             inbound = one.inbound
             inbound.running -= 1
             self._outbox.owe([one.credit if one.epoch == self._epoch else Credit(one.credit.slot, 0)])

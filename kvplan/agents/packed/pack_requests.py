@@ -19,8 +19,6 @@ from kvplan.errors import KVPlanError, LayoutError, TransferError
 from kvplan.plan.packing.pack_checks import Offered
 from kvplan.plan.packing.pack_recipe import half_of
 
-MOST_CHUNKS = 1 << 20  # of a peer's transfer: a terabyte in chunks of 1 MiB
-
 
 class Parties(NamedTuple):
     """The parts of a lane that a message of the peer may change.
@@ -128,9 +126,7 @@ class Requests:
             return
         if inbound is None:
             urgent = bool(number & 1)
-            inbound = Inbound(
-                messages.PUSHED, number, rows, urgent=urgent, note=order.note, whole=leg.last, tail=order.tail
-            )
+            inbound = Inbound(messages.PUSHED, number, rows, urgent=urgent, note=order.note, whole=leg.last)
             self._receiver.take(inbound)
         else:
             self._receiver.extend(inbound, rows, whole=leg.last)
@@ -149,9 +145,6 @@ class Requests:
             raise TransferError(f"chunks have {chunk_nbytes:,} bytes; a slot has {self._slot_nbytes:,}")
         offered = self._offered.current()
         halves = [half_of(recipe, offered, side) for recipe in order.recipes]
-        chunks = len(before) + sum(half.nbytes for half in halves) // chunk_nbytes
-        if chunks > MOST_CHUNKS:
-            raise TransferError(f"a transfer has {chunks:,} chunks; at most {MOST_CHUNKS:,} are taken")
         rows = rows_of(halves, chunk_nbytes, before[-1].piece + order.begins if before else 0)
         if not rows and not (leg.last and not leg.number):
             raise TransferError(f"leg {leg.number:,} of an order has no chunks, and the order has others")

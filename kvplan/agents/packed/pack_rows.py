@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
@@ -23,8 +22,6 @@ TOGETHER = 2  # one launch copies at most this part of the slots, so that the wi
 KEPT_CHUNKS = 3  # a half of fewer bytes than so many slots does not keep the addresses of its units on the GPU
 KEPT_FROM = 2  # submits of a half before they are uploaded: the first chunks do not wait for that
 KEPT_SOON = 1 << 17  # units that are uploaded without waiting for so many submits, as those of a leg of an order
-WAITS, ENDS, MOVES = "waits", "ends", "moves"  # stages of transfers; see Job.stage
-UNRATED = 12  # chunks behind a wait, until compute no longer tells how far steps are apart; and the last ones of all
 
 
 class Mover(Protocol):
@@ -187,28 +184,6 @@ def rows_of(halves: Sequence[Half], chunk_nbytes: int, piece: int = 0) -> list[R
     return rows
 
 
-def tail_begins(rows: Sequence[Row], tail: int) -> int:
-    """Return the number of the first chunk of the last pieces."""
-    return bisect_left(rows, rows[-1].piece + 1 - tail, key=lambda row: row.piece)
-
-
-def only_last_left(rows: Sequence[Row], done: int, tail: int) -> bool:
-    """Return whether chunks are of several pieces, and the next one is one of the last, or just behind the last wait.
-
-    Args:
-        rows: the chunks.
-        done: number of chunks that are done.
-        tail: number of the last pieces, of which the first one waits; 0 if none waits. Once some of their chunks are
-            done, it is known how fast chunks move, and the last ones of the last piece alone count.
-    """
-    if not tail or not rows or not rows[-1].piece:
-        return False
-    last, piece = rows[-1].piece, rows[min(done, len(rows) - 1)].piece
-    if piece == last and len(rows) - done <= UNRATED:
-        return True
-    return piece > last - tail and done - tail_begins(rows, tail) < UNRATED
-
-
 class Piece(NamedTuple):
     """A part of a transfer that arrives before the next one.
 
@@ -265,11 +240,6 @@ def readies_of(plan: Plan, after: Any) -> tuple[Ready, dict[int, Ready]]:
         if one is not None:
             check_after(one, gpu=True)
     return Ready(None), {layer: Ready(one) for layer, one in after.items()}
-
-
-def tail_of(pieces: Sequence[Piece]) -> int:
-    """Return the number of the last pieces, from the last one that waits; 0 if none waits."""
-    return next((k for k, piece in enumerate(reversed(pieces), 1) if piece.ready.waits()), 0)
 
 
 def chunks_of_pieces(rows: Sequence[Row], pieces: int) -> list[int]:

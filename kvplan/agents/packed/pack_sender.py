@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
-from math import inf
 
-from kvplan.agents.packed.pack_jobs import AHEAD_WRITES, Chunk, Gathers, Job
+from kvplan.agents.packed.pack_jobs import Chunk, Gathers, Job
 from kvplan.agents.packed.pack_messages import DATA, PULL, VOID, Credit, Data, credit_body, data_body
 from kvplan.agents.packed.pack_outbox import Outbox
 from kvplan.agents.packed.pack_rows import Mover, ended, failure
 from kvplan.agents.packed.pack_transfer import PackedTransfer
 from kvplan.agents.packed.slot_ring import RingSlot
-from kvplan.agents.packed.wire import DONE, MOVING, Pace, Wire
+from kvplan.agents.packed.wire import DONE, MOVING, Wire
 
 OTHERS = 3  # looks that find nothing, until a write behind the oldest one is asked
 MOST_NEED = 16  # slots of the peer that one process has use for
@@ -28,19 +27,14 @@ class Sender(Gathers):
         wire: the wire to the peer.
         mover: gathers.
         slots: free slots to gather into; all senders of an end share them.
-        pace: how fast writes move.
         together: whether several chunks may be gathered by one submit, as GPUs do.
-
-    Attributes:
-        chunks, moved: number of all chunks whose writes have ended well, and their bytes.
     """
 
     def __init__(
-        self, outbox: Outbox, wire: Wire, mover: Mover, slots: list[RingSlot], pace: Pace, *, together: bool = False,
+        self, outbox: Outbox, wire: Wire, mover: Mover, slots: list[RingSlot], *, together: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(outbox, mover, slots, together=together)
-        self._wire, self._turn, self._pace = wire, 0, pace
-        self.chunks = self.moved = 0
+        self._wire, self._turn = wire, 0
         self._stuck: list[Chunk] = []  # an interrupt came while they were posted: whether they move is not known
 
     @property
@@ -52,31 +46,6 @@ class Sender(Gathers):
     def busy(self) -> bool:
         """Whether it has work, or waits for the peer."""
         return bool(self.jobs) or not self.quiet
-
-    @property
-    def ahead(self) -> float:
-        """Bytes that may move before the next look, which delays none of them."""
-        moving = list(self._writing)  # another thread may poll
-        writing = len(moving)
-        if not writing:
-            return 0 if self._gathering or not self.all_wait else inf
-        normal, urgent = self._lines
-        count = writing - 1  # the peer waits for the last one
-        if normal or urgent or self._gathering:
-            count = 0 if writing < AHEAD_WRITES else max(writing - AHEAD_WRITES, 1)
-        latest = moving[-1]
-        return count * latest.job.rows[latest.number].nbytes
-
-    @property
-    def all_wait(self) -> bool:
-        """Whether each of its transfers waits for its ``after=``, or there is none."""
-        return all(job.waits() for job in list(self.jobs.values()))
-
-    @property
-    def stages(self) -> set[str | None]:
-        """The stages of its transfers; see :meth:`kvplan.agents.packed.pack_jobs.Job.stage`."""
-        moving = {chunk.job for chunk in [*self._gathering, *self._writing]}
-        return {job.stage(moving) for job in list(self.jobs.values())}
 
     @property
     def need(self) -> int:
@@ -180,7 +149,7 @@ class Sender(Gathers):
             if job.own is not None:
                 job.own.posted += 1
             local = chunk.slot.place.address
-            chunk.posting, chunk.since = True, self._pace.begin()
+            chunk.posting = True
             try:
                 chunk.handle = self._wire.write(local, lent.address, nbytes, note)
             except Exception as error:  # noqa: BLE001  # nothing of it arrives
@@ -243,10 +212,6 @@ class Sender(Gathers):
         self.credits.written(chunk.theirs.number)
         self._slots.append(chunk.slot)
         job = chunk.job
-        nbytes = job.rows[chunk.number].nbytes
-        self._pace.end(chunk.since, nbytes)
-        self.chunks += 1
-        self.moved += nbytes
         job.sent += 1
         if job.whose == PULL and job.whole and job.sent == len(job.rows):
             self._end(job)

@@ -12,7 +12,7 @@ from kvplan.agents.packed.pack_messages import ASK, PULL, PUSH, PUSHED, data_nby
 from kvplan.agents.packed.pack_orders import Ordered, order_pieces, parts_of
 from kvplan.agents.packed.pack_outbox import Outbox
 from kvplan.agents.packed.pack_receiver import Receiver
-from kvplan.agents.packed.pack_rows import rows_of, tail_of
+from kvplan.agents.packed.pack_rows import rows_of
 from kvplan.agents.packed.pack_sender import Sender
 from kvplan.agents.packed.pack_transfer import Inbound, PackedTransfer
 from kvplan.plan.packing.chunk_half import Half
@@ -33,7 +33,6 @@ class Telling(NamedTuple):
         chunk_nbytes: most bytes of a chunk.
         legs: for each leg, the halves of the other end.
         begins: for each leg, whether it begins a piece.
-        tail: number of the last pieces, from the last one that waits; 0 if none does.
     """
 
     transfer: PackedTransfer
@@ -41,15 +40,13 @@ class Telling(NamedTuple):
     chunk_nbytes: int
     legs: Sequence[Sequence[Half]]
     begins: Sequence[bool]
-    tail: int
 
     def pieces(self, number: int, now: float) -> list[Buffer]:
         """Return a leg, in pieces; raise KVPlanError if one of its recipes cannot be written."""
         wish, until = self.transfer.wish, self.transfer.until
         left = 0.0 if until is None else max(until - now, 1e-3)
         note = b"" if wish.reading or number else wish.note
-        begins, tail = self.begins[number], self.tail
-        order = Ordered(wish.urgent, wish.attempts, self.chunk_nbytes, left, (), note, begins, tail)
+        order = Ordered(wish.urgent, wish.attempts, self.chunk_nbytes, left, (), note, self.begins[number])
         return order_pieces(order, [recipe_pieces(half) for half in self.legs[number]])
 
 
@@ -208,8 +205,8 @@ class Starts:
                 return
         key = not reading, wish.urgent
         number = (self._counts[key] + 1) << 1 | wish.urgent
-        legs, tail = legs_of(others, chunk_nbytes, self._leg_units), tail_of(transfer.pieces)
-        telling = Telling(transfer, number, chunk_nbytes, legs, begins_of(others, legs), tail)
+        legs = legs_of(others, chunk_nbytes, self._leg_units)
+        telling = Telling(transfer, number, chunk_nbytes, legs, begins_of(others, legs))
         order = telling.pieces(0, now)
         rides = bool(rows) and not reading and len(telling.legs) == 1
         rides = rides and overhead(0) + data_nbytes() + sum([len(piece) for piece in order]) <= self._most_note
@@ -224,7 +221,6 @@ class Starts:
             job = Job(
                 PUSHED, number, rows, urgent=wish.urgent, attempts=wish.attempts,
                 ready=[piece.ready for piece in transfer.pieces], order=b"".join(order) if rides else b"", own=transfer,
-                tail=tail,
             )  # fmt: skip
             self._begun[transfer] = job
             self._sender.take(job)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 from kvplan.agents.latched_transfer import BEGUN, LatchedTransfer
 from kvplan.agents.packed.pack_messages import Credit
-from kvplan.agents.packed.pack_rows import ENDS, MOVES, WAITS, Piece, Row, chunks_of_pieces, only_last_left, tail_begins
+from kvplan.agents.packed.pack_rows import Piece, Row, chunks_of_pieces
 from kvplan.base.latch import sleep
 from kvplan.base.process import check_process
 from kvplan.errors import TransferError
@@ -261,7 +261,6 @@ class Inbound:
         own: the transfer, if this process has asked.
         note: the peer's note for the user.
         whole: whether these are all of its chunks; more come by :meth:`Receiver.extend` otherwise.
-        tail: number of its last pieces, from the last one that the peer waited for when it began; 0 if for none.
 
     Attributes:
         come: number of chunks that have come.
@@ -273,13 +272,13 @@ class Inbound:
 
     def __init__(
         self, whose: int, number: int, rows: list[Row], *, urgent: bool,
-        own: PackedTransfer | None = None, note: bytes = b"", whole: bool = True, tail: int = 0,
+        own: PackedTransfer | None = None, note: bytes = b"", whole: bool = True,
     ) -> None:  # fmt: skip
         self.whose, self.number, self.rows, self.urgent, self.own, self.note = whose, number, rows, urgent, own, note
         self.come = self.scattered = self.running = 0
         self.over = False
         self.seen = bytearray(len(rows))
-        self.whole, self.tail = whole, tail
+        self.whole = whole
         self.left = [] if own is None else chunks_of_pieces(rows, rows[-1].piece + 1 if rows else 0)
 
     @property
@@ -290,18 +289,6 @@ class Inbound:
     def to_come(self, piece: int) -> float:
         """Return how many chunks of a piece that is waited for have not come."""
         return self.left[piece] if self.left else self.rest
-
-    def stage(self) -> str | None:
-        """Return what the length of naps depends on; see :meth:`kvplan.agents.packed.pack_jobs.Job.stage`.
-
-        Of a peer's push by layer, the compute is not seen here: its last wait has ended when the next chunk comes.
-        """
-        rows = self.rows
-        if self.own is not None or not rows or not rows[-1].piece:
-            return MOVES if self.rest else None
-        if not self.whole or not only_last_left(rows, self.come, self.tail):
-            return None
-        return ENDS if self.come > tail_begins(rows, self.tail) else WAITS
 
     def held(self) -> str:
         """Return what the destination holds after an error."""

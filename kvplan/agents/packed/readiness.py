@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -38,8 +37,6 @@ class Ready:
         self.left: Any = None
         self._after = after
         self._ask: Callable[[], Any] | None = None
-        self._parts: Sequence[Ready] = ()
-        self._known = False  # whether it was seen to have completed, before it was called
         self._problem: list[BaseException | None] = []
         if after is None:
             return
@@ -64,7 +61,6 @@ class Ready:
         if not self._ask():
             return False
         after, self._after, self._ask = self._after, None, None  # so that a chain of transfers does not stay alive
-        self._parts = ()
         if isinstance(after, Transfer):
             after.synchronize()
         if self._problem and self._problem[0] is not None:
@@ -78,25 +74,6 @@ class Ready:
         except Exception as error:
             raise TransferError(f"its after= failed ({error})") from error
 
-    def waits(self) -> bool:
-        """Return whether it has not completed. It raises no error: a call does that, after it as before.
-
-        >>> event = threading.Event()
-        >>> both = Ready.of_all([Ready(event), Ready(None)])
-        >>> both.waits(), event.set(), both.waits(), Ready(None).waits()
-        (True, None, False, False)
-        """
-        ask = self._ask  # another thread may call it
-        if ask is None or self._known:
-            return False
-        if self._parts:
-            return any(one.waits() for one in self._parts)
-        with suppress(Exception):  # it has failed
-            if not ask():
-                return True
-        self._known = True
-        return False
-
     @classmethod
     def of_all(cls, every: Sequence[Ready]) -> Ready:
         """Return what has completed once all of them have; raise KVPlanError if the executor must wait for several."""
@@ -108,7 +85,6 @@ class Ready:
         made.left = left[0] if left else None
         if asked:
             made._ask = lambda: all(one() for one in asked)
-            made._parts = asked
         return made
 
     def _block(self) -> None:

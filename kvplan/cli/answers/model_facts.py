@@ -10,11 +10,12 @@ from kvplan.catalogue.layouts import STATE, NamedLayout, layout_for, named_layou
 from kvplan.catalogue.models import Group, Model
 from kvplan.cli.answers.layout_facts import UNIT, extent_facts, picked
 from kvplan.cli.answers.model_times import Costs, Sides, better_of, times_of
-from kvplan.cli.answers.peer_facts import Peer, context_to_peer, group_to_peer, peer_facts
+from kvplan.cli.answers.peer_facts import Peer, context_by_nixl, context_to_peer, group_to_peer, peer_facts, scattered
 from kvplan.errors import KVPlanError
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.notation import parse
 from kvplan.plan.copy_program import compile_quietly
+from kvplan.plan.plan import Plan
 
 CONTEXTS = (1024, 32768, 131072)  # tokens
 
@@ -224,5 +225,24 @@ def _context(
         "runs": runs,
         "seconds": nbytes / (asked.link_gbps * 1e9),
         **({} if asked.costs is None else times_of(sides, rows_held, asked.costs)),
-        **({} if peer is None else {"peer": context_to_peer(nbytes, peer_runs, peer, asked.link_gbps)}),
+        **({} if peer is None else {"peer": _to_peer(groups, rows_held, nbytes, peer_runs, asked, peer)}),
     }
+
+
+def _to_peer(
+    groups: tuple[Group, ...], rows_held: list[int], nbytes: int, runs: int, asked: Question, peer: Peer
+) -> dict[str, Any]:  # fmt: skip
+    """Return the way of a request to the other GPU."""
+    if peer.link.gbps is not None:
+        return context_to_peer(nbytes, runs, peer.link.gbps, asked.link_gbps)
+    return context_by_nixl([_prompt(*pair, asked, peer) for pair in zip(groups, rows_held, strict=True)])
+
+
+def _prompt(group: Group, rows: int, asked: Question, peer: Peer) -> Plan:
+    """Plan a request of one group, whose blocks are scattered over pools of twice their number."""
+    state = group.kind == "state"
+    here, there = (1, 1) if state else (asked.block_tokens, peer.block_tokens)
+    pools = asked._replace(blocks=2 * rows // here + there)
+    sides = _of_rank(group, pools, asked.device, here), _of_rank(group, pools, peer.layout, there, "cuda:1")
+    src, dst = (scattered(-(-rows // held), side.num_blocks) for held, side in zip((here, there), sides, strict=True))
+    return compile_quietly(*sides).plan(src, dst[::-1])

@@ -1,4 +1,4 @@
-"""Write docs/reference/pairs.md: the table of all pairs as Markdown."""
+"""The table of all pairs as a page of Markdown."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvplan.cli.answers.pair_facts import alike, by_pool, pool_name, title
 
 HEAD = """# All pairs
 
-<!-- made by: kvplan pairs --markdown > docs/reference/pairs.md -->
+<!-- made by: kvplan pairs --markdown -->
 
 The tables show every device layout of the catalogue (`kvplan/catalogue/layouts.toml`) against every host layout of the
 same cache: {count:,} pairs, {refused}. `kvplan.compile` computes all numbers.
@@ -26,7 +26,6 @@ The numbers are those of a rank other than the first, because a pool may align t
 have the same numbers.
 
 `kvplan pairs --device NAME --host NAME` picks some pairs, and `--json` gives them as data.
-[Describe your own backend](../guides/describe-your-own-backend.md) explains how to add a row.
 """
 
 REFUSED = """

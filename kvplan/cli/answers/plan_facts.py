@@ -95,7 +95,6 @@ def candidates_of(
     from kvplan.cost.policy import layer_groups
     from kvplan.cost.statistics import statistics_of
     from kvplan.cost.store import profile_of
-    from kvplan.plan.halves import halves_of
 
     profile, where = profile_of(name)
     alike = by_size(plan.descriptors().size.tolist())
@@ -118,10 +117,8 @@ def candidates_of(
         cut = LayerCut.of(plan, layer_groups(plan.nbytes, plan.units, len(plan.layers), hiding=hiding))
     if cut is not None and len(cut.pieces) > 1:
         counts = cut.counted(plan)
-        pieces, split = cut.statistics(plan.direction, counts), cut.halves(plan.direction, counts)
-        in_order = candidates_by_layer(pieces, profile, policy, refused, split), pieces, profile, policy
+        pieces = cut.statistics(plan.direction, counts)
+        in_order = candidates_by_layer(pieces, profile, policy, refused), pieces, profile, policy
         return {**about, **facts(*in_order)}, f"{text}{explain(*in_order, width)}"
-    large, small = halves_of(plan)
-    halves = (statistics_of(large), statistics_of(small)) if large and small else None
-    given = cost.candidates(statistics, profile, policy, refused, halves), statistics, profile, policy
+    given = cost.candidates(statistics, profile, policy, refused), statistics, profile, policy
     return {**about, **facts(*given)}, f"{text}{explain(*given, width)}"

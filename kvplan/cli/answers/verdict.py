@@ -122,7 +122,7 @@ def commands_of(args: argparse.Namespace) -> list[str]:
     costs = [*(["--profile", args.profile] if args.profile else []),
              *(["--overlap", args.overlap] if args.overlap != "idle" else [])]  # fmt: skip
     blocks = [word for name in ("blocks", "src", "dst") for word in _ids(name, getattr(args, name))]
-    made = [["diff"], ["explain", *blocks, *(costs if blocks else [])], ["verify"]]
+    made = [["diff"], ["explain", *blocks, *(costs if blocks else [])]]
     return [shlex.join(["kvplan", name, *sides, *options, *rest]) for name, *rest in made]
 
 

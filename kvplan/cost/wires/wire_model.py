@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from kvplan.base.numbers import binary, count_of, duration, percent
-from kvplan.cost.model import COMPUTE_WEIGHT
 from kvplan.cost.wires.crossing import Crossing
 from kvplan.cost.wires.wire_profile import MIB, SLOT_SIZES, WireProfile
 from kvplan.errors import KVPlanError
 
 WAYS = ("direct", "packed")
 # Sizes of a slot within 3 % of the best are alike. Of them, the smallest one is taken with which a transfer needs at
-# most a message per 8 MiB, and one more for each pair of processes.
+# most a message per 8 MiB, and one more.
 ALIKE, ENOUGH = 0.03, 8 * MIB
 
 
@@ -26,26 +25,12 @@ class WayCost:
         seconds: seconds from the call until the caller knows the end.
         messages: writes or reads of the wire.
         posting: seconds of the CPU that posts.
-        lost: seconds that compute loses on both GPUs together.
-        limit: what takes the longest: ``"posting"``, ``"wire"``, ``"gather"``, ``"scatter"``, ``"credits"``,
-            ``"latency"`` or ``"start"``.
-        chunks: slots that are filled; 0 for a direct transfer.
-        slot_nbytes: bytes of a slot; 0 for a direct transfer.
     """
 
     way: str
     seconds: float
     messages: int
     posting: float
-    lost: float
-    limit: str
-    chunks: int = 0
-    slot_nbytes: int = 0
-
-    @property
-    def score(self) -> float:
-        """Return the number by which ways are compared: less is better."""
-        return self.seconds + COMPUTE_WEIGHT * self.lost
 
 
 @dataclass(frozen=True)
@@ -63,30 +48,24 @@ class WireChoice:
     packed: WayCost
     why: str
 
-    @property
-    def saved(self) -> float:
-        """Return the seconds that the chosen way saves."""
-        return abs(self.direct.seconds - self.packed.seconds)
-
 
 def direct_cost(crossing: Crossing, wire: WireProfile) -> WayCost:
     """Predict a transfer with a descriptor for each contiguous piece.
 
     >>> from kvplan.cost.wires.wire_profile import default_wire
     >>> found = direct_cost(Crossing(64 << 20, 64, 65536, 65536, 64), default_wire())
-    >>> found.limit, round(found.seconds * 1e3, 1)
-    ('posting', 32.8)
+    >>> found.messages, round(found.seconds * 1e3, 1)
+    (65536, 32.8)
     """
-    seconds, posting, moving = _direct_seconds(wire, crossing.pairs, crossing.descriptors, crossing.nbytes)
-    limit = _largest({"wire": moving, "posting": posting, "latency": wire.latency})
-    return WayCost("direct", seconds, crossing.descriptors, posting, 0.0, limit)
+    seconds, posting = _direct_seconds(wire, crossing.descriptors, crossing.nbytes)
+    return WayCost("direct", seconds, crossing.descriptors, posting)
 
 
-def _direct_seconds(wire: WireProfile, pairs: int, descriptors: int, nbytes: int) -> tuple[float, float, float]:
-    """Return the seconds of a direct transfer, and of them those that post it, and those that the wire takes."""
-    posting = pairs * wire.post + descriptors * wire.descriptor
+def _direct_seconds(wire: WireProfile, descriptors: int, nbytes: int) -> tuple[float, float]:
+    """Return the seconds of a direct transfer, and of them those that post it."""
+    posting = wire.post + descriptors * wire.descriptor
     moving = descriptors * wire.message + nbytes * wire.byte
-    return wire.latency + (max(posting, moving) if wire.overlaps else posting + moving), posting, moving
+    return wire.latency + (max(posting, moving) if wire.overlaps else posting + moving), posting
 
 
 def packed_cost(
@@ -109,47 +88,35 @@ def packed_cost(
 
     >>> from kvplan.cost.wires.wire_profile import default_wire
     >>> found = packed_cost(Crossing(64 << 20, 64, 65536, 65536, 64), default_wire())
-    >>> found.limit, found.messages, round(found.seconds * 1e3, 1)
-    ('wire', 4, 3.3)
+    >>> found.messages, round(found.seconds * 1e3, 1)
+    (4, 3.3)
     """
     size = wire.slot_nbytes if slot_nbytes is None else slot_nbytes
     if size < 1:
         raise KVPlanError(f"slot_nbytes is {size}; a slot has at least one byte")
     chunks = _chunks(crossing, size)
     if not chunks:
-        return WayCost("packed", 0.0, 0, 0.0, 0.0, "latency", 0, size)
+        return WayCost("packed", 0.0, 0, 0.0)
     nbytes, gathered, scattered = (
         count / chunks for count in (crossing.nbytes, crossing.gather_runs, crossing.scatter_runs)
     )
     gather, scatter = wire.gather.seconds(gathered, nbytes), wire.scatter.seconds(scattered, nbytes)
     post = wire.post + wire.descriptor + wire.chunk
     moves = wire.message + nbytes * (wire.slot_byte or wire.byte)
-    if wire.overlaps:  # the GPU gathers, the CPU posts, and the wire moves, all at once
-        stages = {"wire": moves, "gather": gather, "scatter": scatter, "posting": max(post, wire.chunk)}
-    else:  # the sender's CPU gathers, posts and moves, one after another
-        stages = {"wire": gather + post + moves, "scatter": scatter + wire.chunk}
+    # The GPU gathers, the CPU posts and the wire moves, all at once; or the sender's CPU does all, one after another.
+    step = max(moves, gather, scatter, post) if wire.overlaps else max(gather + post + moves, scatter + wire.chunk)
     first = gather + post + moves + scatter + wire.chunk
-    ring = (first + 2 * wire.latency) / (wire.slots * max(crossing.pairs, 1))
-    step = max(*stages.values(), ring)
-    rest = (chunks - 1) * step
-    waits = wire.latency * (1 + pull)
-    limit = _largest({**{stage: took * chunks for stage, took in stages.items()}, "credits": ring * (chunks - 1),
-                      "latency": waits, "start": wire.start})  # fmt: skip
-    lost = chunks * (gather * wire.gather.lost + scatter * wire.scatter.lost)
-    return WayCost("packed", wire.start + waits + first + rest, chunks, chunks * post, lost, limit, chunks, size)
+    ring = (first + 2 * wire.latency) / wire.slots
+    rest = (chunks - 1) * max(step, ring)
+    return WayCost("packed", wire.start + wire.latency * (1 + pull) + first + rest, chunks, chunks * post)
 
 
 def _chunks(crossing: Crossing, size: int) -> int:
-    """Return the slots that are filled: each pair's units fill slots of its own. Larger units than a slot are cut."""
+    """Return the slots that are filled. Larger units than a slot are cut."""
     if not crossing.nbytes:
         return 0
-    pairs = max(crossing.pairs, 1)
-    units, unit = -(-crossing.units // pairs), max(crossing.unit_nbytes, 1)
-    return pairs * (-(-units // (size // unit)) if unit <= size else units * -(-unit // size))
-
-
-def _largest(parts: dict[str, float]) -> str:
-    return max(parts, key=lambda name: parts[name])
+    units, unit = crossing.units, max(crossing.unit_nbytes, 1)
+    return -(-units // (size // unit)) if unit <= size else units * -(-unit // size)
 
 
 def best_slot(
@@ -159,7 +126,7 @@ def best_slot(
     """Return the size of a slot, 1 to 64 MiB, with which a packed transfer takes the least time.
 
     Sizes within 3 % of the best are alike. Of them, the smallest one is taken with which the transfer needs at most one
-    message per 8 MiB, and one more for each pair; without such a size, the largest.
+    message per 8 MiB, and one more; without such a size, the largest.
 
     Args:
         crossing: counts of the transfer.
@@ -178,9 +145,9 @@ def best_slot(
     if slots is not None:
         wires = {size: replace(one, slots=slots.get(size, one.slots)) for size, one in wires.items()}
     costs = {size: packed_cost(crossing, one, size, pull=pull) for size, one in wires.items()}
-    least = min(cost.score for cost in costs.values())
-    alike = [size for size, cost in costs.items() if cost.score <= least * (1 + ALIKE)]
-    most = crossing.nbytes // ENOUGH + crossing.pairs
+    least = min(cost.seconds for cost in costs.values())
+    alike = [size for size, cost in costs.items() if cost.seconds <= least * (1 + ALIKE)]
+    most = crossing.nbytes // ENOUGH + 1
     return next((size for size in alike if costs[size].messages <= most), alike[-1])
 
 
@@ -203,7 +170,7 @@ def choose_way(
     direct takes 10.5 us for 1 descriptor of 64 KiB; packed takes 1.92 ms, with a gather and a scatter besides
     """
     direct, packed = direct_cost(crossing, wire), packed_cost(crossing, wire, slot_nbytes, pull=pull)
-    way = "packed" if packed.score < direct.score else "direct"
+    way = "packed" if packed.seconds < direct.seconds else "direct"
     return WireChoice(way, direct, packed, _why(way, crossing, direct, packed))
 
 
@@ -223,7 +190,7 @@ def direct_at_once(nbytes: int, pieces: int, wire: WireProfile, *, pull: bool = 
     [True, False]
     """
     begins = wire.start + wire.latency * (1 + pull)
-    return bool(nbytes) and _direct_seconds(wire, 1, pieces, nbytes)[0] <= begins
+    return bool(nbytes) and _direct_seconds(wire, pieces, nbytes)[0] <= begins
 
 
 def _why(way: str, crossing: Crossing, direct: WayCost, packed: WayCost) -> str:
@@ -231,10 +198,8 @@ def _why(way: str, crossing: Crossing, direct: WayCost, packed: WayCost) -> str:
         return "no byte moves"
     pieces = f"{count_of(crossing.descriptors, 'descriptor')} of {binary(crossing.descriptor_nbytes)}"
     if way == "direct":
-        beside = (
-            f", and compute loses {duration(packed.lost)}" if packed.lost else ", with a gather and a scatter besides"
-        )
-        return f"direct takes {duration(direct.seconds)} for {pieces}; packed takes {duration(packed.seconds)}{beside}"
+        packing = f"packed takes {duration(packed.seconds)}, with a gather and a scatter besides"
+        return f"direct takes {duration(direct.seconds)} for {pieces}; {packing}"
     share = percent(min(round(direct.posting / direct.seconds, 2), 1.0))
     return (f"packed takes {duration(packed.seconds)} in {count_of(packed.messages, 'message')}; direct takes "
             f"{duration(direct.seconds)}, of which {share} post {pieces}")  # fmt: skip

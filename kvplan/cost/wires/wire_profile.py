@@ -9,13 +9,12 @@ from typing import Any
 
 from kvplan.base.limits import LIMITS
 from kvplan.base.quoting import quoted
-from kvplan.base.reading import json_of
-from kvplan.cost.policy import Policy
 from kvplan.cost.profile import DeviceProfile
-from kvplan.errors import KVPlanError, LayoutError
+from kvplan.cost.profile_file import document_of, number_of, text_of
+from kvplan.errors import KVPlanError
 
 SCHEMA, VERSION = "kvplan.wire-profile", 2
-HOWS = ("calibrated", "published", "default")
+HOWS = ("calibrated", "default")
 MEMORIES = ("DRAM", "VRAM")
 MIB = 1 << 20
 SLOT_SIZES = tuple(MIB << power for power in range(7))  # bytes: 1 to 64 MiB
@@ -31,7 +30,6 @@ class CopyCosts:
         fixed: seconds for each slot, until the copies begin and until their end is known.
         run: seconds for each contiguous run.
         byte: seconds for each byte.
-        lost: seconds that compute on the same GPU loses for each second of these copies.
 
     >>> round(CopyCosts(1e-5, 1e-9, 1e-12).seconds(runs=1000, nbytes=1_000_000) * 1e6, 3)
     12.0
@@ -40,7 +38,6 @@ class CopyCosts:
     fixed: float
     run: float
     byte: float
-    lost: float = 0.0
 
     def seconds(self, runs: float, nbytes: float) -> float:
         """Return the seconds of one slot's copies."""
@@ -56,8 +53,8 @@ class WireProfile:
     Attributes:
         wire: name of the wire, such as ``"UCX over tcp"``.
         memory: NIXL's name of the memory on both sides, ``"DRAM"`` or ``"VRAM"``.
-        how: ``"calibrated"`` on this machine, ``"published"`` by others, or ``"default"``: measured nowhere.
-        made: version of kvplan and date; or the source of published numbers.
+        how: ``"calibrated"`` on this machine, or ``"default"``: measured nowhere.
+        made: version of kvplan and date.
         latency: seconds from the post of a small message until the other process can see its notification.
         post: seconds of the CPU to post one list, whatever it holds.
         descriptor: seconds of the CPU for each descriptor of a list that is posted.
@@ -120,27 +117,11 @@ class WireProfile:
         return f"{self.wire or 'any wire'}, {'GPU' if self.memory == 'VRAM' else 'host'} memory"
 
 
-def kernel_costs(profile: DeviceProfile, policy: Policy | None = None) -> CopyCosts:
-    """Return the costs of gather and scatter by the kernel path, within a GPU.
-
-    Args:
-        profile: a GPU's own profile.
-        policy: the policy, whose ``overlap`` names the compute that runs at the same time; by default no compute.
-
-    >>> from kvplan.cost.profile import default
-    >>> alone, beside = kernel_costs(default()), kernel_costs(default(), Policy(overlap="decode"))
-    >>> alone.lost, round(beside.lost, 3), beside.byte > alone.byte
-    (0.0, 0.091, True)
-    """
+def kernel_costs(profile: DeviceProfile) -> CopyCosts:
+    """Return the costs of gather and scatter by the kernel path, within a GPU that has this profile."""
     found = profile.costs["device"]["kernel"]
-    overlap = "idle" if policy is None else policy.overlap
     fixed, run, byte = (NS * found.seconds[term] for term in ("fixed", "run", "byte"))
-    before = max(NS * found.wall["fixed"] - fixed, 0.0)
-    if overlap == "idle":
-        return CopyCosts(before + fixed, run, byte)
-    beside = profile.beside[overlap]["device"]["kernel"]
-    slow = 1 / beside.rate
-    return CopyCosts(before + fixed * slow, run * slow, byte * slow, 1 - 1 / beside.slower)
+    return CopyCosts(max(NS * found.wall["fixed"], fixed), run, byte)
 
 
 # Guesses, in seconds. Host memory: UCX over shared memory on a small machine, where the CPU that posts moves the bytes.
@@ -176,82 +157,39 @@ def from_json(text: str) -> WireProfile:
     """Read a wire's profile from JSON.
 
     Raises:
-        KVPlanError: the text is not JSON, has another schema or version, or a wrong value, which the message names.
+        KVPlanError: the text is not JSON, has another schema or version, or a value is missing or wrong.
 
     >>> from_json("{}")
     Traceback (most recent call last):
         ...
     kvplan.errors.KVPlanError: no profile of a wire: its schema is not 'kvplan.wire-profile'
     """
-    if len(text) > LIMITS.profile_nbytes:
-        raise KVPlanError(f"more than {LIMITS.profile_nbytes:,} bytes")
+    document = document_of(text, SCHEMA, VERSION, "profile of a wire")
     try:
-        document = json_of(text)
-    except LayoutError as error:
-        raise KVPlanError(f"no JSON: {error}") from None
-    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
-        raise KVPlanError(f"no profile of a wire: its schema is not {SCHEMA!r}")
-    version = document.get("version")
-    if type(version) is not int or version != VERSION:
-        newer = isinstance(version, int) and version > VERSION
-        raise KVPlanError(f"version {quoted(version)}, {'newer than' if newer else 'where'} {VERSION} is "
-                          "what is read here")  # fmt: skip
-    texts = {name: _text(document, name) for name in ("wire", "made", "note")}
-    times = {name: _seconds(document, name) for name in _TIMES}
-    held: dict[str, Any] = {
-        **texts,
-        **times,
-        "how": _one_of(document, "how", HOWS),
-        "memory": _one_of(document, "memory", MEMORIES),
-        "overlaps": _flag(document, "overlaps"),
-        "gather": _copies(document, "gather"),
-        "scatter": _copies(document, "scatter"),
-        "slots": _whole(document, "slots", 1, MOST_SLOTS),
-        "slot_nbytes": _whole(document, "slot_nbytes", 1, LIMITS.number),
-    }
-    return WireProfile(**held)
+        return _profile(document)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise KVPlanError(f"a value of the wire's profile is missing or wrong: {quoted(str(error))}") from None
 
 
 _TIMES = ("latency", "post", "descriptor", "message", "byte", "slot_byte", "chunk", "start")
 
 
-def _text(document: Mapping[str, Any], name: str) -> str:
-    value = document.get(name, "")
-    if not isinstance(value, str):
-        raise KVPlanError(f"{name} is {quoted(value)}; expected a text")
-    return value
+def _profile(document: Mapping[str, Any]) -> WireProfile:
+    slots, slot_nbytes = document["slots"], document["slot_nbytes"]
+    if document["how"] not in HOWS or document["memory"] not in MEMORIES or type(document["overlaps"]) is not bool:
+        raise ValueError(f"how is one of {HOWS}, memory one of {MEMORIES}, and overlaps true or false")
+    if type(slots) is not int or type(slot_nbytes) is not int:
+        raise ValueError(f"{slots!r} slots of {slot_nbytes!r} bytes")
+    if not (1 <= slots <= MOST_SLOTS and 1 <= slot_nbytes <= LIMITS.number):
+        raise ValueError(f"{slots} slots of {slot_nbytes} bytes")
+    facts: dict[str, Any] = {name: text_of(document[name]) for name in ("wire", "memory", "how", "made", "note")}
+    facts |= {name: number_of(document[name], MOST_SECONDS) for name in _TIMES}
+    return WireProfile(
+        **facts,
+        overlaps=document["overlaps"], gather=_copies(document["gather"]), scatter=_copies(document["scatter"]),
+        slots=slots, slot_nbytes=slot_nbytes,
+    )  # fmt: skip
 
 
-def _one_of(document: Mapping[str, Any], name: str, known: tuple[str, ...]) -> str:
-    value = document.get(name)
-    if not isinstance(value, str) or value not in known:
-        raise KVPlanError(f"{name} is {quoted(value)}; expected one of {', '.join(known)}")
-    return value
-
-
-def _flag(document: Mapping[str, Any], name: str) -> bool:
-    value = document.get(name)
-    if not isinstance(value, bool):
-        raise KVPlanError(f"{name} is {quoted(value)}; expected true or false")
-    return value
-
-
-def _seconds(document: Mapping[str, Any], name: str, where: str = "") -> float:
-    value = document.get(name)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= MOST_SECONDS:  # nan is not
-        raise KVPlanError(f"{where}{name} is {quoted(value)}; expected seconds from 0 to {MOST_SECONDS:g}")
-    return float(value)
-
-
-def _whole(document: Mapping[str, Any], name: str, least: int, most: int) -> int:
-    value = document.get(name)
-    if type(value) is not int or not least <= value <= most:
-        raise KVPlanError(f"{name} is {quoted(value)}; expected a whole number from {least:,} to {most:,}")
-    return value
-
-
-def _copies(document: Mapping[str, Any], name: str) -> CopyCosts:
-    held = document.get(name)
-    if not isinstance(held, dict):
-        raise KVPlanError(f"{name} is {quoted(held)}; expected an object of costs")
-    return CopyCosts(**{field.name: _seconds(held, field.name, f"{name}.") for field in fields(CopyCosts)})
+def _copies(values: Mapping[str, Any]) -> CopyCosts:
+    return CopyCosts(*(number_of(values[field.name], MOST_SECONDS) for field in fields(CopyCosts)))

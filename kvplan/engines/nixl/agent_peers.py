@@ -12,9 +12,8 @@ from kvplan.engines.nixl.neighbours import Neighbourhood, card_of
 from kvplan.engines.nixl.packed_options import NEVER, PackedOptions
 from kvplan.engines.nixl.packed_peers import PackedPeers
 from kvplan.engines.nixl.spans import Registered, Spans
-from kvplan.engines.nixl.standalone import StandaloneAgent
 from kvplan.engines.nixl.transfer_handles import Neighbour
-from kvplan.errors import KVPlanError, PathError
+from kvplan.errors import KVPlanError
 from kvplan.plan.row_plans import RowProgram
 
 UNPACKED = PackedOptions(NEVER)
@@ -154,21 +153,16 @@ class AgentPeers:
         return self._around.spans(self._registered.union(), self._registered.version)
 
     def notify(self, peer: str, note: bytes, backend: Any = None) -> None:
-        """Send a notification by NIXL; without it, by kvplan."""
-        if not isinstance(self.real, StandaloneAgent):
-            self.real.send_notif(peer, note, backend)
-        elif peer in self.neighbours:
-            self.neighbours[peer].send(note)
-        else:
-            raise PathError(f"no peer {peer!r} of this machine has been added")
+        """Send a notification by NIXL."""
+        self.real.send_notif(peer, note, backend)
 
     def notes(self, backends: list[str]) -> dict[str, list[bytes]]:
         """Return new notifications, by the names of peers."""
-        if self.packed is None and not isinstance(self.real, StandaloneAgent):
+        if self.packed is None:
             found: dict[str, list[bytes]] = self.real.get_new_notifs(backends)
             return found
         found = {}
-        for name, note in self._around.notes() if self.packed is None else self.packed.notes():
+        for name, note in self.packed.notes():
             found.setdefault(name, []).append(note)
         return found
 
@@ -188,7 +182,7 @@ class AgentPeers:
 
 def _packed_peers(name: str, real: Any, options: PackedOptions, *, driven: bool) -> PackedPeers | None:
     """Return the end of an agent's packed transfers; None if it has none."""
-    if options.when == NEVER or isinstance(real, StandaloneAgent):
+    if options.when == NEVER:
         return None
     try:
         return PackedPeers(name, real, options, driven=driven)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,12 +11,8 @@ from kvplan.engines.nixl.descriptor_rows import Rows, rows_of
 from kvplan.engines.nixl.metadata import joined, split
 from kvplan.engines.nixl.own_class import agent_class, locked_config
 from kvplan.engines.nixl.packed_options import packed_options
-from kvplan.engines.nixl.standalone import StandaloneAgent
 from kvplan.engines.nixl.taking import State, bytes_of
 from kvplan.engines.nixl.transfer_handles import PreparedList, TakenTransfer, Telemetry
-from kvplan.errors import PathError
-
-log = logging.getLogger("kvplan.engines.nixl")
 
 LOCAL = ("NIXL_INIT_AGENT", "")  # names that stand for this process in prep_xfer_dlist
 
@@ -36,22 +31,8 @@ class Agent:
             None: as the variable ``KVPLAN_NIXL_PACKED`` says, or ``"auto"``; for an existing agent ``"never"``.
         slots: the ring for that, as of :class:`kvplan.Agent`.
 
-    Without NIXL, it serves peers of this machine alone. A transfer that kvplan cannot move then raises PathError.
-
-    >>> import numpy as np
-    >>> decode, prefill = Agent("decode"), Agent("prefill")
-    >>> cache, pool = np.zeros((4, 64), np.uint8), np.full((8, 64), 7, np.uint8)
-    >>> for agent, memory in ((decode, cache), (prefill, pool)):
-    ...     registered = agent.register_memory([(memory.ctypes.data, memory.nbytes, 0, "")], "DRAM")
-    >>> name = decode.add_remote_agent(prefill.get_agent_metadata())
-    >>> lists = [decode.prep_xfer_dlist(whose, np.array([[memory.ctypes.data, 64, 0, 64, len(memory)]]), "DRAM")
-    ...          for whose, memory in (("NIXL_INIT_AGENT", cache), (name, pool))]
-    >>> handle = decode.make_prepped_xfer("READ", lists[0], [1, 3], lists[1], [6, 0], b"request 17")
-    >>> state = decode.transfer(handle)
-    >>> while decode.check_xfer_state(handle) == "PROC":
-    ...     pass
-    >>> cache[:, 0].tolist(), prefill.get_new_notifs()
-    ([0, 7, 0, 7], {'decode': [b'request 17']})
+    Raises:
+        PathError: NIXL is not installed.
     """
 
     _kvplan: State
@@ -65,7 +46,7 @@ class Agent:
         driven = bool(getattr(nixl_conf, "enable_pthread", agent is None))
         if agent is None:
             config, options = locked_config(nixl_conf, options, instantiate_all=instantiate_all)
-            agent = _class()(agent_name, config, instantiate_all)
+            agent = agent_class()(agent_name, config, instantiate_all)
         object.__setattr__(self, "_kvplan", State(agent, nixl_conf, options, driven=driven))
 
     def __getattr__(self, name: str) -> Any:
@@ -263,14 +244,6 @@ class Agent:
     def release_dlist_handle(self, handle: Any) -> None:
         """Release a prepared descriptor list."""
         handle.release()
-
-
-def _class() -> Any:
-    try:
-        return agent_class()
-    except PathError as error:
-        log.warning("only transfers within this machine can be made: %s", error)
-        return StandaloneAgent
 
 
 def _text(name: Any) -> str:

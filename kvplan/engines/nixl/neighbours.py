@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import json
 import logging
-import secrets
-import threading
 import time
-import weakref
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 from kvplan.agents.agent import Agent as LocalAgent
 from kvplan.agents.ways import LOCAL, ways_here
-from kvplan.base.process import generation
 from kvplan.base.quoting import quoted
 from kvplan.base.reading import json_of
-from kvplan.engines.nixl.opened import OtherProcess, SameProcess
+from kvplan.engines.nixl.opened import OtherProcess
 from kvplan.engines.nixl.spans import Span, Spans
 from kvplan.engines.nixl.transfer_handles import Neighbour
 from kvplan.errors import LayoutError
-from kvplan.execute.executor import Executor
-from kvplan.execute.transfer import Transfer
 from kvplan.layout.components import Region
 from kvplan.plan.row_plans import Memory, layout_of
 
@@ -33,7 +25,6 @@ CLOSE_SECONDS = 10.0  # that memory which is deregistered waits for peers that s
 Ranges = Mapping[tuple[str, int], Sequence[tuple[int, int]]]  # by kind and device: (address, bytes), disjoint
 
 log = logging.getLogger("kvplan.engines.nixl")
-_here: weakref.WeakValueDictionary[str, Neighbourhood] = weakref.WeakValueDictionary()  # by identity
 
 
 class Neighbourhood:
@@ -41,31 +32,16 @@ class Neighbourhood:
 
     Args:
         name: name of the agent, as NIXL knows it.
-
-    Attributes:
-        identity: a random text, which names it among all.
-        inbox: notifications of agents of this process, and of peers that have gone, as (name, notification).
-        lock: lock for the attributes below.
-        withdrawals: how often memory was withdrawn.
-        flying: transfers of agents of this process with this memory.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.identity = secrets.token_hex(16)
-        self.inbox: deque[tuple[str, bytes]] = deque()
-        self.lock: AbstractContextManager[Any] = threading.Lock()
-        self.withdrawals = 0
-        self.flying: list[Transfer] = []
-        self._generation = generation()
         self._version = self._offered = -1  # of the memory in _spans, and of the memory that _agent offers
         self._ranges: Ranges = {}
         self._spans = Spans([])
         self._agent: LocalAgent | None = None  # None if nothing can be offered
         self._offers: list[tuple[LocalAgent, Ranges]] = []  # all agents that offer memory
         self._visitor: LocalAgent | None = None  # opens the memory of peers, and offers none
-        self._executors: dict[str, Executor] = {}
-        _here[self.identity] = self
 
     # What this process has.
 
@@ -87,7 +63,7 @@ class Neighbourhood:
             KVPlanError: the memory cannot be described.
         """
         self.spans(ranges, version)
-        document: dict[str, object] = {"schema": SCHEMA, "identity": self.identity, "version": version}
+        document: dict[str, object] = {"schema": SCHEMA, "version": version}
         agent = self._offering(ranges, version)
         if agent is not None:
             document["agent"] = agent.card().decode()
@@ -103,21 +79,16 @@ class Neighbourhood:
         """
         gone = [agent for agent, offered in self._offers if not covers(ranges, offered)]
         self._offers = [(agent, offered) for agent, offered in self._offers if agent not in gone]
-        flying: list[Transfer] = []
         if not covers(ranges, self._ranges):
             self._spans, self._ranges, self._version = Spans([]), {}, -1
-            with self.lock:
-                self.withdrawals += 1
-                flying, self.flying = self.flying, []
 
         def wait() -> None:
             until = time.monotonic() + CLOSE_SECONDS
-            for step in [agent.close for agent in gone] + [one.synchronize for one in flying]:
+            for agent in gone:
                 try:
-                    step(timeout=max(until - time.monotonic(), 0.0))
+                    agent.close(timeout=max(until - time.monotonic(), 0.0))
                 except Exception as error:  # noqa: BLE001  # NIXL deregisters it now
                     log.warning("memory is deregistered while peers may still use it: %s", error)
-            self.inbox.extend(note for agent in gone for note in agent._core.door.notes())
 
         return wait
 
@@ -150,28 +121,12 @@ class Neighbourhood:
             PathError: the peer is of another machine, or no transport can open its memory.
             TransferError: the peer has died, or closes.
         """
-        peer = _here.get(str(document.get("identity")))
-        if peer is not None and peer._generation == generation():
-            return SameProcess(name, peer._spans, peer, self.executor, self.name)
         told = document.get("agent")
         if not isinstance(told, str):
             raise LayoutError(f"the card of {name!r} offers nothing that another process can open")
         if self._visitor is None:
             self._visitor = LocalAgent(self.name, {}, transports=tuple(LOCAL))
         return OtherProcess(name, self._visitor, told.encode())
-
-    def notes(self) -> list[tuple[str, bytes]]:
-        """Return the notifications that came by kvplan, as (name, notification); each comes once."""
-        found = [self.inbox.popleft() for _ in range(len(self.inbox))]
-        visitor = [] if self._visitor is None else [self._visitor]
-        agents = [agent for agent, _ in self._offers]
-        return found + [note for agent in (*agents, *visitor) for note in agent.notes()]
-
-    def executor(self, device: str) -> Executor:
-        """Return the executor of a device, for transfers within this process."""
-        if device not in self._executors:
-            self._executors[device] = Executor(device)
-        return self._executors[device]
 
 
 def card_of(name: str, card: bytes) -> Mapping[str, Any]:

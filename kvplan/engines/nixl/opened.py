@@ -1,18 +1,12 @@
-"""Peers whose memory this process has opened: in another process, or in this one."""
+"""Peers of this machine, whose memory this process has opened."""
 
 from __future__ import annotations
-
-import weakref
-from collections import deque
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
 
 from kvplan.agents.agent import Agent as LocalAgent
 from kvplan.agents.agent_card import read_card
 from kvplan.base.numbers import binary
 from kvplan.engines.nixl.spans import Span, Spans
-from kvplan.errors import LayoutError, TransferError
+from kvplan.errors import LayoutError
 from kvplan.execute.executor import Executor
 from kvplan.execute.transfer import Transfer
 from kvplan.layout.kvlayout import KVLayout
@@ -71,10 +65,6 @@ class OtherProcess:
             return None
         return self._agent._core.executor_for(None, opened.gpu)
 
-    def send(self, note: bytes) -> None:
-        """See :meth:`Neighbour.send`."""
-        self._peer.send(note)
-
     def gone(self) -> str | None:
         """See :meth:`Neighbour.gone`."""
         link = self._peer.link
@@ -94,84 +84,3 @@ def _spans_of(kind: str, theirs: KVLayout, here: KVLayout) -> list[Span]:
             raise LayoutError(f"the card has a part at {one.address:#x}, where no region begins")
         spans.append(Span(kind, one.address, sizes[one.address], other.address, here))
     return spans
-
-
-class End(Protocol):
-    """The end of a peer in this process.
-
-    Attributes:
-        inbox: its notifications, as (name of the sender, notification).
-        lock, withdrawals, flying: how often it withdrew memory, the transfers with its memory, and the lock for both.
-    """
-
-    inbox: deque[tuple[str, bytes]]
-    lock: AbstractContextManager[Any]
-    withdrawals: int
-    flying: list[Transfer]
-
-
-class SameProcess:
-    """A peer in this process: its memory is where it is.
-
-    Args:
-        name: name of the peer, as NIXL knows it.
-        spans: its memory.
-        its: its end.
-        executor: returns the executor of a device.
-        mine: name of this end's agent.
-
-    Attributes:
-        name, spans, words: see :class:`kvplan.engines.nixl.transfer_handles.Neighbour`.
-    """
-
-    words = "memory of this process"
-
-    def __init__(self, name: str, spans: Spans, its: End, executor: Callable[[str], Executor], mine: str) -> None:
-        self.name = name
-        self.spans = spans
-        self._its = weakref.ref(its)
-        self._withdrawals = its.withdrawals
-        self._executor = executor
-        self._mine = mine
-
-    def _for(self, plan: Plan) -> Executor:
-        gpus = [layout.device for layout in plan.layouts[0] if layout.device != "cpu"]
-        return self._executor(gpus[0] if gpus else "cpu")
-
-    def submit(self, plan: Plan) -> Transfer:
-        """See :meth:`Neighbour.submit`."""
-        its = self._its()
-        if its is None:
-            raise TransferError(str(self.gone()))
-        executor = self._for(plan)
-        with its.lock:  # it withdraws memory before this transfer, or waits for its end
-            if gone := self.gone():
-                raise TransferError(gone)
-            transfer = executor.submit(plan)
-            its.flying = [one for one in its.flying if not one.done()] + [transfer]
-        return transfer
-
-    def prepare(self, plan: Plan) -> None:
-        """See :meth:`Neighbour.prepare`."""
-        self._for(plan).prepare(plan)
-
-    def executor(self, src: KVLayout, dst: KVLayout) -> Executor | None:
-        """See :meth:`Neighbour.executor`."""
-        return None if "cpu" in (src.device, dst.device) else self._executor(src.device)
-
-    def send(self, note: bytes) -> None:
-        """See :meth:`Neighbour.send`."""
-        its = self._its()
-        if its is None:
-            raise TransferError(str(self.gone()))
-        its.inbox.append((self._mine, note))
-
-    def gone(self) -> str | None:
-        """See :meth:`Neighbour.gone`."""
-        its = self._its()
-        if its is None:
-            return f"the agent {self.name!r} has been deleted"
-        return None if its.withdrawals == self._withdrawals else f"the agent {self.name!r} has deregistered memory"
-
-    def close(self) -> None:
-        """See :meth:`Neighbour.close`."""

@@ -25,7 +25,7 @@ from kvplan.engines.nixl.packed_options import ALWAYS, PackedOptions
 from kvplan.engines.nixl.packed_transfers import FarMemory, FarTransfer
 from kvplan.engines.nixl.shared_nixl import SharedNixl
 from kvplan.engines.nixl.spans import Placed
-from kvplan.errors import KVPlanError, LayoutError, PathError, TransferError
+from kvplan.errors import KVPlanError, LayoutError, TransferError
 from kvplan.execute.executor import Executor
 from kvplan.execute.host.path import load_loops
 from kvplan.execute.transfer import Transfer
@@ -292,10 +292,6 @@ class PackedPeer:
         """Return None: no executor reaches the memory of both sides."""
         del src, dst
         return None
-
-    def send(self, note: bytes) -> None:
-        """Raise PathError: NIXL sends notifications."""
-        raise PathError(f"a notification of {len(note)} bytes for {self.name!r} goes by NIXL")
 
     def gone(self) -> str | None:
         """See :meth:`Neighbour.gone`."""

@@ -51,13 +51,6 @@ class Neighbour(Protocol):
     def executor(self, src: KVLayout, dst: KVLayout) -> Executor | None:
         """Return the executor that moves plans between memory of GPUs; None for other memory."""
 
-    def send(self, note: bytes) -> None:
-        """Send a notification by kvplan, behind those of transfers that have ended.
-
-        Raises:
-            KVPlanError: the peer is gone.
-        """
-
     def gone(self) -> str | None:
         """Return why the peer can no longer be moved to and from, or None."""
 

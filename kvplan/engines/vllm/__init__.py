@@ -1,4 +1,4 @@
-"""An adapter for CPU offloading of vLLM 0.31 to 0.33: specs for ``kv_connector_extra_config``, and a connector.
+"""An adapter for CPU offloading of vLLM 0.33: specs for ``kv_connector_extra_config``, and a connector.
 
 =================================  =====================================================================================
 ``KVPlanOffloadingSpec``           replaces vLLM's ``CPUOffloadingSpec``
@@ -6,7 +6,6 @@
 ``KVPlanOffloadingWorker``         the worker of both; scheduler, eviction, tiers and the shared region are vLLM's
 ``KVPlanOffloadingConnector``      vLLM's ``OffloadingConnector``, whose failed transfers do not end the engine, and
                                    whose loads can go layer by layer
-``KVPlanSimpleOffloadConnector``   vLLM's ``SimpleCPUOffloadConnector``, whose blocks kvplan moves
 =================================  =====================================================================================
 
 The classes derive from vLLM's classes, so vLLM is imported at the first use of one of these names.
@@ -18,7 +17,7 @@ from contextlib import suppress
 from typing import Any
 
 from kvplan.engines import versions
-from kvplan.engines.vllm import connector, simple, specs
+from kvplan.engines.vllm import connector, specs
 
 policy_of = specs.policy_of
 WRITTEN_FOR = versions.VLLM.written_for  # the version of vLLM whose members are used here
@@ -27,22 +26,22 @@ NAMES = (
     "KVPlanOffloadingConnector",
     "KVPlanOffloadingSpec",
     "KVPlanOffloadingWorker",
-    "KVPlanSimpleOffloadConnector",
     "KVPlanTieringOffloadingSpec",
 )
 # ReportedJobs and StepJobs are pickled by name between processes.
-_CONNECTORS = ("KVPlanOffloadingConnector", "KVPlanSimpleOffloadConnector")
 _OF_CONNECTOR = ("KVPlanOffloadingConnector", "ReportedJobs", "StepJobs")
 
 
 def __getattr__(name: str) -> Any:
     if name not in (*NAMES, *_OF_CONNECTOR):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(NAMES)}")
-    module = connector if name in _OF_CONNECTOR else simple if name == "KVPlanSimpleOffloadConnector" else specs
-    made = {each.__name__: each for each in module.classes()}
+    import vllm
+
+    versions.check(versions.VLLM, vllm.__version__)  # first: another version may not have what is imported next
+    made = {each.__name__: each for each in (connector if name in _OF_CONNECTOR else specs).classes()}
     for key, each in made.items():  # vLLM's configuration and pickles find them in this package
         each.__module__, each.__qualname__ = __name__, key
-        if key in _CONNECTORS:
+        if key == "KVPlanOffloadingConnector":
             _register(key)
     return made[name]
 

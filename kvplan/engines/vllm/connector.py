@@ -8,7 +8,7 @@ With ``load_by_layer``, a hit of the host runs in the step that found it, and ea
 its own bytes. vLLM 0.33.0 has such "sync" loads, but its worker waits for them on the CPU before the forward pass.
 Models with state-space layers have no loads in the step (``preprocess_mamba`` in vLLM's ``v1/worker/mamba_utils.py``).
 
-Source: vLLM 0.31.0 to 0.33.0, ``distributed/kv_transfer/kv_connector/v1/base.py`` (``get_transfer_results``,
+Source: vLLM 0.33.0, ``distributed/kv_transfer/kv_connector/v1/base.py`` (``get_transfer_results``,
 ``get_block_ids_with_load_errors``), ``.../v1/offloading/worker.py``, ``.../v1/offloading/scheduler.py``.
 """
 
@@ -20,9 +20,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvplan.engines.vllm import start_over
-from kvplan.engines.vllm.in_step import UNKNOWN, StepBudget, bound_loads, layer_options_of
+from kvplan.engines.vllm.in_step import LOADS_IN_STEP, UNKNOWN, StepBudget, bound_loads, layer_options_of
 from kvplan.engines.vllm.layer_loads import LayerLoads, places_of
-from kvplan.engines.vllm.releases import LOADS_IN_STEP, running_version
 from kvplan.engines.vllm.step_time import Pace, StepClock, StepPace
 
 logger = logging.getLogger("kvplan.engines.vllm")
@@ -31,7 +30,6 @@ logger = logging.getLogger("kvplan.engines.vllm")
 @functools.cache
 def classes() -> tuple[type[Any], ...]:
     """Return the classes of the connector and of its workers' report; this imports vLLM."""
-    version = running_version()
     from vllm.config.compilation import CUDAGraphMode
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
         OffloadingConnectorMetadata,
@@ -74,7 +72,6 @@ def classes() -> tuple[type[Any], ...]:
         def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
             extra_config = vllm_config.kv_transfer_config.kv_connector_extra_config
             options = layer_options_of(extra_config)
-            version.check(extra_config, LOADS_IN_STEP)
             super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
             self._watch_failures()
             if kv_cache_config.has_mamba_layers:
@@ -113,10 +110,9 @@ def classes() -> tuple[type[Any], ...]:
             self._spoiled: set[str] = set()  # ended requests, whose last stores may be of wrong blocks
             if self.connector_scheduler is not None:
                 _tell_failures(self.connector_scheduler.manager, self._is_failed)
-                if not set(LOADS_IN_STEP) & set(version.lacks):
-                    from vllm.v1.core.sched.scheduler import Scheduler
+                from vllm.v1.core.sched.scheduler import Scheduler  # which imports connectors by itself
 
-                    start_over.install(Scheduler, KVPlanOffloadingConnector)
+                start_over.install(Scheduler, KVPlanOffloadingConnector)
 
         def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> Any:
             """Return the tokens that the host holds beyond those computed, and whether they load asynchronously.

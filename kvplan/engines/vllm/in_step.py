@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from kvplan.engines.vllm.step_time import Pace
 from kvplan.errors import KVPlanError
 
+LOADS_IN_STEP = "load_by_layer", "sync_load_budget_bytes"  # keys of kv_connector_extra_config
 STALL_SECONDS = 0.005  # least stall that is allowed, unless the user gives another
 MOST_PUT_OFF = 16  # hits; each costs the scheduler a lookup, and later ones load asynchronously
 UNBOUNDED = 1 << 62  # bytes

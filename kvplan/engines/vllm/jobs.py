@@ -1,6 +1,6 @@
 """Plans for the jobs of vLLM's offloading. A job lists device blocks of all groups, host chunks, and first blocks.
 
-Source: vLLM 0.31.0 to 0.33.0, ``v1/kv_offload/base.py`` (``GPULoadStoreSpec``) and ``v1/kv_offload/cpu/gpu_worker.py``.
+Source: vLLM 0.33.0, ``v1/kv_offload/base.py`` (``GPULoadStoreSpec``) and ``v1/kv_offload/cpu/gpu_worker.py``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Queues of jobs of vLLM's offloading. A job is submitted as transfers, and is reported in its turn.
 
-Source: vLLM 0.31.0 to 0.33.0, ``v1/kv_offload/base.py`` (``TransferResult``).
+Source: vLLM 0.33.0, ``v1/kv_offload/base.py`` (``TransferResult``).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Layouts of vLLM's canonical caches: the pages of a cache group, on the device and in the host's rows.
 
-Source: vLLM 0.31.0 to 0.33.0, ``v1/kv_offload/base.py`` (``CanonicalKVCaches``, ``CanonicalPageMapping``, ``CopyRun``),
+Source: vLLM 0.33.0, ``v1/kv_offload/base.py`` (``CanonicalKVCaches``, ``CanonicalPageMapping``, ``CopyRun``),
 ``v1/kv_offload/cpu/gpu_worker.py``, ``v1/kv_offload/cpu/shared_offload_region.py``.
 
 A block of vLLM is one token slot here, because no transfer splits it. A device layout has blocks of one slot. A host

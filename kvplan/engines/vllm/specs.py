@@ -1,6 +1,6 @@
 """Specs for vLLM's CPU offloading that use kvplan's worker.
 
-Source: vLLM 0.31.0 to 0.33.0, ``v1/kv_offload/cpu/spec.py``, ``v1/kv_offload/tiering/spec.py``,
+Source: vLLM 0.33.0, ``v1/kv_offload/cpu/spec.py``, ``v1/kv_offload/tiering/spec.py``,
 ``v1/kv_offload/factory.py``, ``platforms/interface.py``.
 """
 
@@ -15,7 +15,6 @@ from typing import Any
 from kvplan.cost.policy import BESIDE_COMPUTE, Policy
 from kvplan.engines.vllm.in_step import layer_options_of
 from kvplan.engines.vllm.pages import canonical_nbytes
-from kvplan.engines.vllm.releases import LOADS_IN_STEP, running_version
 from kvplan.engines.vllm.worker import Worker
 from kvplan.errors import PathError
 
@@ -44,17 +43,13 @@ def policy_of(extra_config: Mapping[str, Any]) -> Policy:
 @functools.cache
 def classes() -> tuple[type[Any], ...]:
     """Return the classes of the worker and of both specs; this imports vLLM."""
-    version = running_version()  # first: another version may not have what is imported next
     import torch
     from vllm.platforms import current_platform
     from vllm.v1.kv_offload.base import OffloadingWorker, TransferResult
     from vllm.v1.kv_offload.cpu.gpu_worker import pin_mmap_region
     from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
-    from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec, _all_workers_barrier
+    from vllm.v1.kv_offload.cpu.spec import _REGION_SEGMENTS, CPUOffloadingSpec, _all_workers_barrier
     from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
-
-    if version.region_segments:
-        from vllm.v1.kv_offload.cpu.spec import _REGION_SEGMENTS
 
     class KVPlanOffloadingWorker(Worker, OffloadingWorker):  # type: ignore[misc]
         """A worker with the arguments of vLLM's ``CPUOffloadingWorker``, which moves blocks with a kvplan executor.
@@ -125,10 +120,8 @@ def classes() -> tuple[type[Any], ...]:
                 region.cleanup()
             raise
 
-    class Checked:
-        """A spec that refuses what this vLLM would ignore, and serves vLLM's CPU platform, too.
-
-        There, the cache is in the host's memory, beside the pool.
+    class OnAnyPlatform:
+        """A spec that serves vLLM's CPU platform, too. There, the cache is in the host's memory, beside the pool.
 
         ``CPUOffloadingSpec.get_worker`` refuses that platform, because vLLM's own worker copies by CUDA or XPU. The
         executor of kvplan's worker copies between CPU tensors as well. Other platforms are still refused by vLLM.
@@ -137,31 +130,28 @@ def classes() -> tuple[type[Any], ...]:
         _worker: Any  # these two are the other base's
         create_worker: Any
 
-        def __init__(self, config: Any) -> None:
-            version.check(config.extra_config, LOADS_IN_STEP)
-            super().__init__(config)  # type: ignore[call-arg]
-
         def get_worker(self, kv_caches: Any) -> Any:
             """Return the worker, which the first call makes."""
             if self._worker is None and current_platform.is_cpu():
                 self._worker = self.create_worker(kv_caches)  # vLLM's method then returns it, and asks no more
             return super().get_worker(kv_caches)  # type: ignore[misc]
 
-    class KVPlanOffloadingSpec(Checked, CPUOffloadingSpec):  # type: ignore[misc]
+    class KVPlanOffloadingSpec(OnAnyPlatform, CPUOffloadingSpec):  # type: ignore[misc]
         """A ``CPUOffloadingSpec`` of vLLM with kvplan's worker."""
 
         def create_worker(self, kv_caches: Any) -> Any:
             """Make a worker for the shared region, or with its own pool if the platform has no shared region."""
             region = None
             if self._uses_shared_region() and self.num_chunks > 0:
-                parallel, more = self.config.parallel, {}
-                if version.region_segments:
-                    share = (parallel.rank, parallel.world_size) if self.replicated_layout else None
-                    more = {"num_segments": _REGION_SEGMENTS, "populate_shard": share}
-                region = region_of(self, self.config.engine_id, barrier=_all_workers_barrier, **more)
+                parallel = self.config.parallel
+                share = (parallel.rank, parallel.world_size) if self.replicated_layout else None
+                region = region_of(
+                    self, self.config.engine_id, barrier=_all_workers_barrier, num_segments=_REGION_SEGMENTS,
+                    populate_shard=share,
+                )  # fmt: skip
             return worker_of(self, kv_caches, region, canonical=False)
 
-    class KVPlanTieringOffloadingSpec(Checked, TieringOffloadingSpec):  # type: ignore[misc]
+    class KVPlanTieringOffloadingSpec(OnAnyPlatform, TieringOffloadingSpec):  # type: ignore[misc]
         """A ``TieringOffloadingSpec`` of vLLM with kvplan's worker."""
 
         def create_worker(self, kv_caches: Any) -> Any:

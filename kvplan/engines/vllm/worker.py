@@ -1,6 +1,6 @@
 """The worker of vLLM's CPU offloading: it accepts jobs, moves their blocks with kvplan, and reports the results.
 
-Source: vLLM 0.31.0 to 0.33.0, ``v1/kv_offload/base.py`` (``OffloadingWorker``), ``v1/kv_offload/cpu/gpu_worker.py``.
+Source: vLLM 0.33.0, ``v1/kv_offload/base.py`` (``OffloadingWorker``), ``v1/kv_offload/cpu/gpu_worker.py``.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""Reusable memory for pinned slots, run tables and rings, in pieces of fixed sizes."""
+"""What an executor reuses: memory for pinned slots, run tables and rings, in pieces of fixed sizes; events."""
 
 from __future__ import annotations
 
 import ctypes
 from collections import deque
 from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvplan.base.threads import aside
+from kvplan.cuda.device import Device
 from kvplan.layout.strides import Int64Array
 
 SMALLEST = 4 << 10  # bytes
@@ -62,7 +62,7 @@ class Arena:
 
         Args:
             nbytes: bytes that the caller needs.
-            held: the caller's list; the piece is appended to it, so that no exception can lose the piece.
+            held: the caller's list, to which the piece is appended.
             exact: whether not to round the size up: for large pieces that are kept long.
         """
         size = nbytes
@@ -70,16 +70,17 @@ class Arena:
         if free is None:
             size = max(nbytes, CARVED) if exact else _rounded(nbytes)
             free = self._free.get(size)
-        while True:
-            if free:
-                one = free[-1]  # the piece given back last, which may still be in the CPU's cache
-                del free[-1]  # from here to the end of append no signal handler and no other thread runs
-                if held is not None:
-                    held.append(one)
-                return one[1]
+        if free is None:
             free = self._free.setdefault(size, deque())
-            if not free:
-                aside(partial(self._carve, size, free))
+        while True:
+            try:
+                one = free.pop()  # the piece given back last, which may still be in the CPU's cache
+            except IndexError:
+                self._carve(size, free)
+                continue
+            if held is not None:
+                held.append(one)
+            return one[1]
 
     def give(self, piece: Piece) -> None:
         """Give a piece back to the arena."""
@@ -125,3 +126,45 @@ def _rounded(nbytes: int) -> int:
         quarter = 1 << ((nbytes - 1).bit_length() - 3)
         return -(-nbytes // quarter) * quarter
     return max(SMALLEST, 1 << (nbytes - 1).bit_length())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Handles:
+    """Streams and events that one executor makes. Each lives until the executor has ended.
+
+    Attributes:
+        device: the GPU.
+        unused: events that no transfer uses; the last event given back is taken first.
+    """
+
+    device: Device
+    unused: list[int] = field(default_factory=list)
+    _streams: list[ctypes.c_void_p] = field(default_factory=list)
+    _events: list[ctypes.c_void_p] = field(default_factory=list)
+
+    def stream(self, *, urgent: bool = False) -> int:
+        """Make a stream."""
+        self._streams.append(made := ctypes.c_void_p())
+        with self.device.current():
+            return self.device.stream(urgent=urgent, made=made)
+
+    def event(self) -> int:
+        """Return an unused event, or a new one."""
+        try:
+            return self.unused.pop()
+        except IndexError:
+            self._events.append(made := ctypes.c_void_p())
+            with self.device.current():
+                return self.device.event(made)
+
+    def close(self) -> None:
+        """Destroy all of them. The device is current, and none is in use."""
+        cu = self.device.driver
+        for made in self._streams:
+            if made.value:
+                cu.cuStreamDestroy_v2(made.value)
+        for made in self._events:
+            if made.value:
+                cu.cuEventDestroy_v2(made.value)
+        for some in (self.unused, self._streams, self._events):
+            some.clear()

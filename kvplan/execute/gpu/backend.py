@@ -7,21 +7,20 @@ from functools import partial
 from threading import get_ident
 from typing import Any, TypeVar
 
-from kvplan.base.process import check_process, compiles, generation
-from kvplan.base.threads import acting
+from kvplan.base.process import check_process, generation
+from kvplan.base.threads import held_here
 from kvplan.cost.model import Candidate
 from kvplan.cost.policy import Policy, cuttings
 from kvplan.cost.profile import DeviceProfile
 from kvplan.cuda.device import Device, Uncaptured
+from kvplan.cuda.handles import current_stream, stream_handle
 from kvplan.errors import PathError, TransferError
 from kvplan.execute.gpu.copy_engine import CopyEngine2DPath, CopyEnginePath
 from kvplan.execute.gpu.device_transfer import Callbacks, DeviceTransfer
-from kvplan.execute.gpu.graphs import CapturedTransfer, Graphs
 from kvplan.execute.gpu.kernel_path import KernelPath
 from kvplan.execute.gpu.lanes.lane import Lane
 from kvplan.execute.gpu.launches.ahead import Ahead, Rooms
 from kvplan.execute.gpu.launches.resident import Resident
-from kvplan.execute.gpu.mixed import MixedPath
 from kvplan.execute.gpu.path import Path
 from kvplan.execute.gpu.reaper import Alarm, Duties, Reaper
 from kvplan.execute.gpu.resources import DEFAULT_LIMITS, Limits, resources_of
@@ -35,9 +34,17 @@ from kvplan.plan.layers import Cutting
 from kvplan.plan.plan import Plan
 
 # Every path of a GPU. To add a path, write a class that implements the Protocol of path.py, and list it here.
-PATHS: tuple[type[Path], ...] = (CopyEnginePath, CopyEngine2DPath, KernelPath, StagedPath, MixedPath)
+PATHS: tuple[type[Path], ...] = (CopyEnginePath, CopyEngine2DPath, KernelPath, StagedPath)
 Made = TypeVar("Made")
 DIRECTION_LANES = ("load", "store", "device")
+WITHIN = (
+    "this submit came within another call of the same executor, in a signal handler or a finalizer; submit after that "
+    "call has returned"
+)
+# The driver refuses a batch of copies on a captured stream, and the capture then goes on without the copies.
+CAPTURED = (
+    "the stream is being captured into a CUDA graph, which would not copy at a replay; submit outside the capture"
+)
 
 
 class GpuBackend:
@@ -71,15 +78,12 @@ class GpuBackend:
         self.resources = resources = resources_of(device, policy, limits, lent)
         self.tally = resources.tally
         self.closed = False
-        self._owned = resources.lock._is_owned  # whether the calling thread holds the lock
+        self._owned = held_here(resources.lock)
         self._preparing: dict[object, int] = {}  # the threads of calls of prepare that have not returned
         self.paths = {made.name: made for made in (path(resources) for path in paths)}
         self.rooms = Rooms(resources, limits.near_rows, self._reap)
         self.selection = Selection(resources, self.paths, profile)
         self.callbacks = Callbacks(self._reap, self.selection.expected)
-        self.graphs = Graphs(
-            resources, KernelPath(resources), self.check_open, partial(self.selection.check, KernelPath.name)
-        )
         alarm = Alarm()
         duties = Duties(
             self.reap, self.tally.settle, self.stop, self._stop_lanes, self._ended, self._tear_down, self._left
@@ -87,19 +91,10 @@ class GpuBackend:
         self.reaper = Reaper(duties, alarm, resources.inside, limits.exit_seconds)
         self.lanes: dict[str, Lane] = {}
         for name in DIRECTION_LANES:
-            self.lanes[name] = Lane(resources, name, alarm, self._reap)
+            self.lanes[name] = Lane(resources, name, alarm, self._reap, urgent=False)
         for name in DIRECTION_LANES:
-            self.lanes[f"urgent {name}"] = Lane(resources, f"urgent-{name}", alarm, self._reap, self.lanes[name])
+            self.lanes[f"urgent {name}"] = Lane(resources, f"urgent-{name}", alarm, self._reap, urgent=True)
         resources.wakes.extend(lane.wake for lane in self.lanes.values())
-        # (urgent, direction): the lane of such a transfer, and the other lane of its direction.
-        self._lanes_of: dict[tuple[bool, str], tuple[Lane, Lane]] = {}
-        for name in DIRECTION_LANES:
-            normal, urgent = self.lanes[name], self.lanes[f"urgent {name}"]
-            self._lanes_of[False, name], self._lanes_of[True, name] = (normal, urgent), (urgent, normal)
-
-    def own(self, executor: object) -> None:
-        """Stop when ``executor`` is deleted, even if an exception interrupts its finalizer."""
-        self.reaper.own(executor)
 
     def start(self) -> None:
         """Start the reaper.
@@ -178,7 +173,7 @@ class GpuBackend:
 
     def _upload(self, ahead: Ahead, plan: Plan) -> None:
         with self.resources.device.current():
-            choice = self.selection.choose(plan, capturing=False)
+            choice = self.selection.choose(plan)
             choice.path.upload(ahead, plan)
             ahead.choice = None if ahead.table is None else choice
 
@@ -199,7 +194,7 @@ class GpuBackend:
 
     def _keep(self, plan: Plan, addresses: Int64Array, offsets: Int64Array, *, gathers: bool) -> Resident | None:
         with self.resources.device.current():
-            choice = self.selection.choose(plan, capturing=False)
+            choice = self.selection.choose(plan)
             room = -(-(addresses.size + offsets.size) // 2)
             ahead = self.rooms.room(room) if choice.path.keeps(plan) else None
             if ahead is None:
@@ -223,68 +218,49 @@ class GpuBackend:
     ) -> DeviceTransfer:
         """Submit while the device is current."""
         resources = self.resources
-        capturing = self.graphs.capturing(after)
+        stream = None if after is None else stream_handle(after)
+        if stream is None:
+            stream = current_stream(resources.device.ordinal)
+        if stream and resources.device.capturing(stream):  # the default stream, 0, is never captured
+            raise PathError(CAPTURED)
         groups = None
         if by_layer:
             groups = self.selection.groups(plan, by_layer=True, beside_seconds=beside_seconds)
         ahead = plan.ahead
-        if ahead is not None and not groups and capturing is None and ahead.choice is not None and ahead.of(resources):
+        if ahead is not None and not groups and ahead.choice is not None and ahead.of(resources):
             path, predicted, pageable = ahead.choice
         else:
-            path, predicted, pageable = self.selection.choose(plan, capturing=capturing is not None, groups=groups)
-        if capturing is not None:
-            return self._capture(plan, path, after, capturing, urgent=urgent)
+            path, predicted, pageable = self.selection.choose(plan, groups=groups)
+        lane = self.lanes[f"urgent {plan.direction}" if urgent else plan.direction]
+        if self._owned() or lane.owned():
+            raise TransferError(WITHIN)
         transfer = DeviceTransfer(plan, resources, self.callbacks, path.name, predicted, groups)
-        lane, other = self._lanes_of[urgent, plan.direction]
-        # A signal handler or a finalizer may submit within another call of the same thread. That call is only half
-        # done. So this call only queues its transfer, and does not wait.
-        if self._owned() or lane.owned() or (acting and get_ident() in acting):
-            self.check_open()
-            self._put(transfer, path, lane, other, after, blocking=pageable, late=True)
-            return transfer
         with lane.lock:
             self.check_open()
-            self._put(transfer, path, lane, other, after, blocking=pageable)
+            self._put(transfer, path, lane, after, blocking=pageable)
         return transfer
 
-    def _put(
-        self, transfer: DeviceTransfer, path: Path, lane: Lane, other: Lane, after: Any, *, blocking: bool,
-        late: bool = False,
-    ) -> None:  # fmt: skip
+    def _put(self, transfer: DeviceTransfer, path: Path, lane: Lane, after: Any, *, blocking: bool) -> None:
         """Issue a transfer; or queue it for the lane's own thread, if the CPU must wait before it begins."""
         try:
             waits = [] if after is None else waits_of(after, transfer)
-            others = other.pending.line or other.flying or other.issuing is not None  # in the order of a transfer
-            behind = other.conflicting(transfer.plan) if others else []
-            late = late or waits is None or lane.busy
-            late = late or (bool(behind) and any(one.queued for one in behind))
+            late = waits is None or lane.busy
             if after is not None and isinstance(after, DeviceTransfer):
                 # The lane's thread waits on the CPU for the calls of another executor's transfer.
                 foreign = after.resources is not self.resources
                 late = late or after.queued or (foreign and after.unplayed)
             if late:
-                lane.issue_later(transfer, path, after, waits, behind, blocking=blocking)
+                lane.issue_later(transfer, path, after, waits, blocking=blocking)
                 return
             lane.issuing = transfer
             try:
-                lane.issue(transfer, path, waits or [], behind, blocking=blocking)
+                lane.issue(transfer, path, waits or [], blocking=blocking)
             finally:
                 lane.issuing = None
         except BaseException as error:
-            if transfer._issued is None or not (transfer._begun or transfer in lane.pending.entries()):
+            if transfer._issued is None or not (transfer._begun or transfer in lane.pending.copy()):
                 transfer.abandon(error)
             raise
-
-    def _capture(self, plan: Plan, path: Path, after: Any, stream: int, *, urgent: bool) -> DeviceTransfer:
-        """Capture the transfer of a plan into the CUDA graph of ``stream``."""
-        if urgent:
-            raise PathError("a transfer of high priority cannot be captured into a CUDA graph; a graph has no order")
-        lane, _ = self._lanes_of[False, plan.direction]
-        transfer = CapturedTransfer(plan, self.graphs, self.callbacks, path.name)
-        with lane.lock:
-            self.check_open()
-            self.graphs.capture(transfer, path, after, stream)
-        return transfer
 
     def in_flight(self) -> int:
         """Return the number of transfers that are not known to have ended."""
@@ -324,15 +300,15 @@ class GpuBackend:
         # Code that a lane's thread runs for an `after=` cannot wait for the end of that thread. A signal handler or a
         # finalizer cannot wait for the call that it interrupts. In these cases, close() does not wait.
         me = get_ident()
-        here = me in self.resources.inside or me in self._preparing.values() or me in acting or compiles()
+        here = me in self.resources.inside or me in self._preparing.values()
         here = here or self._owned() or any(lane.owned() for lane in self.lanes.values())
         if self.resources.generation == generation() and not here:
             self.reaper.thread.join()
 
     def _stop_lanes(self) -> None:
         """Stop the lanes after their pending transfers. Submits that began before the stop issue or queue first."""
-        for name in DIRECTION_LANES:
-            with self.lanes[name].lock:
+        for lane in self.lanes.values():
+            with lane.lock:
                 pass
         for lane in self.lanes.values():
             lane.stop()
@@ -350,18 +326,10 @@ class GpuBackend:
     def _tear_down(self) -> None:
         """Give all resources back to the driver. No transfer is in flight."""
         resources = self.resources
-        device, cu = resources.device, resources.device.driver
+        device = resources.device
         with device.current(), Uncaptured(device):
-            self.graphs.close()
-            for path in self.paths.values():
-                path.close()
             self.rooms.close()
             resources.tables.close()
-            for lane in self.lanes.values():
-                for stream in lane.created:
-                    cu.cuStreamDestroy_v2(stream)
-            for event in resources.events:
-                cu.cuEventDestroy_v2(event)
-            resources.events.clear()
+            resources.handles.close()
             resources.slots.close()
             resources.memory.close()

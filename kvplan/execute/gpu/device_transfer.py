@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from kvplan.base.latch import Latch, waking
+from kvplan.base.latch import Latch, wake_all
 from kvplan.base.process import check_process, generation
 from kvplan.cuda.call_errors import error_of
 from kvplan.cuda.call_list import ADDED, ENDED, FAILED, CallList, Segment, new_state
@@ -55,14 +55,12 @@ class DeviceTransfer(Loans, Awaited):
         launches: number of driver calls that its path has counted.
         resources: resources of its executor.
         by_layer: groups of layers that it is cut into; None if it is not cut.
-        captures: launches that a CUDA graph replays; None for a transfer outside graphs.
         kept: an ``after=`` of another owner, or its event, kept until the end.
     """
 
     # Defaults that most transfers keep, so that a submit need not set them.
     copies = launches = 0
     kept: Any = None
-    captures: list[Any] | None = None
     _begin = _end = 0
     _groups: tuple[tuple[int, ...], ...] = ()  # layers that arrive together; empty if it is not cut
     _issued: Latch | None = None  # set when the lane's own thread has issued it; None if the submit issues it
@@ -151,10 +149,10 @@ class DeviceTransfer(Loans, Awaited):
 
     def hold(self, other: DeviceTransfer) -> None:
         """Keep the events of another transfer until this one ends. The executor's lock is held."""
-        self._holds.append(other)  # no signal handler runs from here to the end of append
+        self._holds.append(other)
         other._blockers.append(self)
 
-    # For lanes, graphs and the reaper: queue, issue, capture and end it.
+    # For lanes and the reaper: queue, issue and end it.
 
     def defer(self, job: Callable[[], None]) -> None:
         """Let the lane's own thread issue it, by calling ``job``."""
@@ -188,22 +186,10 @@ class DeviceTransfer(Loans, Awaited):
             end: the event behind its work.
             flights: transfers in flight on its lane.
         """
-        self._begin, self._end = begin, end  # no signal handler runs from here to the end of append
+        self._begin, self._end = begin, end
         flights.last = self
         flights.calls += self.launches
         flights.flying.append(self)
-
-    def set_events(self, begin: int, end: int) -> None:
-        """Set the events before and behind its work in a graph."""
-        self._begin, self._end = begin, end
-
-    def capture(self) -> None:
-        """Note its launches from now on, because a graph replays them."""
-        self.captures = []
-
-    def change_plan(self, plan: Plan) -> None:
-        """Set the plan that its graph moves at the next replay."""
-        self.plan = plan
 
     def fail(self, error: BaseException) -> None:
         """Set its error. Its issued work is still in flight."""
@@ -275,21 +261,14 @@ class DeviceTransfer(Loans, Awaited):
         if issued is None:
             return self._cancelled
         error = TransferError(cancellation(self.plan))
-        count, wakes, stirs = resources.tally.ends.append, waking(issued.sleepers), waking(resources.wakes)
         with resources.lock:
             if self._begun or self._over:
                 return self._cancelled
             self._error = error
-            self._cancelled = self._over = issued.happened = (
-                True  # no signal handler runs from here to the end of count()
-            )
-            try:
-                count("cancelled")
-            finally:  # each call is one C call; the nesting makes every call in spite of an exception
-                try:
-                    any(wakes)
-                finally:
-                    any(stirs)
+            self._cancelled = self._over = True
+            issued.set()
+            resources.tally.ends.append("cancelled")
+            wake_all(resources.wakes)
             self._give_back()
         return True
 
@@ -333,10 +312,8 @@ class DeviceTransfer(Loans, Awaited):
             seconds = device.seconds(self._begin, self._end)
             launches = self.launches + (0 if self._state is None else int(self._state[ADDED]))
             result = TransferResult(self.plan.nbytes, seconds, self.path, self.copies, launches, self.predicted)
-            ended, count = (result, self.plan.direction), self.resources.tally.ends.append
-            if not self._over:  # otherwise a signal handler has ended it
-                self._result, self._over = result, True  # no signal handler runs from here to the end of count()
-                count(ended)
+            self._result, self._over = result, True
+            self.resources.tally.add(result, self.plan.direction)
         self._over = True
         self._give_back()
         return True
@@ -350,7 +327,7 @@ class DeviceTransfer(Loans, Awaited):
             if not state[FAILED]:
                 return False
             if self._close is not None:
-                self._close()  # a signal handler may interrupt it: then the next look calls it again
+                self._close()
             state[ENDED] = 1  # now the thread plays the next list
         self._close = None
         return True
@@ -364,14 +341,9 @@ class DeviceTransfer(Loans, Awaited):
 
     def _let_go(self) -> None:
         """Release the transfers that it holds, even while another one holds it. The lock is held."""
-        holds = self._holds
-        while True:
-            if not holds:  # checked at each turn, since a signal handler may have released them all
-                break
-            other = holds[-1]
-            other.release(self)  # if a signal handler interrupts it, the next call releases it again
-            if other in holds:
-                holds.remove(other)
+        for other in tuple(self._holds):
+            other.release(self)
+        self._holds.clear()
 
     def release(self, holder: object) -> None:
         """Give the loans back that ``holder`` has kept; see :meth:`hold`. The executor's lock is held."""

@@ -3,8 +3,7 @@
 A kernel has one argument, the address of a header. The header points to the addresses of the units and to the items:
 the pieces of one unit. Every (unit, item) is one row of a tile. A program copies one tile of rows at a time, so that
 many rows are in flight at once. Several headers may follow one another, so that one launch copies several run groups. A
-launch depends on nothing but its headers. So a captured launch copies the units that its headers name at the replay.
-Only this file imports Triton.
+launch depends on nothing but its headers. Only this file imports Triton.
 """
 
 from __future__ import annotations

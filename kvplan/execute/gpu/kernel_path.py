@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import ModuleType
-from typing import NamedTuple
 
 import numpy as np
 
 from kvplan.base.cached_property import cached_property
 from kvplan.cost.policy import HOST_ROUTES, ROUTES, KernelSize
 from kvplan.cuda.call_list import CallList
-from kvplan.errors import PathError
 from kvplan.execute.gpu.arena import Piece
 from kvplan.execute.gpu.by_layer.kernel_layers import KernelLayers
 from kvplan.execute.gpu.device_transfer import DeviceTransfer
@@ -28,7 +26,6 @@ from kvplan.plan import loops
 from kvplan.plan.descriptors import Part, together
 from kvplan.plan.layers import LayerCuts
 from kvplan.plan.plan import Plan
-from kvplan.program.program import RunGroup
 
 # If a program has fewer tiles than EVEN_TILES, tiles are smaller, so that all programs end at about the same time.
 EVEN_TILES, EVEN_TILE = 16, 64 << 10
@@ -37,35 +34,10 @@ EVEN_TILES, EVEN_TILE = 16, 64 << 10
 KEPT_COPIES = 256
 
 
-class Launch(NamedTuple):
-    """The copies of one header in a CUDA graph. The header can be written again before a replay.
-
-    Attributes:
-        group: the run group, or None for flat descriptors.
-        piece: the pinned slot with headers and units.
-        base: address at which the kernel reads the slot's first byte.
-        at: index of the header among the headers of the slot.
-        units: index of the first word of the units in the slot.
-        capacity: most units, or flat descriptors, that the slot holds: the number captured.
-        width: bytes of a row that the kernel moves at once.
-        word: alignment in bytes that the kernel is compiled for.
-    """
-
-    group: RunGroup | None
-    piece: Piece
-    base: int
-    at: int
-    units: int
-    capacity: int
-    width: int
-    word: int
-
-
 class KernelPath(Path):
     """The path ``"kernel"``: a Triton kernel computes the addresses of runs on the GPU, and copies them."""
 
     name = "kernel"
-    capturable = True
 
     def __init__(self, resources: Resources) -> None:
         super().__init__(resources)
@@ -204,10 +176,10 @@ class KernelPath(Path):
     def _prepare_one(
         self, transfer: DeviceTransfer, plan: Plan, part: Part, table: Table, size: KernelSize
     ) -> Ready | None:  # fmt: skip
-        """Do as :meth:`_prepare_launch`, in a compiled loop, for one header outside a graph; otherwise return None."""
+        """Do as :meth:`_prepare_launch`, in a compiled loop, for one header; otherwise return None."""
         count = part.units.shape[1]
         rows = count * table.items
-        if rows > self._resources.limits.launch_rows or transfer.captures is not None or loops.loaded is None:
+        if rows > self._resources.limits.launch_rows or loops.loaded is None:
             return None
         nbytes = 8 * (HEADER + 2 * count)
         piece = transfer.slot(nbytes)
@@ -246,13 +218,8 @@ class KernelPath(Path):
         nbytes = 8 * (at + words)
         piece = transfer.slot(nbytes)
         base, copied = self._base(transfer, plan, piece, nbytes, rows)
-        for k, (part, units, held) in enumerate(segments):
+        for k, (_, units, held) in enumerate(segments):
             write_units(piece, base, k, at, units, held.words, len(segments))
-            if transfer.captures is not None:
-                shape = held.shape
-                transfer.captures.append(
-                    Launch(part.group, piece, base, k, at, units.shape[1], shape.width, shape.word)
-                )
             at += units.size
         transfer.count(copies, 1)
         return _ready(alike[0][1], size, rows, base, (piece.address, copied))
@@ -282,51 +249,8 @@ class KernelPath(Path):
             base, copied = self._base(transfer, plan, piece, nbytes, count)
             write_flat(piece, rows, chunks, base)
             ready.append(Ready(kernel, programs_of(size, count, shape), base, (piece.address, copied)))
-            if transfer.captures is not None:
-                transfer.captures.append(Launch(None, piece, base, 0, HEADER + 1, count, shape.width, shape.word))
         transfer.count(columns.shape[1], len(ready))
         return ready
-
-    def replan(self, launches: list[Launch], plan: Plan) -> None:
-        """Write the units of another plan into captured launches.
-
-        Raises:
-            PathError: the plan is of other programs, or has more units than were captured. Nothing is written.
-        """
-        parts = [part for part in together(plan.parts) if part.units.shape[1]]
-        if any(launch.group is None for launch in launches):
-            self._replan_flat(launches, plan)
-            return
-        held: dict[RunGroup, list[Launch]] = {}
-        for launch in launches:
-            if launch.group is not None:
-                held.setdefault(launch.group, []).append(launch)
-        for part in parts:
-            if part.group not in held:
-                raise PathError("the plan is of another program than the one captured; capture it by itself")
-            capacity = sum(launch.capacity for launch in held[part.group])
-            if part.units.shape[1] > capacity:
-                raise PathError(
-                    f"the plan moves {part.units.shape[1]} units; what was captured has room for {capacity}"
-                )
-        units = {part.group: part.units for part in parts}
-        for group, captured in held.items():
-            left = units.get(group, np.empty((2, 0), dtype=np.int64))
-            for launch in captured:
-                write_units(launch.piece, launch.base, launch.at, launch.units, left[:, : launch.capacity])
-                left = left[:, launch.capacity :]
-
-    def _replan_flat(self, launches: list[Launch], plan: Plan) -> None:
-        columns = np.stack(plan.descriptors(max_nbytes=self._resources.limits.flat_nbytes))
-        capacity = sum(launch.capacity for launch in launches)
-        if columns.shape[1] > capacity:
-            raise PathError(f"the plan has {columns.shape[1]} descriptors; what was captured has room for {capacity}")
-        if columns.size and alignment_of(columns) % launches[0].word:
-            raise PathError(f"the plan is aligned to {alignment_of(columns)} bytes; captured were {launches[0].word}")
-        longest = int(columns[2].max(initial=0))
-        for launch in launches:
-            write_flat(launch.piece, columns[:, : launch.capacity], -(-longest // launch.width), launch.base)
-            columns = columns[:, launch.capacity :]
 
 
 def _ready(table: Table, size: KernelSize, rows: int, base: int, copied: tuple[int, int]) -> Ready:

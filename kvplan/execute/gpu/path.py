@@ -53,7 +53,7 @@ class Sides(NamedTuple):
 
 
 class Streams(Protocol):
-    """The streams on which a path issues its work: the streams of a lane, or the stream of a capture."""
+    """The streams on which a path issues its work: the streams of a lane."""
 
     @property
     def name(self) -> str:
@@ -99,13 +99,9 @@ class Path(Protocol):
 
     Attributes:
         name: name of the path in results, in statistics and in ``Policy(path=…)``.
-        capturable: whether a transfer can be captured into a CUDA graph. All work must then go to ``lane.kernel``.
-        in_order: whether two transfers of this path on one lane keep their order without an extra wait.
     """
 
     name: str
-    capturable: bool = False
-    in_order: bool = True
     _resources: Resources
 
     def __init__(self, resources: Resources) -> None:
@@ -178,7 +174,7 @@ class Path(Protocol):
         """Do all of :meth:`prepare` and :meth:`issue_recorded` at once.
 
         Args:
-            transfer, lane: as in :meth:`prepare`. No graph is captured.
+            transfer, lane: as in :meth:`prepare`.
             known: the result of :meth:`known` for the transfer's plan.
             begin, end: the events before and behind the work.
         """
@@ -230,10 +226,6 @@ class Path(Protocol):
             A :class:`kvplan.execute.gpu.launches.resident.Resident`, or None.
         """
         del ahead, plan, addresses, offsets, gathers
-
-    def close(self) -> None:
-        """Give back all resources that the path keeps between transfers. No transfer is in flight."""
-        return
 
 
 def refuse_kernels(name: str, sides: Sides) -> Refusal | None:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import functools
 import queue
 import time
 import warnings
-import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
 from kvplan.base.latch import woken
-from kvplan.base.process import generation
+from kvplan.base.process import EXECUTORS, at_exit, generation
 from kvplan.base.threads import Worker
 from kvplan.errors import TransferError
 
@@ -84,21 +81,16 @@ class Reaper:
         self.alarm = alarm
         self.exit_seconds = exit_seconds
         self._stopped = False
-        self._owner: weakref.ref[object] | None = None
         what = "no thread keeps what a GPU executor has in flight"
         self.thread = Worker(
             "kvplan-reaper", self._serve, what, inside,
             enter=partial(_live.add, self), leave=partial(_live.discard, self), naps=True,
         )  # fmt: skip
-        _hook_exit()
-
-    def own(self, executor: object) -> None:
-        """Stop when ``executor`` is deleted, even if an exception interrupts its finalizer."""
-        self._owner = weakref.ref(executor, self.alarm.calls.put)  # a single C call
+        at_exit(EXECUTORS, _drain_at_exit)
 
     def stop(self) -> None:
         """Let the thread end after all transfers have ended."""
-        self._stopped = True  # no signal handler runs from here to the end of put
+        self._stopped = True
         self.alarm.calls.put(None)
 
     def _serve(self) -> None:
@@ -107,8 +99,6 @@ class Reaper:
             alarm.calls.get()
             idle = 0
             while idle < IDLE_LOOKS and not self._stopped:
-                if self._owner is not None and self._owner() is None:
-                    duties.stop()
                 woken(alarm.calls, LOOK_SECONDS)
                 idle = 0 if duties.reap() else idle + 1
                 duties.settle()
@@ -121,11 +111,6 @@ class Reaper:
             time.sleep(STOPPED_LOOK_SECONDS)
         with contextlib.suppress(TransferError):  # if the context is lost, nothing can be given back
             duties.tear_down()
-
-
-@functools.cache
-def _hook_exit() -> None:
-    atexit.register(_drain_at_exit)
 
 
 def _drain_at_exit() -> None:

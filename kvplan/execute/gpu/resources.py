@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from kvplan.base.latch import Wake
 from kvplan.base.process import generation
-from kvplan.base.threads import aside
 from kvplan.cost.policy import (
     CHUNK_NBYTES,
     HALVED_NBYTES,
@@ -23,7 +22,7 @@ from kvplan.cost.policy import (
 )
 from kvplan.cuda.device import Device
 from kvplan.cuda.reach import Reach
-from kvplan.execute.gpu.arena import Arena, Held, Piece
+from kvplan.execute.gpu.arena import Arena, Handles, Held, Piece
 from kvplan.execute.gpu.tables import Tables
 from kvplan.execute.stats import Tally
 
@@ -40,8 +39,8 @@ class Limits:
             are slower beside compute (H200). A call of 52,000 copies has crashed a driver (580).
         batch_nbytes: copies of fewer bytes from host memory get one driver call each. If a batch has copies of up to
             24 KiB in several sizes, it loses bytes, or ends the context or the process. The driver writes these
-            bytes into its queue of commands, and past its end. Seen with driver 580 on H100 and H200
-            (``benchmarks/gpu/driver/batch_bytes.py``). The size was the same on every GPU measured.
+            bytes into its queue of commands, and past its end. Seen with driver 580 on H100 and H200.
+            The size was the same on every GPU measured.
         calls_in_flight: calls of one transfer between two events; at most twice as many are in flight on a stream. The
             driver's queue holds about 1,000. If it is full, a call waits for the GPU and holds the driver's lock, so
             the calls of all other threads wait, too.
@@ -91,7 +90,7 @@ class Limits:
     small_chunk_nbytes: int = SMALL_CHUNK_NBYTES
     few_chunks: int = 3
     decisions: int = 4096
-    exit_seconds: float = 30.0
+    exit_seconds: float = 20.0  # agents and the host path wait 5 s each before: 30 s in all
 
 
 DEFAULT_LIMITS = Limits()
@@ -107,7 +106,7 @@ class Resources:
         policy: the caller's policy.
         limits: sizes and counts at which paths change what they do.
         lock: guards the data that all lanes share. A thread that needs a lane's lock, too, takes the lane's lock first.
-        events: events that no transfer uses; the last event given back is taken first.
+        handles: its streams and events.
         slots: pinned host memory.
         memory: GPU memory.
         tables: run tables and kernels.
@@ -123,7 +122,7 @@ class Resources:
     policy: Policy
     limits: Limits
     lock: Any
-    events: list[int]
+    handles: Handles
     slots: Arena
     memory: Arena
     tables: Tables
@@ -138,17 +137,17 @@ def resources_of(
     device: Device, policy: Policy, limits: Limits, lent: Callable[[], int | None] = lambda: None
 ) -> Resources:
     """Make the resources of one executor. No memory is allocated before the first transfer."""
-    lock, events = threading.RLock(), list[int]()
+    lock, handles = threading.RLock(), Handles(device)
     slots = Arena(partial(allocated, device, device.allocate_host), device.free_host, visible=True)
     memory = Arena(partial(allocated, device, device.allocate), device.free, visible=False)
-    tables = Tables(device, lock, events, slots, memory)
+    tables = Tables(device, lock, handles, slots, memory)
     return Resources(
         generation(),
         device,
         policy,
         limits,
         lock,
-        events,
+        handles,
         slots,
         memory,
         tables,
@@ -187,45 +186,18 @@ class Loans:
 
     def event(self) -> int:
         """Borrow an event."""
-        events, borrowed = self.resources.events, self._borrowed
-        while True:
-            if events:
-                event = events[-1]
-                del events[-1]  # from here to the end of append no signal handler and no other thread runs
-                borrowed.append(event)
-                return event
-            aside(self._make_event)
+        event = self.resources.handles.event()
+        self._borrowed.append(event)
+        return event
 
-    def _make_event(self) -> None:
-        device = self.resources.device
-        with device.current():
-            self.resources.events.append(device.event())
-
-    def exchange(
-        self, events: int, old_events: Iterable[int], old_pieces: Iterable[Held], place: dict[str, Any], key: str,
-        owner: object,
-    ) -> None:  # fmt: skip
-        """Give the last borrowed piece and events to a new owner, and take over those of the old owner.
-
-        Args:
-            events: number of events that the new owner keeps.
-            old_events, old_pieces: events and pieces of the old owner; this transfer gives them back at its end.
-            place, key: the dictionary and the key under which the new owner is stored.
-            owner: the new owner.
-        """
-        pieces, borrowed = [*self._pieces[:-1], *old_pieces], [*self._borrowed[:-events], *old_events]
-        place[key] = owner  # no signal handler runs from here to the end of the next line
-        self._pieces, self._borrowed = pieces, borrowed
+    def inherit(self, events: list[int], piece: Piece) -> None:
+        """Give events and a piece of GPU memory back at the end, too, whose owner needs them no more."""
+        self._borrowed += events
+        self._pieces.append(self.resources.memory.held(piece))
 
     def _return_loans(self) -> None:
-        """Give everything back. If the call is interrupted at any point, it can be repeated."""
-        pieces, events, empty = self._pieces, self.resources.events, list[int]()
-        while True:
-            if not pieces:  # checked at each turn, since a signal handler may have given all pieces back
-                break
-            held = pieces[-1]
-            del pieces[-1]  # no signal handler runs from here to the end of append
+        """Give everything back. A second call does nothing."""
+        (pieces, self._pieces), (events, self._borrowed) = (self._pieces, []), (self._borrowed, [])
+        for held in pieces:
             held[0].append(held)
-        borrowed = self._borrowed
-        self._borrowed = empty  # likewise
-        events.extend(borrowed)
+        self.resources.handles.unused.extend(events)

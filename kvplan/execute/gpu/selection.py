@@ -11,9 +11,8 @@ from kvplan.cost import model as cost
 from kvplan.cost.by_layer import LayerCut, candidates_by_layer, hiding_of, in_sequence, kernel_wins_by_layer
 from kvplan.cost.policy import GPU_PATHS, HOST_ROUTES, PEER_ROUTES, ROUTES, Hiding, layer_groups
 from kvplan.cost.profile import DeviceProfile, route_paths
-from kvplan.cost.statistics import Counted, counted, halves_statistics, scattered, total
+from kvplan.cost.statistics import Counted, counted, scattered, total
 from kvplan.errors import PathError
-from kvplan.execute.gpu.order_notice import notice
 from kvplan.execute.gpu.path import Path, Refusal, Sides, sides_of
 from kvplan.execute.gpu.resources import Resources
 from kvplan.execute.transfer import check_layouts
@@ -121,12 +120,11 @@ class Selection:
             return None
         return hiding_of(plan.nbytes, sides.route, self.profile_of(sides), seconds)
 
-    def choose(self, plan: Plan, *, capturing: bool, groups: Cutting | None = None) -> Choice:
+    def choose(self, plan: Plan, *, groups: Cutting | None = None) -> Choice:
         """Choose the path for a plan, before any bytes move.
 
         Args:
             plan: the plan.
-            capturing: whether the transfer becomes a part of a CUDA graph.
             groups: groups of layers that the transfer is cut into; None if it is not by layers.
 
         Raises:
@@ -135,12 +133,10 @@ class Selection:
             PathError: the path, or every path, cannot serve the plan.
         """
         name = self._resources.policy.path
-        if name == "auto" and not capturing:
+        if name == "auto":
             return self._auto(plan, groups)
         sides = self._sides(plan)
-        path = self._paths["kernel" if name == "auto" else name]
-        if capturing and not path.capturable:
-            raise PathError(f"path {name!r} cannot be captured into a CUDA graph; path 'kernel' can")
+        path = self._paths[name]
         refusal = _refusal(path, plan, sides) if sides.unserved else path.refuse(plan, sides)
         if refusal is not None:
             raise refusal[0](refusal[1])
@@ -165,7 +161,7 @@ class Selection:
             plan: the plan.
             cuts: groups of layers that transfers are cut into.
         """
-        chosen = self.choose(plan, capturing=False)
+        chosen = self.choose(plan)
         if chosen.predicted is None:
             return [chosen.path]
         found = self.all(plan)
@@ -210,11 +206,8 @@ class Selection:
             return [cost.Candidate(name, refused=refused[name]) for name in GPU_PATHS]
         profile, policy, route = self.profile_of(sides), self._resources.policy, sides.route
         if cut is not None:
-            pieces, halves = cut.statistics(route, counts), cut.halves(route, counts)
-            return candidates_by_layer(pieces, profile, policy, refused, halves)
-        return cost.candidates(
-            total(route, counts), profile, policy, refused, halves_statistics(plan.direction, counts)
-        )  # fmt: skip
+            return candidates_by_layer(cut.statistics(route, counts), profile, policy, refused)
+        return cost.candidates(total(route, counts), profile, policy, refused)
 
     def _cut(self, plan: Plan, groups: Cutting | None) -> LayerCut | None:
         """Return the run groups of a plan cut by layers, which are kept; None if its transfer is not cut."""
@@ -299,7 +292,6 @@ class Selection:
         else:
             best = self._best(plan, sides, counts, cut)
             choice = Choice(self._paths[best.path], best.seconds, bool(sides.pageable))
-            notice(plan, sides.route, best.seconds, self.profile_of(sides), self._resources.policy)
             depends = unmerged is not None and key is not unmerged  # on how many copies merge
             if depends and best.path == "kernel" and self._whatever_merges(plan, sides, counts, cut):
                 key = unmerged
@@ -326,10 +318,7 @@ class Selection:
         refused = [name for name, path in self._paths.items() if _refusal(path, plan, sides) is not None]
         profile, policy, route = self.profile_of(sides), self._resources.policy, sides.route
         if cut is not None:
-            split = any(None not in pair for pair in cut.halves(route, counts))
-            return not split and kernel_wins_by_layer(cut.statistics(route, counts), profile, policy, refused)
-        if halves_statistics(plan.direction, counts) is not None:
-            return False
+            return kernel_wins_by_layer(cut.statistics(route, counts), profile, policy, refused)
         return cost.kernel_whatever_merges(total(route, counts), profile, policy, refused)
 
     def _best(self, plan: Plan, sides: Sides, counts: list[Counted], cut: LayerCut | None) -> cost.Candidate:

@@ -177,8 +177,8 @@ class StagedPath(Path):
         two = load and chunks > 1 and resources.policy.streams != 1 and not transfer.by_layer
         # Kernels on the other stream must run after those of earlier transfers, and after the upload of the table.
         fork = transfer.event() if two and (table.fresh or lane.last is not None) else 0
-        # Streams that wait for slots while a model computes slow the copy engine down: see the benchmark
-        # benchmarks/gpu/driver/stream_waits.py. So the thread that makes the calls of a long list waits in their place.
+        # Streams that wait for slots while a model computes slow the copy engine down. So the thread that makes the
+        # calls of a long list waits in their place.
         late = batched and ring.slots > 2 and chunks > 1 and total + 5 * chunks > limits.inline_effort
         rows = np.empty((7 * chunks + 4 + (total // most if most else 0), 4), dtype=np.int64)
         written, copies = calls().schedule(
@@ -226,12 +226,6 @@ class StagedPath(Path):
             begun, width = at + 1, width + some.shape[1]
         return np.concatenate([*made_rows, rows[begun:]]), np.concatenate(made_columns, axis=1)
 
-    def close(self) -> None:
-        """Give the events of all rings back. No transfer is in flight."""
-        for ring in self._rings.values():
-            self._resources.events.extend(ring.events)
-        self._rings.clear()
-
     def _ring(self, transfer: DeviceTransfer, lane: str, granule: int) -> Ring:
         """Return the ring of a lane. Make a new one if there is none, or if a granule does not fit in a slot."""
         ring = self._rings.get(lane)
@@ -241,11 +235,12 @@ class StagedPath(Path):
         slot = max(self._chunk_nbytes // GRAIN * GRAIN, granule)
         most = resources.policy.staging_bytes
         slots = SLOTS if most is None else max(1, min(most // slot, 64))
-        events = [transfer.event() for _ in range(2 * slots)]  # the transfer owns them until the ring exists
-        made = Ring(events, transfer.scratch(slots * slot, exact=True), slots, slot)
         # Transfers in flight on this lane still use the old ring. They end before this transfer.
-        old_events, old = ([], []) if ring is None else (ring.events, [resources.memory.held(ring.piece)])
-        transfer.exchange(len(events), old_events, old, self._rings, lane, made)
+        if old := self._rings.pop(lane, None):
+            transfer.inherit(old.events, old.piece)
+        piece = resources.memory.take(slots * slot, exact=True)
+        events = [resources.handles.event() for _ in range(2 * slots)]
+        made = self._rings[lane] = Ring(events, piece, slots, slot)
         return made
 
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import threading
 import weakref
-from functools import partial
 from typing import Any
 
 import numpy as np
 
-from kvplan.base.threads import aside
 from kvplan.cuda.device import NOT_READY, Device, Uncaptured
-from kvplan.errors import TransferError
-from kvplan.execute.gpu.arena import Arena, Piece
+from kvplan.execute.gpu.arena import Arena, Handles, Piece
 from kvplan.execute.gpu.shape import MAX_WARPS, Shape, cut, shape_of
 from kvplan.layout.strides import Int64Array
 from kvplan.program.program import RunGroup
@@ -47,15 +44,16 @@ class Tables:
     Args:
         device: the GPU.
         lock: lock of the executor.
-        events: events that no transfer uses.
+        handles: streams and events of the executor.
         slots: pinned host memory.
         memory: GPU memory.
     """
 
-    def __init__(self, device: Device, lock: Any, events: list[int], slots: Arena, memory: Arena) -> None:
+    def __init__(self, device: Device, lock: Any, handles: Handles, slots: Arena, memory: Arena) -> None:
         self._device = device
         self._lock = lock
-        self._events = events
+        self._handles = handles
+        self._events = handles.unused
         self._slots = slots
         self._arena = memory
         self._known: weakref.WeakKeyDictionary[RunGroup, dict[_Entry, Table]] = weakref.WeakKeyDictionary()
@@ -82,7 +80,7 @@ class Tables:
         if table is None:
             shape = shape_of(alignment, int(items[2].max()), tile, entry[2])
             kernel = self.function(shape)
-            table = aside(partial(self._enter, group, items, shape, kernel, stream, entry))
+            table = self._enter(group, items, shape, kernel, stream, entry)
         return table
 
     def _enter(
@@ -108,7 +106,7 @@ class Tables:
             entry = (key, tile, max_warps)
             if entry in self._known.get(group, {}):  # a transfer or an earlier warm_up has made it
                 return
-            stream = self._aside = self._aside or device.stream()
+            stream = self._aside = self._aside or self._handles.stream()
         table = self._table(group, items, alignment, tile, stream, entry)
         fresh = table.fresh
         if fresh:
@@ -119,12 +117,15 @@ class Tables:
     def function(self, shape: Shape) -> Kernel:
         """Return function handle, threads per program and bytes of shared memory of the kernel of a shape."""
         made = self._functions.get(shape)
-        return aside(partial(self._compile, shape)) if made is None else made
+        return self._compile(shape) if made is None else made
 
     def _compile(self, shape: Shape) -> Kernel:
-        from kvplan.execute.gpu.kernel import compile_kernel
-
         device = self._device
+        compile_kernel = device.driver.compile_kernel
+        if compile_kernel is None:
+            from kvplan.execute.gpu import kernel  # only here, since it imports Triton
+
+            compile_kernel = kernel.compile_kernel
         with self._compiling, device.current(), Uncaptured(device):  # not the executor's lock: compiling takes long
             made = self._functions.get(shape)
             if made is None:
@@ -139,34 +140,22 @@ class Tables:
         cu = self._device.driver
         for module in self._modules:
             cu.cuModuleUnload(module)
-        if self._aside:
-            cu.cuStreamDestroy_v2(self._aside)
-        for table in (table for tables in self._known.values() for table in tables.values()):
-            if table.fresh:
-                self._events.append(table.fresh)
-                table.fresh = 0
         self._modules.clear()
-        self._aside = 0
         self._functions.clear()
         self._known.clear()
 
     def _make(self, group: RunGroup, items: Int64Array, shape: Shape, kernel: Kernel, stream: int) -> Table:
-        """Make a table and upload it on ``stream``, or on a separate stream if ``stream`` is being captured.
-
-        Otherwise every replay would upload it. A helper thread calls this, so no signal handler interrupts it.
-        """
+        """Make a table and upload it on ``stream``."""
         device, slots, memory = self._device, self._slots, self._arena
-        if device.capturing(stream):
-            stream = self._aside = self._aside or device.stream()
         made = cut(items, shape.width)
         count = made.shape[1]
         source, target = slots.take(made.nbytes), memory.take(made.nbytes)
         source.words[: made.size] = made.ravel()
-        fresh = self._event()
+        fresh = self._handles.event()
         try:
             device.copy(target.address, source.address, made.nbytes, stream)
             device.record(fresh, stream)
-        except TransferError:  # the copy may still run: its memory is not given back
+        except BaseException:  # the copy may still run: its memory is not given back
             self._events.append(fresh)
             raise
         at, step = target.address, 8 * count
@@ -175,25 +164,16 @@ class Tables:
         weakref.finalize(group, _drop, slots, memory, self._events, source, target, table).atexit = False
         return table
 
-    def _event(self) -> int:
-        """Return an unused event. A helper thread calls this, so no signal handler interrupts it."""
-        try:
-            return self._events.pop()
-        except IndexError:
-            return self._device.event()
-
     def _wait(self, table: Table, stream: int) -> None:
         """Let a stream wait for the upload, unless the upload is known to have ended."""
         device = self._device
         with self._lock, Uncaptured(device):
             if not table.fresh:
                 return
-            if device.capturing(stream):  # a graph cannot wait for an event outside it
-                device.driver.cuEventSynchronize(table.fresh)
             if device.driver.cuEventQuery(table.fresh) == NOT_READY:
                 device.wait(stream, table.fresh)
                 return
-            fresh, table.fresh = table.fresh, 0  # no signal handler runs from here to the end of append
+            fresh, table.fresh = table.fresh, 0
             self._events.append(fresh)
 
 
@@ -201,6 +181,6 @@ def _drop(slots: Arena, memory: Arena, events: list[int], source: Piece, target:
     """Give back the memory and the event of a table, after its run group is deleted. No transfer uses the table."""
     slots.give(source)
     memory.give(target)
-    fresh, table.fresh = table.fresh, 0  # no signal handler runs from here to the end of append
+    fresh, table.fresh = table.fresh, 0
     if fresh:
         events.append(fresh)

@@ -37,7 +37,6 @@ class Awaited(Transfer):
     """The methods of a GPU's transfer by which streams and threads wait for its end. They do not change its state."""
 
     resources: Resources
-    captures: list[Any] | None
     kept: Any
     _issued: Latch | None
     _over: bool
@@ -96,9 +95,9 @@ class Awaited(Transfer):
 
     @property
     def ordered(self) -> bool:
-        """Return whether all its driver calls have been made, and it is in no graph: streams can wait at once."""
+        """Return whether all its driver calls have been made: streams can wait at once."""
         issued, state = self._issued, self._state
-        return (issued is None or issued.is_set()) and (state is None or bool(state[ENDED])) and self.captures is None
+        return (issued is None or issued.is_set()) and (state is None or bool(state[ENDED]))
 
     def synchronize(self, timeout: float | None = None) -> None:
         """See :meth:`Transfer.synchronize`."""
@@ -159,8 +158,6 @@ class Awaited(Transfer):
         here = self.resources.device.ordinal
         if stream is not None:
             found = [(stream_handle(stream), getattr(stream, "device_index", here))]
-        elif self.captures is not None:  # another stream of torch would become part of the graph
-            found = [(current_stream(here), here)]
         else:
             found = [(current_stream(ordinal), ordinal) for ordinal in gpus_of(self.plan, here)]
         streams = [(handle, ordinal) for handle, ordinal in found if handle is not None]
@@ -204,14 +201,11 @@ def waits_of(after: Any, transfer: Awaited) -> list[Wait] | None:
     """Return the events and transfers that ``after`` stands for; None if only the CPU can wait for it.
 
     Raises:
-        KVPlanError: ``after`` is a transfer that was captured into a CUDA graph.
         TransferError: the driver cannot record an event.
     """
     if after is None:
         return []
     if isinstance(after, Awaited):
-        if after.captures is not None:
-            raise KVPlanError("after is a transfer captured into a CUDA graph; give the stream that replays it")
         return [after]
     device = transfer.resources.device
     handle = stream_handle(after)

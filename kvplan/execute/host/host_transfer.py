@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from kvplan.base.latch import Wake, sleep, waking
+from kvplan.base.latch import Wake, sleep, wake_all
 from kvplan.base.process import check_process
 from kvplan.errors import TransferError
 from kvplan.execute.transfer import StreamlessTransfer, TransferResult, cancellation
@@ -27,12 +27,10 @@ class HostTransfer(StreamlessTransfer):
     Attributes:
         after: the ``after`` of the submit; None when the transfer has begun.
         urgent: whether it has high priority.
-        behind: earlier transfers whose bytes conflict with it; set before a runner gets the transfer.
         fates: :data:`BEGUN`, or an object of each caller that cancels the transfer; the first entry decides.
         sleepers: queues of the threads that wait for its end.
     """
 
-    behind: Sequence[HostTransfer] = ()
     _over = False
     _error: BaseException | None = None
 
@@ -72,13 +70,9 @@ class HostTransfer(StreamlessTransfer):
         """Cancel it if it has not begun; see :meth:`Transfer.cancel`."""
         return self._cancel(self)
 
-    def follow(self, others: Sequence[HostTransfer]) -> None:
-        """Wait for these earlier transfers before it begins."""
-        self.behind = others
-
-    def forget_waits(self) -> None:
+    def forget_after(self) -> None:
         """Let go of what it waited for."""
-        self.after, self.behind = None, ()
+        self.after = None
 
     def begin(self) -> bool:
         """Begin it, in its runner's thread; return False if it was cancelled before."""
@@ -89,7 +83,7 @@ class HostTransfer(StreamlessTransfer):
         """End it with a result or an error, in its runner's thread."""
         self._result, self._error = result, error
         self._over = True
-        any(waking(self.sleepers))
+        wake_all(self.sleepers)
 
     def __repr__(self) -> str:
         ended = "cancelled" if self.cancelled else "failed" if self._error else "done"

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import functools
 import os
 import threading
 import warnings
-import weakref
 from collections import deque
-from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from queue import SimpleQueue
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from kvplan.base.latch import Latch, Wake, sleep, waking
-from kvplan.base.line import Line
-from kvplan.base.process import check_process, compiles, compiling, generation
-from kvplan.base.threads import Standby, Worker
+from kvplan.base.latch import Latch, Wake, wake_all
+from kvplan.base.process import EXECUTORS, at_exit, check_process, compiling, generation
+from kvplan.base.threads import Standby, Worker, held_here
 from kvplan.errors import PathError, TransferError
 from kvplan.execute.host.crew import Crew
 from kvplan.execute.host.host_transfer import HostTransfer
@@ -28,7 +23,6 @@ from kvplan.execute.host.tasks import check_plan, copy_loops, run_plan
 from kvplan.execute.stats import Tally
 from kvplan.execute.transfer import CLOSED_ERROR, Transfer, wait_on_cpu
 from kvplan.plan import loops
-from kvplan.plan.conflicts import conflict
 from kvplan.plan.plan import Plan
 
 if TYPE_CHECKING:
@@ -50,10 +44,7 @@ class HostPath:
 
     Its thread, the runner, keeps it alive until :meth:`stop` or :meth:`close`. Urgent transfers have a second runner
     with its own threads, which starts with the first urgent transfer. While the urgent runner copies, no other transfer
-    begins. A transfer waits for a transfer of the other runner only if their bytes conflict.
-
-    A submit adds one entry to one queue. The runners do all other work, in threads where no signal handler runs. A
-    submit, a cancel and a query take no lock that a runner holds.
+    begins.
 
     Args:
         threads: number of CPU threads; by default one per core, at most 8.
@@ -61,7 +52,8 @@ class HostPath:
     Attributes:
         inside: identifiers of its own threads, which cannot wait for its end.
         loaded: set when the copy loops are loaded, or cannot be loaded.
-        waiting: submitted transfers that have not been given to a runner.
+        closed: whether it accepts no more transfers.
+        lock: held while a submit queues a transfer.
     """
 
     def __init__(self, threads: int | None = None) -> None:
@@ -71,32 +63,22 @@ class HostPath:
         self.inside: set[int] = set()
         self.loaded = Latch()
         self._sparing = loops.spares(0)  # the setting of the thread that makes this object; each thread has its own
-        self.waiting: Line[HostTransfer] = Line()
+        self.closed = False
+        self.lock = threading.RLock()
+        self._within = held_here(self.lock)
         self.normal, self.urgent = Runner(self, urgent=False), Runner(self, urgent=True)
-        self._wake_normal, self._wake_urgent = (partial(one.wake.put, None) for one in (self.normal, self.urgent))
-        self.stir: Callable[[], object] = self._wake_normal  # the normal runner waits for the urgent runner, too
-        self._dealing = threading.Lock()  # one runner at a time deals out
+        self.stir = partial(self.normal.wake.put, None)  # the normal runner waits for the urgent runner, too
         self._cancel = self.cancel  # one bound method for all submits
-        self._owner: weakref.ref[object] | None = None
-
-    def own(self, executor: object) -> None:
-        """End when this executor is garbage-collected, even if its finalizer is interrupted."""
-        self._owner = weakref.ref(executor, self.normal.wake.put)  # one C call
-
-    def look(self) -> None:
-        """Stop if the executor was garbage-collected, so that there can be no more submits."""
-        if self._owner is not None and self._owner() is None and not self.waiting.closed:
-            self.stop()
 
     def start(self) -> None:
         """Start the runner; raise TransferError if the system cannot start its thread."""
-        _hook_exit()
+        at_exit(EXECUTORS, _drain_at_exit)
         self.normal.thread.start()
 
     def check_open(self) -> None:
         """Raise TransferError if the path is closed or belongs to another process."""
         check_process(self.generation)
-        if self.waiting.closed:
+        if self.closed:
             raise TransferError(CLOSED_ERROR)
 
     def candidates_of(self, plan: Plan, *, by_layer: bool, beside_seconds: float | None) -> list[Candidate]:
@@ -119,51 +101,42 @@ class HostPath:
         """Queue a plan and return at once; see :meth:`kvplan.Executor.submit`. All layers arrive at its end."""
         del by_layer, beside_seconds
         check_plan(plan)
-        self.check_open()
-        if urgent and not self.urgent.thread.started:
-            self.urgent.thread.start()
         transfer = HostTransfer(plan, after, urgent, self._cancel, self.generation)
-        self.waiting.append(transfer, self._wake_urgent if urgent else self._wake_normal)
-        if self.waiting.closed and self.waiting.withdraws(transfer):
-            raise TransferError(CLOSED_ERROR)
+        runner = self.urgent if urgent else self.normal
+        with self.lock:
+            self.check_open()
+            if not runner.thread.started:
+                runner.thread.start()
+            runner.queue.append(transfer)
+        runner.wake.put(None)
         return transfer
 
     def cancel(self, transfer: HostTransfer) -> bool:
         """Cancel a transfer that has not begun; return whether it will not run."""
         fates = transfer.fates
         if not fates:
-            mine = object()
-            wakes, count = waking(transfer.sleepers), self.tally.ends.append
-            wake = self._wake_urgent if transfer.urgent else self._wake_normal
-            try:
-                fates.append(mine)
-            finally:  # each is one C call, so that all are made even if a signal handler raises an error
-                try:
-                    any(wakes)
-                finally:
-                    try:
-                        wake()
-                    finally:
-                        if fates and fates[0] is mine:
-                            count("cancelled")
+            fates.append(mine := object())
+            if fates[0] is mine:
+                self.tally.ends.append("cancelled")
+            wake_all(transfer.sleepers)
+            (self.urgent if transfer.urgent else self.normal).wake.put(None)
         return transfer.cancelled
 
     def stop(self) -> None:
         """Accept no more transfers, and return at once. The threads finish the submitted transfers, then end."""
         if self.generation == generation():
-            try:
-                self.waiting.close(self._wake_normal)
-            finally:
-                self._wake_urgent()
+            self.closed = True
+            self.normal.wake.put(None)
+            self.urgent.wake.put(None)
 
     def close(self) -> None:
         """Stop, and wait until all transfers are finished.
 
-        It does not wait in the path's own threads, which run the code of an ``after``. It also does not wait in a
-        signal handler that interrupted a compiler, because the runners may need the compiler's lock.
+        It does not wait in the path's own threads, which run the code of an ``after``, or within a submit, which a
+        finalizer may have interrupted.
         """
         self.stop()
-        if self.generation == generation() and threading.get_ident() not in self.inside and not compiles():
+        if self.generation == generation() and threading.get_ident() not in self.inside and not self._within():
             self.join(None)
 
     def join(self, timeout: float | None) -> bool:
@@ -172,9 +145,7 @@ class HostPath:
 
     def in_flight(self) -> int:
         """Count the transfers that have not ended."""
-        known = dict.fromkeys(self.waiting.entries())  # read first, because transfers move from here to the runners
-        known |= dict.fromkeys([*self.normal.queue.copy(), *self.urgent.queue.copy()])
-        return sum(not transfer.done() for transfer in known)
+        return sum(not transfer.done() for runner in (self.normal, self.urgent) for transfer in runner.queue.copy())
 
     # The runners call these methods.
 
@@ -182,27 +153,10 @@ class HostPath:
         """Load the copy loops before the first transfer."""
         # An error is ignored here: the transfers that need the loops raise it again.
         with loops.sparing(wanted=self._sparing), contextlib.suppress(Exception):
-            if not self.waiting.closed or self.waiting.first() is not None:
+            if not self.closed or self.normal.queue:
                 with compiling():
                     copy_loops(0).load()
         self.loaded.set()
-
-    def deal_out(self) -> None:
-        """Give each runner its transfers, each with the other runner's earlier transfers that conflict with it."""
-        with self._dealing:
-            while (transfer := self.waiting.first()) is not None:
-                mine, other = (self.urgent, self.normal) if transfer.urgent else (self.normal, self.urgent)
-                others = list(other.queue)
-                try:
-                    transfer.follow([one for one in others if not one.done() and conflict(one.plan, transfer.plan)])
-                except MemoryError:  # then it waits for all transfers of the other runner
-                    transfer.follow(others)
-                mine.queue.append(transfer)
-                self.waiting.take()
-
-    def dealt_out(self) -> bool:
-        """Return whether the path is closed and each runner has its transfers."""
-        return self.waiting.ended()
 
     def run(self, transfer: HostTransfer, crew: Crew, error: BaseException | None) -> None:
         """Copy a transfer that has begun, or end it with the error of its ``after=``."""
@@ -230,7 +184,7 @@ class Runner:
         host: as given.
         queue: its transfers that have not ended, in order of their submits, cancelled transfers included.
         wake: queue that gets an entry when a condition that it waits for may have changed.
-        waiting_since: when its wait for a transfer's ``after=`` or conflicts began; None while it does not wait.
+        waiting_since: when its wait for a transfer's ``after=`` began; None while it does not wait.
         thread: its thread.
     """
 
@@ -250,7 +204,6 @@ class Runner:
 
     def busy(self) -> bool:
         """Return whether it copies a transfer, or will copy one as soon as its thread runs."""
-        self.host.deal_out()
         return bool(self.queue) and self.waiting_since is None
 
     def _serve(self) -> None:
@@ -273,24 +226,22 @@ class Runner:
         while True:
             for _ in range(self.wake.qsize()):  # the changes that these entries report are checked below
                 self.wake.get()
-            host.look()
-            host.deal_out()
-            last = host.dealt_out()  # before the queue is read, because the other runner deals out, too
-            if self.queue:
-                return self.queue[0]
-            if last:
-                return None
+            with host.lock:  # every submit that found the path open has queued its transfer
+                if self.queue:
+                    return self.queue[0]
+                if host.closed:
+                    return None
             self.wake.get()
 
     def _serve_one(self, transfer: HostTransfer) -> None:
         """Wait until a transfer may begin, and run it, unless it is cancelled before."""
         error: BaseException | None = None
-        if transfer.after is not None or transfer.behind:
+        if transfer.after is not None:
             error = self._wait(transfer)
         if not self._urgent:
             self._let_pass(transfer)
         began = transfer.begin()
-        transfer.forget_waits()
+        transfer.forget_after()
         if began:
             self.host.run(transfer, self._crew, error)
 
@@ -301,25 +252,18 @@ class Runner:
             self.wake.get()
 
     def _wait(self, transfer: HostTransfer) -> BaseException | None:
-        """Wait for a transfer's conflicts and its ``after=``; return the error of its ``after=``, or None."""
+        """Wait for a transfer's ``after=``; return the error that it raised, or None."""
         if transfer.cancelled:
             return None
         self.waiting_since = monotonic()
         self.host.stir()
         try:
-            for other in transfer.behind:  # whether they succeed or fail
-                sleep(lambda other=other: other.done() or transfer.cancelled, other.sleepers, None, self.wake)  # type: ignore[misc]
             return wait_on_cpu(transfer.after, self._standby, self.wake, lambda: transfer.cancelled)
         finally:
             self.waiting_since = None
 
 
 live: set[Runner] = set()  # runners whose thread may still have work; an exit waits for them
-
-
-@functools.cache
-def _hook_exit() -> None:
-    atexit.register(_drain_at_exit)
 
 
 def _drain_at_exit() -> None:

@@ -124,7 +124,7 @@ def profile_of(
         ceilings={name: ceilings_found.get(name) or guess.ceilings[name] for name in guess.ceilings},
         costs=costs, beside=compute, programs=default_programs(routes, multiprocessors),
         note=f"guessed, for want of samples: {'; '.join(unknown)}" if unknown else "",
-        calibrations=1, guessed=tuple(unknown), peer=peer, nvlinks=nvlinks,
+        guessed=tuple(unknown), peer=peer, nvlinks=nvlinks,
     )  # fmt: skip
 
 

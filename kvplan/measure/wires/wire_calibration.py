@@ -11,7 +11,6 @@ import numpy as np
 
 from kvplan.agents.by_nixl.packed_way import Slots, ring_for, slots_of_a_peer
 from kvplan.base.version import __version__
-from kvplan.cost.policy import Policy
 from kvplan.cost.store import find_for
 from kvplan.cost.wires.crossing import Crossing
 from kvplan.cost.wires.wire_model import best_slot
@@ -133,7 +132,7 @@ def fitted_wire(base: WireProfile, posts: Sequence[Posted]) -> WireProfile:
 
 
 def _kernel_copies(device: str) -> tuple[CopyCosts, CopyCosts]:
-    costs = kernel_costs(find_for(int(device.partition(":")[2] or 0)), Policy())
+    costs = kernel_costs(find_for(int(device.partition(":")[2] or 0)))
     return costs, costs
 
 

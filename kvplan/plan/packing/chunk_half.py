@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -12,7 +12,6 @@ import numpy as np
 from kvplan.base.cached_property import cached_property
 from kvplan.errors import KVPlanError, LayoutError
 from kvplan.layout.components import NOT_HERE
-from kvplan.layout.holding import questions
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.strides import Int64Array
 from kvplan.plan.descriptors import Part, Seams
@@ -85,12 +84,6 @@ class HalfProgram:
         self.src = src
         self.dst = dst
         self.program = Program(1, 1, 1, ())
-        self.movable = src.addresses == dst.addresses == "memory" and dst.writable
-        self._questions: Iterator[Callable[[], bool]] | None = questions(src.holdings, dst.holdings)
-
-    def ready(self) -> bool:
-        """Return whether a plan can be moved now. This checks that one tensor of each side still has its memory."""
-        return self.movable and (self._questions is None or next(self._questions)())
 
     def of_layers(self, layers: tuple[int, ...]) -> HalfProgram:
         """Return the program: it has no layers."""
@@ -221,7 +214,7 @@ class Half(Chunks):
     def part(self, first: int, last: int) -> Half:
         """Return a half of the units ``first`` up to, but not including, ``last``, in their order.
 
-        >>> section = HalfSection(RunGroup, 64, np.arange(0, 640, 64), Place(64, 0, 640))
+        >>> section = HalfSection(RunGroup, 64, np.arange(0, 640, 64), Place(64, 0))
         >>> part = Half("src", [section, section], [], NONE).part(8, 13)
         >>> [one.addresses.tolist() for one in part.sections], part.nbytes
         ([[512, 576], [0, 64, 128]], 320)

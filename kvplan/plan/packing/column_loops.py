@@ -82,14 +82,13 @@ def divide(addresses, low, step, most, out):
 
 
 @_brief
-def addresses_of(index, first, step, indices, addresses):
+def addresses_of(index, first, step, addresses):
     """Write the addresses of units from their indices.
 
     Args:
         index: (n,) unsigned integers, at least one.
         first: address of index 0.
         step: in bytes.
-        indices: (n,) int64: the indices are written here; without items, they are not written.
         addresses: (n,) int64: the addresses are written here. They are right if none is beyond 2^62.
 
     Returns:
@@ -100,28 +99,7 @@ def addresses_of(index, first, step, indices, addresses):
         one = index[k]
         low, high = min(low, one), max(high, one)
         addresses[k] = first + step * np.int64(one)
-    if indices.size:
-        for k in range(index.size):
-            indices[k] = index[k]
     return low, high
-
-
-@_brief
-def is_repeated(indices, low, seen):
-    """Return whether an index stands twice.
-
-    Args:
-        indices: (n,) int64.
-        low: the lowest.
-        seen: uint8 zeros: a bit for each number from the lowest to the highest. Bytes would not fit into a cache.
-    """
-    for k in range(indices.size):
-        at = indices[k] - low
-        bit = np.uint8(1 << (at & 7))
-        if seen[at >> 3] & bit:
-            return True
-        seen[at >> 3] |= bit
-    return False
 
 
 def load() -> None:
@@ -129,9 +107,8 @@ def load() -> None:
     row = np.zeros(1, np.int64)
     bounds_of(row)
     step_of(row, 0, 1)
-    is_repeated(row, 0, np.zeros(1, np.uint8))
     for width in (1, 2, 4, 8):
         index = np.zeros(1, f"<u{width}")
         divide(row, 0, 1, 0, index)
         index.flags.writeable = False  # as those of a message
-        addresses_of(index, 0, 1, row, row)
+        addresses_of(index, 0, 1, row)

@@ -1,6 +1,6 @@
-"""Checks of a recipe's addresses: they lie in offered memory, and no byte is written twice.
+"""The check of a recipe's addresses: they lie in offered memory.
 
-The checks look at each unit once, and at each run of one unit once, unless blocks are spread over separate allocations.
+It looks at each unit once, and at each run of one unit once, unless blocks are spread over separate allocations.
 """
 
 from __future__ import annotations
@@ -16,10 +16,8 @@ from kvplan.errors import TransferError
 from kvplan.layout.components import touching_seams
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.strides import Int64Array
-from kvplan.plan.packing import column_loops
 
 TILE = 1 << 20  # ranges that are checked at once
-SPARSE, EACH = 1 << 18, 32  # bytes for marks of indices, and bytes for each unit; if they take more, they are sorted
 
 
 class Extents(NamedTuple):
@@ -28,31 +26,23 @@ class Extents(NamedTuple):
     Attributes:
         start: first bytes, ascending, relative to the unit's address.
         size: bytes of each.
-        twice: whether some byte belongs to two copies.
     """
 
     start: Int64Array
     size: Int64Array
-    twice: bool
 
 
 class Column(NamedTuple):
-    """The addresses of units, and their indices.
+    """The addresses of units.
 
     Attributes:
-        addresses: (n,) int64: the first address, and ``step * indices`` bytes from it.
-        indices: (n,) int64, for units that are written; otherwise it may be empty.
+        addresses: (n,) int64: the first address, and multiples of ``step`` from it.
         step: in bytes.
-        root: number of the column with these indices.
-        period: bytes from block to block, as the recipe says; a hint.
         low, high: lowest and highest address; 0 without units.
     """
 
     addresses: Int64Array
-    indices: Int64Array
     step: int
-    root: int
-    period: int
     low: int
     high: int
 
@@ -61,7 +51,7 @@ def extents_of(start: Int64Array, size: Int64Array) -> Extents:
     """Join byte ranges that touch or overlap.
 
     >>> extents_of(np.array([8, 0, 4, 40]), np.array([8, 6, 4, 2]))
-    Extents(start=array([ 0, 40]), size=array([16,  2]), twice=True)
+    Extents(start=array([ 0, 40]), size=array([16,  2]))
     """
     order = np.argsort(start, kind="stable")
     first, last = start[order], (start + size)[order]
@@ -69,16 +59,14 @@ def extents_of(start: Int64Array, size: Int64Array) -> Extents:
     cuts = np.flatnonzero(first[1:] > reach[:-1]) + 1
     begin = np.concatenate((first[:1], first[cuts]))
     end = np.concatenate((reach[cuts - 1], reach[-1:]))
-    return Extents(begin, end - begin, bool((first[1:] < reach[:-1]).any()))
+    return Extents(begin, end - begin)
 
 
-def joined(several: Sequence[tuple[Extents, int]]) -> Extents:
-    """Join the extents of several units, each that many bytes further on."""
-    if len(several) == 1 and not several[0][1]:
-        return several[0][0]
-    start = np.concatenate([extents.start + far for extents, far in several])
-    both = extents_of(start, np.concatenate([extents.size for extents, _ in several]))
-    return Extents(both.start, both.size, both.twice or any(extents.twice for extents, _ in several))
+def joined(several: Sequence[Extents]) -> Extents:
+    """Join the extents of several sections of one unit."""
+    if len(several) == 1:
+        return several[0]
+    return extents_of(*(np.concatenate(column) for column in zip(*several, strict=True)))
 
 
 class Offered:
@@ -204,147 +192,3 @@ def check_within(column: Column, extents: Extents, offered: Offered, *, writing:
 
 def _at(ends: Int64Array, at: Int64Array) -> Int64Array:
     return ends[np.maximum(at, 0)] if ends.size else np.full(at.size, -1, dtype=np.int64)
-
-
-# ---- no byte is written twice ------------------------------------------------------------------------------------
-
-
-class _Ranges(NamedTuple):
-    """Byte ranges: first bytes and ends."""
-
-    start: Int64Array
-    end: Int64Array
-
-    @property
-    def disjoint(self) -> bool:
-        """Whether no byte is in two of them."""
-        order = np.argsort(self.start)
-        return bool((self.start[order][1:] >= self.end[order][:-1]).all())
-
-
-def check_disjoint(held: Sequence[tuple[Column, Extents]]) -> None:
-    """Check that no byte is in two extents, of all units of all columns.
-
-    Raises:
-        TransferError: a byte is in two extents; or that cannot be ruled out with bounded work.
-    """
-    roots: dict[int, tuple[Column, list[tuple[Extents, int]]]] = {}
-    for column, extents in held:
-        if column.addresses.size:
-            first, several = roots.setdefault(column.root, (column, []))
-            several.append((extents, int(column.addresses[0]) - int(first.addresses[0])))
-    every = [(column, joined(several)) for column, several in roots.values()]
-    sweeps = [_sweeps(column, extents) for column, extents in every]
-    if len(sweeps) > 1:
-        _check_apart(every, sweeps)
-
-
-def _check_apart(held: list[tuple[Column, Extents]], sweeps: list[_Ranges]) -> None:
-    """Check that different columns have no byte in common; only those are looked into whose reaches overlap."""
-    start, end = np.concatenate([one.start for one in sweeps]), np.concatenate([one.end for one in sweeps])
-    owner = np.repeat(np.arange(len(sweeps)), [one.start.size for one in sweeps])
-    order = np.argsort(start)
-    reach = np.maximum.accumulate(end[order])
-    cuts = np.concatenate(([0], np.flatnonzero(start[order][1:] >= reach[:-1]) + 1))
-    owner = owner[order]
-    alone = np.minimum.reduceat(owner, cuts) == np.maximum.reduceat(owner, cuts)
-    close = np.unique(owner[np.repeat(~alone, np.diff(np.append(cuts, owner.size)))]).tolist()
-    if close:
-        every = [_every(*held[number]) for number in close]
-        whole = _Ranges(*(np.concatenate(column) for column in zip(*every, strict=True)))
-        if not whole.disjoint:
-            raise _twice()
-
-
-def _twice() -> TransferError:
-    return TransferError("a recipe from a peer writes a byte twice; each destination is written once")
-
-
-def _every(column: Column, extents: Extents) -> _Ranges:
-    """Return all extents of all units."""
-    count = column.addresses.size * extents.start.size
-    if count > LIMITS.recipe_work:
-        raise TransferError(
-            f"a recipe from a peer takes {count:,} ranges of memory to check, and at most {LIMITS.recipe_work:,} are; "
-            "ask for fewer blocks at once"
-        )
-    start = (column.addresses[:, None] + extents.start).ravel()
-    return _Ranges(start, start + np.tile(extents.size, column.addresses.size))
-
-
-def _sweeps(column: Column, extents: Extents) -> _Ranges:
-    """Check that no two units of a column share a byte; return ranges that hold all their bytes."""
-    addresses, index, low, high = column.addresses, column.indices, column.low, column.high
-    if extents.twice or (index.size > 1 and _repeats(column)):
-        raise _twice()
-    if index.size == 1:
-        return _Ranges(extents.start + low, extents.start + extents.size + low)
-    hull = int(extents.start[-1] + extents.size[-1] - extents.start[0])
-    if hull <= column.step:  # as of whole blocks, so that different units cannot meet
-        return _Ranges(extents.start[:1] + low, extents.start[-1:] + extents.size[-1:] + high)
-    for period in (column.period, column.step):
-        found = None if period % column.step else _in_periods(column, extents, period)
-        if found is not None:
-            return found
-    ordered = np.sort(addresses)
-    if int(np.diff(ordered).min()) < hull and not _every(column, extents).disjoint:
-        raise _twice()
-    return _Ranges(extents.start[:1] + low, extents.start[-1:] + extents.size[-1:] + high)
-
-
-def _repeats(column: Column) -> bool:
-    """Return whether a unit stands twice."""
-    index, span = column.indices, (column.high - column.low) // column.step
-    if span > 8 * (SPARSE + EACH * index.size):
-        return np.unique(index).size != index.size
-    low = int(index[0]) - (int(column.addresses[0]) - column.low) // column.step
-    seen = np.zeros((span >> 3) + 1, np.uint8)
-    return any(column_loops.is_repeated(index[some], low, seen) for some in column_loops.pieces(index.size))
-
-
-def _distinct(index: Int64Array) -> Int64Array:
-    """Return the different indices, ascending."""
-    low, high = int(index.min()), int(index.max())
-    if high - low > SPARSE + EACH * index.size:
-        return np.unique(index)
-    seen = np.zeros(high - low + 1, dtype=np.bool_)
-    seen[index - low] = True
-    return np.flatnonzero(seen) + low
-
-
-def _in_periods(column: Column, extents: Extents, period: int) -> _Ranges | None:
-    """Check units as blocks at multiples of a period, each with units inside it; None if that shows nothing.
-
-    All units that any block has are taken for units of every block. Their extents are cut to clusters, so far apart
-    that no other block's bytes reach from one to the next. In a cluster, bytes must differ modulo the period.
-    """
-    index, step = column.indices, column.step
-    every = period // step
-    blocks = index // every
-    inside = _distinct(index - blocks * every) if every > 1 else np.zeros(1, dtype=np.int64)
-    if inside.size * extents.start.size > LIMITS.recipe_work // 4:
-        return None
-    start = (inside[:, None] * step + extents.start).ravel()
-    size = np.tile(extents.size, inside.size)
-    order = np.argsort(start)
-    start, size = start[order], size[order]
-    end = start + size
-    if bool((start[1:] < end[:-1]).any()) or bool((size > period).any()):
-        return None
-    first, last = int(blocks.min()), int(blocks.max())
-    far = (last - first) * period
-    apart = start[1:] >= end[:-1] + far
-    cluster = np.concatenate(([0], np.cumsum(apart)))
-    if far:
-        rest = start % period
-        order = np.lexsort((rest, cluster))
-        here, begin, stop = cluster[order], rest[order], (rest + size)[order]
-        alike = here[1:] == here[:-1]
-        if bool((begin[1:] < stop[:-1])[alike].any()):
-            return None
-        edges = np.concatenate(([0], np.flatnonzero(~alike) + 1))
-        if bool((np.append(stop[edges[1:] - 1], stop[-1]) > begin[edges] + period).any()):  # around the end of a period
-            return None
-    edges = np.concatenate(([0], np.flatnonzero(apart) + 1))
-    base = int(column.addresses[0]) - int(index[0]) * step + first * period
-    return _Ranges(base + start[edges], base + np.append(end[edges[1:] - 1], end[-1]) + far)

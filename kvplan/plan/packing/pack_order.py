@@ -50,24 +50,20 @@ class Place(NamedTuple):
 
     Attributes:
         step, residue: in bytes.
-        period: bytes from block to block of the outermost factor, :data:`REACH` if the blocks have no factors.
     """
 
     step: int
     residue: int
-    period: int
 
     @classmethod
     def of(cls, axis: BlockAxis, base: int) -> Place:
         """Return the place of a side of a run group.
 
         >>> Place.of(BlockAxis(((8, 4096),), None, (0, 1024), 8), 4096 + 512)
-        Place(step=1024, residue=512, period=4096)
+        Place(step=1024, residue=512)
         """
         step = axis.step() or 1 << 30
-        strides = [abs(stride) for count, stride in axis.factors if count > 1 and stride]
-        period = REACH if axis.table is not None or not strides else max(strides)
-        return cls(step, base % step, period)
+        return cls(step, base % step)
 
     @property
     def axis(self) -> BlockAxis:

@@ -5,7 +5,7 @@ A recipe has a header, a part that all transfers of a program share, and the add
 | table | row |
 | --- | --- |
 | header | magic, version, side; numbers of sections, runs and columns; bytes of the whole recipe |
-| sections | column, runs, bytes of a unit; step, residue and period of the units' addresses |
+| sections | column, runs, bytes of a unit; step and residue of the units' addresses |
 | runs | offset at the unit, offset in the chunk, bytes; two loops of (count, stride at the unit, stride in the chunk) |
 | columns | units, first address, step, bytes of an index or 0, the column that this one repeats |
 
@@ -27,14 +27,13 @@ from kvplan.base.limits import LIMITS
 from kvplan.errors import KVPlanError
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.strides import Int64Array
-from kvplan.plan.packing import column_loops
 from kvplan.plan.packing.chunk_half import Half, HalfSection
-from kvplan.plan.packing.pack_checks import Column, Extents, Offered, check_disjoint, check_within, joined
+from kvplan.plan.packing.pack_checks import Column, Extents, Offered, check_within, joined
 from kvplan.plan.packing.pack_order import REACH, SIDES, Place
 from kvplan.plan.packing.recipe_tables import RUN, SECTION, CheckedSection, checked_sections, wrong
 from kvplan.program.program import RunGroup
 
-MAGIC, VERSION = b"kvpr", 1
+MAGIC, VERSION = b"kvpr", 2
 HEADER = struct.Struct("<4sHHIIIIQ")
 COLUMN = 5  # words of a row
 WIDTHS: dict[int, np.dtype[Any]] = {1: np.dtype("<u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4"), 8: np.dtype("<u8")}
@@ -131,6 +130,8 @@ def _indices_of(addresses: Int64Array, step: int) -> tuple[int, int, np.ndarray[
     """
     if not addresses.size:
         return 0, step, np.empty(0, WIDTHS[1])
+    from kvplan.plan.packing import column_loops
+
     pieces = column_loops.pieces(addresses.size)
     bounds = [column_loops.bounds_of(addresses[some]) for some in pieces]
     low, high = min([low for low, _ in bounds]), max([high for _, high in bounds])
@@ -166,7 +167,7 @@ def half_of(recipe: Buffer, offered: Offered | Mapping[str, KVLayout] | Sequence
 
     Raises:
         TransferError: the recipe is malformed or too large; it reaches outside the layouts; its gather leaves bytes of
-            a chunk unwritten; or its scatter would write a byte twice, or write read-only memory.
+            a chunk unwritten; or its scatter would write read-only memory.
 
     >>> import kvplan
     >>> from kvplan.plan.packing.packing import packing_of
@@ -176,7 +177,7 @@ def half_of(recipe: Buffer, offered: Offered | Mapping[str, KVLayout] | Sequence
     >>> recipe = packing_of(kvplan.compile(mine, theirs).plan([1, 2], [5, 3])).recipe("src")
     >>> half = half_of(recipe, [mine], "src")
     >>> half.units, half.nbytes, len(recipe)
-    (2, 128, 200)
+    (2, 128, 192)
     """
     if side not in SIDES:
         raise KVPlanError(f"side is {side!r}; give 'src', which gathers, or 'dst', which scatters")
@@ -189,12 +190,10 @@ def half_of(recipe: Buffer, offered: Offered | Mapping[str, KVLayout] | Sequence
     several: dict[int, list[Extents]] = {}
     for one in sections:
         several.setdefault(one.column, []).append(one.extents)
-    held = [(columns[number], joined([(extents, 0) for extents in some])) for number, some in several.items()]
+    held = [(columns[number], joined(some)) for number, some in several.items()]
     touched: set[int] = set()
     for column, extents in held:
         touched |= check_within(column, extents, offered, writing=side == "dst")
-    if side == "dst":
-        check_disjoint(held)
     made = [HalfSection(one.group, one.unit_nbytes, columns[one.column].addresses, one.place) for one in sections]
     return Half(side, made, *offered.of(touched))
 
@@ -218,21 +217,17 @@ def _read(recipe: memoryview, side: str) -> tuple[tuple[CheckedSection, ...], li
     part = bytes(recipe[HEADER.size : shared])
     checked = checked_sections(part, sections, side)
     heads = np.frombuffer(recipe, dtype="<i8", count=COLUMN * count, offset=shared).reshape(-1, COLUMN).tolist()
-    return checked, _read_columns(recipe, heads, begin, checked, writing=side == "dst")
+    return checked, _read_columns(recipe, heads, begin, checked)
 
 
 def _read_columns(
-    recipe: memoryview, heads: Sequence[Sequence[int]], begin: int, checked: Sequence[CheckedSection], *, writing: bool
-) -> list[Column]:  # fmt: skip
+    recipe: memoryview, heads: Sequence[Sequence[int]], begin: int, checked: Sequence[CheckedSection]
+) -> list[Column]:
     """Read the addresses of the units, and check that they are as the sections say."""
     at, units, columns = begin, 0, list[Column]()
-    periods = dict[int, int]()
-    for one in checked:
-        if one.column >= len(heads):
-            raise wrong(f"has no column {one.column}")
-        periods.setdefault(one.column, one.place.period)
-    if len(periods) != len(heads):
-        raise wrong("has a column of addresses without a section")
+    used = {one.column for one in checked}
+    if used != set(range(len(heads))):
+        raise wrong(f"has {len(heads)} columns of addresses, and its sections name {sorted(used)[:8]}")
     for number, (count, first, given, width, root) in enumerate(heads):
         step, units = given, units + count
         if not (0 <= count <= units <= LIMITS.recipe_units and 0 <= first < ADDRESSES and 1 <= step <= REACH):
@@ -243,26 +238,27 @@ def _read_columns(
                 raise wrong("is cut off")
             index = np.frombuffer(recipe, dtype=WIDTHS[width], count=count, offset=at)
             at += nbytes + -nbytes % 8
-            # The check that no byte is written twice needs indices. A large array costs more to get than to fill.
-            indices, addresses = np.empty(count if writing else 0, np.int64), np.empty(count, np.int64)
+            addresses = np.empty(count, np.int64)
             low, high = count and ADDRESSES, 0
+            from kvplan.plan.packing import column_loops
+
             for some in column_loops.pieces(count):
-                ends = column_loops.addresses_of(index[some], first, step, indices[some], addresses[some])
+                ends = column_loops.addresses_of(index[some], first, step, addresses[some])
                 low, high = min(low, int(ends[0])), max(high, int(ends[1]))
             if high > (ADDRESSES - first) // step:
                 raise wrong("has a unit beyond all addresses")
             low, high = first + step * low, first + step * high
         else:
-            if not 0 <= root < number or columns[root].root != root or columns[root].addresses.size != count:
+            if not 0 <= root < number or columns[root].addresses.size != count:
                 raise wrong(f"repeats column {root}, which is not there")
-            addresses, indices, step, _, _, low, high = columns[root]
+            addresses, step, low, high = columns[root]
             if count:
                 far = first - int(addresses[0])
                 low, high = low + far, high + far
                 if low < 0 or high > ADDRESSES:
                     raise wrong("has a unit beyond all addresses")
                 addresses = addresses + far
-        columns.append(Column(addresses, indices, step, root, periods[number], low, high))
+        columns.append(Column(addresses, step, low, high))
     if at != len(recipe):
         raise wrong(f"has {len(recipe) - at} bytes too many")
     for one in checked:

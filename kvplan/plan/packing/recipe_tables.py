@@ -15,7 +15,7 @@ from kvplan.plan.packing.pack_checks import Extents, extents_of
 from kvplan.plan.packing.pack_order import GRAIN, REACH, Place, half_group
 from kvplan.program.program import Run, RunGroup
 
-SECTION, RUN = 6, 9  # words of a row
+SECTION, RUN = 5, 9  # words of a row
 
 
 class CheckedSection(NamedTuple):
@@ -76,16 +76,16 @@ def _read_sections(part: bytes, count: int, side: str) -> tuple[CheckedSection, 
     """Check the sections and runs of a recipe, and make their run groups."""
     words = np.frombuffer(part, dtype="<i8").astype(np.int64, copy=False)
     heads, rows = words[: SECTION * count].reshape(-1, SECTION), words[SECTION * count :].reshape(-1, RUN)
-    for column, runs, unit_nbytes, step, residue, period in heads.tolist():
+    for column, runs, unit_nbytes, step, residue in heads.tolist():
         numbers = 0 <= column < count and 1 <= runs <= len(rows) and 1 <= unit_nbytes < REACH
-        if not (numbers and 1 <= step <= REACH and 0 <= residue < step and 1 <= period <= REACH):
-            raise wrong(f"has a section {(column, runs, unit_nbytes, step, residue, period)} that cannot be")
+        if not (numbers and 1 <= step <= REACH and 0 <= residue < step):
+            raise wrong(f"has a section {(column, runs, unit_nbytes, step, residue)} that cannot be")
     if int(heads[:, 1].sum()) != len(rows):
         raise wrong(f"has {len(rows)} runs, and its sections {int(heads[:, 1].sum())}")
     _check_rows(rows)
     made, at, grain = [], 0, GRAIN
-    for column, runs, unit_nbytes, step, residue, period in heads.tolist():
-        place = Place(step, residue, period)
+    for column, runs, unit_nbytes, step, residue in heads.tolist():
+        place = Place(step, residue)
         group = half_group(side, _runs(rows[at : at + runs]), place, unit_nbytes)
         at += runs
         if grain % min(group.alignment, GRAIN):

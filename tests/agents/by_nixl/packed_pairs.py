@@ -1,28 +1,22 @@
-"""Packed transfers between two real processes by NIXL: random pairs of layouts and ranks, and random kills."""
+"""Packed transfers between two real processes by NIXL, one of which is killed at a random moment."""
 
 from __future__ import annotations
 
 import os
 import random
 import time
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
-from hypothesis import HealthCheck, Phase, given, seed, settings
-from hypothesis import strategies as st
 
 import kvplan
 from kvplan import Agent, KVLayout, TransferError
 from kvplan.base.threads import error_of
-from tests import oracle
 from tests.agents.answering import answer
 from tests.agents.processes import Other
 from tests.patience import PATIENCE, until
-from tests.strategies import Case, Form, cases, layout_of, neighbour_cases
 
-SLOT_BYTES = (4096, 8192, 1 << 16)
 WIRES = ("", "tcp,self")  # values of UCX_TLS: shared memory, and a wire that runs in pieces
 LAYERS, BLOCKS, DIM = 8, 512, 576
 HOLDS = ("nothing was moved", "the destination's blocks hold", "the peer's memory may hold")  # of an error
@@ -42,14 +36,6 @@ class FarEnd:
         self.cache: Any = None
         self.agent: Agent | None = None
         self.peer: Any = None
-
-    def build(self, name: str, form: Form, number: int, slots: tuple[int, int]) -> bytes:
-        self.cache = form.build(number)
-        self.agent = Agent(name, {"kv": layout_of(self.cache)}, transports=("nixl",), slots=slots)
-        return self.agent.card()
-
-    def holds(self) -> list[bytes]:
-        return [root.tobytes() for root in self.cache.roots]
 
     def large(self, name: str, number: int) -> bytes:
         self.cache = LargePool(name, number, "block layer dim")
@@ -73,16 +59,6 @@ class FarEnd:
 
     def content(self) -> bytes:
         return self.cache.blocks().tobytes()
-
-    def notes(self) -> list[tuple[str, bytes]]:
-        return self.agent.notes()
-
-    def slots_free(self) -> tuple[int, int]:
-        return free_slots(self.agent)
-
-    def drop(self) -> None:
-        agent, self.agent, self.peer, self.cache = self.agent, None, None, None
-        agent.close()
 
 
 def serve(name: str, number: int, options: dict, pipe: Any) -> None:
@@ -128,78 +104,6 @@ class LargePool:
 
     def move(self, peer: Any, mine: Any, theirs: Any, *, reading: bool) -> None:
         peer.submit(self.plan(peer, mine, theirs, reading=reading), way="packed").synchronize(PATIENCE)
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """How a pair is moved."""
-
-    reading: bool
-    slots: tuple[int, int]
-    by_layer: bool
-    urgent: bool
-    note: bytes
-
-
-@st.composite
-def manners(draw) -> Drawn:
-    return Drawn(
-        reading=draw(st.booleans()), slots=(draw(st.integers(4, 9)), draw(st.sampled_from(SLOT_BYTES))),
-        by_layer=draw(st.booleans()), urgent=draw(st.booleans()), note=draw(st.binary(max_size=9)),
-    )  # fmt: skip
-
-
-def move_pair(far: Other, case: Case, drawn: Drawn, number: int) -> None:
-    """Move a drawn pair between two processes, and compare every byte of both."""
-    src, dst = case.src.build(case.seed), case.dst.build(case.seed + 1)
-    want_src, want_dst = case.src.build(case.seed), case.dst.build(case.seed + 1)
-    oracle.copy(
-        want_src, want_dst, case.src_ids, case.dst_ids, case.src_skip, case.dst_skip, case.unit_tokens, case.units
-    )
-    here, there = (dst, case.src) if drawn.reading else (src, case.dst)
-    card = far.build(f"far{number}", there, case.seed + (not drawn.reading), drawn.slots)
-    with Agent(f"near{number}", {"kv": layout_of(here)}, transports=("nixl",), slots=(4, 4096)) as agent:
-        peer = agent.meet(card)
-        mine, theirs = agent.layouts["kv"], peer.layouts["kv"]
-        program = kvplan.compile(theirs, mine) if drawn.reading else kvplan.compile(mine, theirs)
-        plan = program.plan(case.src_ids, case.dst_ids, case.src_skip, case.dst_skip)
-        transfer = peer.submit(
-            plan, way="packed", by_layer=drawn.by_layer, priority="high" if drawn.urgent else "normal", note=drawn.note
-        )
-        for layer in plan.layers if drawn.by_layer else ():
-            transfer.wait_layer(layer)
-        assert transfer.result().nbytes == plan.nbytes
-        if drawn.note:
-            told: list[Any] = []
-            until(lambda: told.extend(far.notes()) or told)
-            assert told == [(f"near{number}", drawn.note)]
-        expected, other = (want_dst, want_src) if drawn.reading else (want_src, want_dst)
-        for got, want in zip(here.roots, expected.roots, strict=True):
-            np.testing.assert_array_equal(got, want)
-        assert far.holds() == [root.tobytes() for root in other.roots]
-        peer.submit(plan, way="packed").synchronize(PATIENCE)
-    far.drop()
-
-
-def pairs(count: int, number: int, transports: str) -> None:
-    """Move so many random pairs between two processes."""
-    choose_wire(transports)
-    far = far_end(transports)
-    turns = iter(range(1 << 30))
-
-    @seed(number)
-    @settings(
-        max_examples=count, deadline=None, database=None, suppress_health_check=list(HealthCheck),
-        phases=(Phase.generate,), derandomize=False,
-    )  # fmt: skip
-    @given(case=st.one_of(cases(), neighbour_cases()), drawn=manners())
-    def moved(case: Case, drawn: Drawn) -> None:
-        move_pair(far, case, drawn, next(turns))
-
-    try:
-        moved()
-    finally:
-        far.end()
 
 
 def kills(rounds: int, number: int, transports: str) -> None:

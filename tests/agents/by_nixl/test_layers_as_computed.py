@@ -7,10 +7,6 @@ import threading
 import numpy as np
 import pytest
 
-import kvplan
-from kvplan import Agent, KVPlanError, PathError
-from kvplan.agents.by_nixl.nixl_progress import prompt
-from kvplan.agents.packed.pack_rows import WAITS
 from tests.agents.by_nixl.far_agents import LAYERS, Far, blocks
 from tests.patience import PATIENCE, until
 
@@ -62,82 +58,3 @@ def test_none_in_a_mapping_is_no_object(far):
     second.set()
     transfer.synchronize(PATIENCE)
     assert (far.theirs == 7).all()
-
-
-def test_a_mapping_without_layers_is_none(far):
-    """It may be read, and few blocks go direct."""
-    a, b = (some[:2] for some in blocks())
-    for plan in (far.store.plan(a, b), far.load.plan(b, a)):
-        assert far.peer.submit(plan, after={}).result().path == "nixl"
-
-
-@pytest.mark.parametrize(
-    ("given", "problem"),
-    [
-        ({"way": "direct", "by_layer": True}, "after is a mapping of layers.* by the way 'direct', submit each layer"),
-        ({"way": "packed"}, "give it with by_layer=True"),
-        ({}, "give it with by_layer=True"),
-    ],
-)
-def test_a_mapping_elsewhere_is_refused_before_anything_moves(far, given, problem):
-    a, b = blocks()
-    before = far.theirs.copy()
-    with pytest.raises(KVPlanError, match=problem):
-        far.peer.submit(far.store.plan(a, b), after={0: threading.Event()}, **given)
-    np.testing.assert_array_equal(far.theirs, before)
-    assert far.peer.nixl.in_flight == 0
-
-
-@pytest.mark.parametrize(
-    ("after", "problem"),
-    [
-        ({"x": threading.Event(), 9: threading.Event()}, r"after has layers \[9, 'x'\], which"),
-        ({0: 3}, "after is a .*int"),
-    ],
-)
-def test_layers_and_objects_that_cannot_be_are_refused(far, after, problem):
-    a, b = blocks()
-    with pytest.raises(KVPlanError, match=problem):
-        far.peer.submit(far.store.plan(a, b), after=after, by_layer=True)
-    assert far.peer.nixl.in_flight == 0
-
-
-@pytest.mark.parametrize("way", ["auto", "packed"])
-def test_an_agent_that_packs_nothing_takes_no_mapping(way):
-    far = Far(progress=None)
-    a, b = blocks()
-    with pytest.raises(PathError, match=r"this agent packs nothing.*; after is a mapping of layers.*; submit each"):
-        far.peer.submit(far.store.plan(a, b), after={0: threading.Event()}, by_layer=True, way=way)
-    far.close()
-
-
-@pytest.mark.parametrize("note", [b"", b"read"])
-def test_a_mapping_for_a_pull_is_refused(far, note):
-    a, b = blocks()
-    with pytest.raises(KVPlanError, match="and to write"):
-        far.peer.submit(far.load.plan(a, b), after={0: threading.Event()}, by_layer=True, note=note)
-    assert not far.mine.any()
-    assert far.peer.nixl.in_flight == 0
-
-
-def test_a_mapping_over_a_local_transport_is_refused():
-    like = kvplan.KVLayout.from_tensors("layer block dim", np.zeros((2, 4, 8), np.int8))
-    pool = kvplan.allocate("block layer dim", like=like, shared=True)
-    with Agent("pool", {"kv": pool}) as owner, Agent("worker", {}) as worker:
-        peer = worker.meet(owner.card())
-        plan = kvplan.compile(like, peer.layouts["kv"]).plan([0], [1])
-        with pytest.raises(KVPlanError, match="over 'shm', submit each layer by itself"):
-            peer.submit(plan, after={0: threading.Event()}, by_layer=True)
-
-
-def test_the_agents_thread_knows_that_all_its_pushes_wait(far):
-    """How long it naps depends on that: what its end tells of transfers reaches the naps."""
-    a, b = blocks()
-    naps, last = far.me._core.packed._progress.naps, threading.Event()
-    asked = naps.fast, naps.resting, lambda: prompt(naps.stages()), lambda: WAITS in naps.stages()
-    assert [ask() for ask in asked] == [False] * 4
-    transfer = far.peer.submit(far.store.plan(b, a), after={LAYERS - 1: last}, by_layer=True)
-    until(lambda: naps.resting() and prompt(naps.stages()) and WAITS in naps.stages())
-    last.set()
-    transfer.synchronize(PATIENCE)
-    assert [ask() for ask in asked] == [False] * 4

@@ -1,28 +1,21 @@
-"""An owner and a visitor of ``cuda_ipc`` on simulated GPUs of one process, joined without a socket."""
+"""An owner and a visitor of ``cuda_ipc`` on simulated GPUs of one process."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from unittest import mock
 
 import numpy as np
 
 import kvplan
 from kvplan import Agent, KVLayout
-from kvplan.agents.cuda_ipc.cuda_ipc_owner import CudaIpcOffer, ServedByCudaIpc
-from kvplan.agents.cuda_ipc.cuda_ipc_visitor import OpenedByCudaIpc
-from kvplan.agents.cuda_ipc.cuda_ipc_way import CudaIpcWay
-from kvplan.agents.relocation import regions_of, relocated
-from kvplan.agents.way import Origin
 from kvplan.cuda.ipc import openings
 from tests.open_files import leaves_no_file, open_files
 from tests.patience import until
 from tests.simulated import Device, Tensor
 from tests.simulated.pieces import Pieces
 
-ORIGIN = Origin("owner", 1, 0, same_user=True)
 BLOCKS, ROW = 8, 96
 
 
@@ -82,69 +75,6 @@ def expandable(devices: list[Device], ordinal: int, seed: int = 0) -> Iterator[t
     finally:
         devices[0].driver.pieces.clear()
         pieces.close()
-
-
-@dataclass
-class Joined:
-    """Both ends.
-
-    Attributes:
-        told: messages of the visitor, which the owner has not heard yet.
-        layout: the owner's layout, in the visitor.
-    """
-
-    offer: CudaIpcOffer
-    served: ServedByCudaIpc
-    opened: OpenedByCudaIpc
-    layout: KVLayout
-    told: list[bytes] = field(default_factory=list)
-
-    def after(self, transfer, note, *, urgent=False):
-        """What the transport wants to be told at the transfer's end; None if the agent delivers the note."""
-        taken = []
-        self.opened.after(transfer, note, taken, urgent=urgent)
-        return taken[0] if taken else None
-
-    def hear(self) -> None:
-        while self.told:
-            self.served.heard(self.told.pop(0))
-
-    def notes(self) -> list[bytes]:
-        self.hear()
-        return self.served.notes()
-
-    def close(self) -> None:
-        self.opened.close()
-        self.served.close()
-        self.offer.close()
-
-
-def join(layout: KVLayout, device: str | None = None) -> Joined:
-    """Let a visitor open a layout, for a GPU."""
-    way, regions, told = CudaIpcWay(device), regions_of([layout]), list[bytes]()
-    offer = CudaIpcWay().offer(regions)
-    try:
-        checked = way.check(offer.part, regions, ORIGIN)
-        served = offer.serve(checked.hello, told.append)
-        try:
-            opened = way.open(checked, served.table, served.descriptors, told.append, ORIGIN)
-        except BaseException:
-            served.close()
-            raise
-    except BaseException:
-        offer.close()
-        raise
-    return Joined(offer, served, opened, relocated(layout, opened.mapped), told)
-
-
-@contextmanager
-def joined(layout: KVLayout, device: str | None = None) -> Iterator[Joined]:
-    """The same; afterwards both ends are closed."""
-    made = join(layout, device)
-    try:
-        yield made
-    finally:
-        made.close()
 
 
 class Both:

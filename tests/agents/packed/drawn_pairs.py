@@ -36,17 +36,17 @@ class Manner:
 
 
 @st.composite
-def faults(draw, *, change: bool = False) -> Faults:
+def faults(draw) -> Faults:
     chance = st.sampled_from((0.0, 0.0, 0.2, 0.5))
     return Faults(
         late=draw(chance), twice=draw(chance), refuse=draw(st.sampled_from((0.0, 0.0, 0.1))), fail=draw(chance),
-        told=draw(st.sampled_from((0.0, 0.2))), linger=draw(chance), change=draw(chance) / 5 if change else 0.0,
+        told=draw(st.sampled_from((0.0, 0.2))), linger=draw(chance),
         stuck=draw(st.sampled_from((0.0, 0.0, 0.1))),
     )  # fmt: skip
 
 
 @st.composite
-def manners(draw, *, change: bool = False) -> Manner:
+def manners(draw) -> Manner:
     reading = draw(st.booleans())
     slots = st.one_of(st.integers(2, 15), st.integers(28, 40))  # of the larger ones, many chunks are on the way
     nbytes = st.sampled_from((256, 256, 512, 4096))
@@ -56,7 +56,7 @@ def manners(draw, *, change: bool = False) -> Manner:
         slots=(draw(slots), draw(slots)), together=draw(st.booleans()),
         leg_units=draw(st.sampled_from((1, 3, 1 << 15))), slot_nbytes=(draw(nbytes), draw(nbytes)),
         granted=draw(st.sampled_from((1, 2, 3, 4, 16))),
-        most_note=draw(st.sampled_from((512, 2048, 1 << 16))), faults=draw(faults(change=change)),
+        most_note=draw(st.sampled_from((512, 2048, 1 << 16))), faults=draw(faults()),
         seed=draw(st.integers(0, 2**32)),
     )  # fmt: skip
 

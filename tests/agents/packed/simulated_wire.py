@@ -32,7 +32,6 @@ class Faults:
         fail: a write fails after a part of its bytes.
         told: a write that failed had moved all of its bytes, and its note comes.
         linger: a release has to be asked again.
-        change: notes are changed in one byte, from now on.
         stuck: a gather or a scatter fails.
     """
 
@@ -42,7 +41,6 @@ class Faults:
     fail: float = 0.0
     told: float = 0.0
     linger: float = 0.0
-    change: float = 0.0
     stuck: float = 0.0
 
 
@@ -103,14 +101,10 @@ class Mover:
 
     def __init__(self, network: Network, executor: kvplan.Executor) -> None:
         self.network, self.executor = network, executor
-        self.submitted: list[tuple[kvplan.Plan, str]] = []
-        self.keeps = False
 
     def submit(self, plan: kvplan.Plan, after=None, *, priority: str = "normal") -> Moved:
         if after is not None:
             after.synchronize()
-        if self.keeps:
-            self.submitted.append((plan, priority))
         return Moved(self, plan, self.network.rng.randrange(4))
 
 
@@ -121,9 +115,7 @@ class SimulatedWire:
         self.network, self.mine, self.theirs, self.most_note = network, mine, theirs, most_note
         self.writes: list[Write] = []
         self.reach = (0, 0)
-        self.posted = self.sent = 0
-        self.down = self.frozen = self.closed = False
-        self.limit = 1 << 40  # writes that are posted before it goes down
+        self.closed = False
 
     def ring(self, address: int, nbytes: int, device: str) -> None:
         assert device == "cpu"
@@ -134,7 +126,7 @@ class SimulatedWire:
 
     def _refuses(self) -> None:
         assert not self.closed, "it was closed"
-        if self.down or self.network.rng.random() < self.network.faults.refuse:
+        if self.network.rng.random() < self.network.faults.refuse:
             raise TransferError("the wire takes nothing")
 
     def write(self, local: int, remote: int, nbytes: int, note: bytes) -> Write:
@@ -150,8 +142,6 @@ class SimulatedWire:
             "two writes into one slot"
         )
         self._refuses()
-        self.posted += 1
-        self.down |= self.posted >= self.limit
         made = Write(self, local, remote, nbytes, note)
         self.writes.append(made)
         return made
@@ -173,7 +163,6 @@ class SimulatedWire:
         assert len(note) <= self.most_note
         with self.network.lock:
             self._refuses()
-            self.sent += 1
             self.carry(note)
 
     def carry(self, note: bytes) -> None:
@@ -195,7 +184,6 @@ class Network:
         notes: notes on their way: sender, receiver, and bytes.
         echoes: notes that come again.
         clock: time, in seconds; each turn takes one millisecond.
-        hear: sees each note that arrives, and may change it.
     """
 
     seed: int = 0
@@ -206,7 +194,6 @@ class Network:
     places: dict[str, Place] = field(default_factory=dict)
     wires: list[SimulatedWire] = field(default_factory=list)
     clock: float = 0.0
-    hear: Callable[[bytes], bytes] | None = None
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
@@ -230,7 +217,7 @@ class Network:
         self.clock += 1e-3
         for wire in self.wires:
             for write in wire.writes:
-                if write.state == MOVING and rng.random() < 0.7 and not (wire.down or wire.frozen):
+                if write.state == MOVING and rng.random() < 0.7:
                     write.move(rng, faults)
         if self.echoes and rng.random() < 0.3:
             self.notes.append(self.echoes.pop(rng.randrange(len(self.echoes))))
@@ -245,11 +232,6 @@ class Network:
         self.notes[:] = later
 
     def _arrive(self, sender: str, receiver: str, note: bytes) -> None:
-        if self.rng.random() < self.faults.change:
-            at = self.rng.randrange(13, len(note))
-            note = note[:at] + bytes([note[at] ^ self.rng.randint(1, 255)]) + note[at + 1 :]
-        if self.hear is not None:
-            note = self.hear(note)
         if not self.places[receiver].end.take(sender, note):
             self.places[receiver].other.append((sender, note))
 
@@ -257,8 +239,7 @@ class Network:
         """One turn, and one poll of every end."""
         self.turn()
         for place in list(self.places.values()):
-            if place.polls:
-                place.end.poll()
+            place.end.poll()
 
     def run(self, over: Callable[[], object], turns: int = 200_000) -> None:
         """Go on until something holds."""
@@ -288,7 +269,6 @@ class Place:
         self.mover = Mover(network, executor)
         self.end = End(name, memory, slot_nbytes, self.mover, lambda: None, now=network.now, **kw)
         self.other: list[tuple[str, bytes]] = []
-        self.polls = True
         self.total = slots
 
     def meet(self, other: str, layouts=()) -> SimulatedWire:
@@ -332,15 +312,9 @@ def slots_back(network: Network) -> None:
             assert not lane.receiver._come
             for orders in (lane.receiver.orders, lane._requests._asks):
                 assert not orders._parts._open
-                assert orders._parts._nbytes == 0
             far = network.places[lane.name].end._peers.lanes.get(place.name)
             if far is not None and far.outbox.ready and far.outbox.theirs == lane.outbox.mine:
                 known = far.sender.credits
                 assert known.granted == len(lane.granted)
                 left = f"{place.name} <- {lane.name}: {known._slots}, {lane.outbox._owed}, {lane.receiver._turns}"
                 assert known.free + lane.outbox.owed == known.granted, f"a slot is lost: {left}"
-
-
-def memory_of(place: Place, *arrays: np.ndarray) -> list[kvplan.KVLayout]:
-    """Layouts over arrays of (layer, block, dim)."""
-    return [kvplan.KVLayout.from_tensors("layer block dim", array) for array in arrays]

@@ -28,12 +28,6 @@ def test_what_is_called_done_is_right(case, manner, executor):
     move_pair(case, manner, executor)
 
 
-@examples(80)
-@given(case=st.one_of(cases(), neighbour_cases()), manner=manners(change=True))
-def test_changed_notes_move_no_wrong_byte(case, manner, executor):
-    move_pair(case, manner, executor)
-
-
 @examples(25)
 @given(case=reshards(ranks=4), wrong=faults(), seed=st.integers(0, 2**32))
 def test_every_pair_of_ranks_at_once(case, wrong, seed, executor):

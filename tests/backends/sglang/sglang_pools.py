@@ -30,19 +30,6 @@ def mha_pool(*, size=12, page=4, heads=4, dim=8, layers=3, v_dim=None, form="nhd
     )  # fmt: skip
 
 
-def unified_pool(*, slots=16, page=4, heads=4, dim=8, layers=3, entry=1600):
-    """UnifiedMHATokenToKVPool: a slot's entry holds every layer's K and V, so that rows are ``entry`` bytes apart."""
-    raw, row = torch.zeros(64 + slots * entry, dtype=torch.uint8), heads * dim * 2
-    views = [
-        [torch.as_strided(raw.view(torch.float16), (slots, heads, dim), (entry // 2, dim, 1),
-                          (64 + (2 * layer + kv) * row) // 2) for layer in range(layers)]
-        for kv in range(2)
-    ]  # fmt: skip
-    pool = mha_pool(page=page, heads=heads, dim=dim, layers=layers)
-    return SimpleNamespace(**{**vars(pool), "kv_cache_layout": "page_major", "k_buffer": views[0],
-                              "v_buffer": views[1], "raw": raw})  # fmt: skip
-
-
 def mla_pool(*, size=12, page=4, dim=24, layers=3, start=0, owned=None, dtype=torch.float16):
     """MLATokenToKVPool; layers of other ranks are a tensor without rows."""
     held = range(layers) if owned is None else owned

@@ -6,7 +6,7 @@ import uuid
 
 import pytest
 
-from kvplan.cuda import device as cuda
+from kvplan.cuda import use
 from kvplan.cuda.ipc import openings
 from tests.simulated.entries import Entries
 
@@ -36,12 +36,9 @@ def entries(monkeypatch):
         "cuCtxGetCurrent": lambda _: [current.now],
     }
     made.codes["cuCtxSetCurrent"] = lambda context: setattr(current, "now", context) or 0
-    for kind in ("CDLL", "PyDLL"):
-        monkeypatch.setattr(cuda.ctypes, kind, lambda path: made)
     monkeypatch.setattr(openings, "_processes", [openings._Process(openings.generation())])
-    cuda.driver.cache_clear()
-    yield made
-    cuda.driver.cache_clear()
+    with use(made):
+        yield made
 
 
 def names(entries, begin=0):

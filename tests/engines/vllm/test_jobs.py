@@ -1,19 +1,25 @@
-"""Jobs of vLLM 0.33's offloading, without vLLM: their order, what waits for them, how they fail, how all of it ends."""
+"""Jobs of vLLM 0.33's offloading, without vLLM: how they fail, and how all of it ends."""
 
 from __future__ import annotations
 
-import logging
 import mmap
-import threading
 from types import SimpleNamespace
 
 import pytest
 
 import kvplan
 from kvplan.engines.vllm.worker import JobResult, Worker
-from tests.engines.vllm.stand_ins import finish, on_device, on_host, reference, rows_of, torch, two_layers, workers
-from tests.engines.vllm.worker_moves import store_and_load_elsewhere
-from tests.patience import PATIENCE, once, takes_no_more
+from tests.contract.engines.vllm.stand_ins import (
+    finish,
+    on_device,
+    on_host,
+    reference,
+    rows_of,
+    torch,
+    two_layers,
+    workers,
+)
+from tests.contract.engines.vllm.worker_moves import store_and_load_elsewhere
 
 
 @pytest.fixture
@@ -21,58 +27,6 @@ def made():
     """Makes workers, and shuts them down."""
     with workers() as make:
         yield make
-
-
-@pytest.fixture
-def gate(monkeypatch):
-    """Transfers submitted while ``gate.shut`` wait for ``gate.event``, as they would for the engine's stream."""
-    gate = SimpleNamespace(event=threading.Event(), shut=True)
-    patience = threading.Timer(
-        PATIENCE, gate.event.set
-    )  # a test that waits for what comes after the gate fails, not hangs
-    patience.start()
-    monkeypatch.setattr("kvplan.engines.vllm.lines.current_stream", lambda device: gate.event if gate.shut else None)
-    yield gate
-    patience.cancel()
-    gate.event.set()
-
-
-def test_submits_do_not_block_and_jobs_end_in_order(made, gate):
-    worker, cache, pool = two_layers(made)
-    for job in range(3):
-        assert worker.submit_store(job, on_device([job]), on_host([job])) is True
-    assert worker.get_finished() == []
-    assert not pool.any()
-    gate.event.set()
-    worker.wait({2})
-    assert [result.job_id for result in worker.get_finished()] == [0, 1, 2]
-    assert worker.get_finished() == []
-    assert torch.equal(pool[:3], cache[:3])
-
-
-def test_wait_is_for_the_jobs_named(made, gate):
-    """Others may still be in flight; numbers that nobody has submitted, and those reported already, are none."""
-    worker, *_ = two_layers(made)
-    gate.shut = False
-    worker.submit_load(1, on_host([0]), on_device([3]))
-    gate.shut = True
-    worker.submit_load(2, on_host([1]), on_device([4]))
-    worker.wait({1, 77})
-    assert [result.job_id for result in worker.get_finished()] == [1]
-    worker.wait({1})
-    gate.event.set()
-    assert finish(worker, 2).success
-
-
-def test_an_expedited_load_does_not_queue_behind_others(made, gate):
-    worker, cache, pool = two_layers(made)
-    pool.fill_(3)
-    worker.submit_load(1, on_host([0]), on_device([0]))
-    gate.shut = False
-    worker.submit_load(2, on_host([1]), on_device([1]), expedited=True)
-    assert finish(worker, 2).success
-    assert (cache[1] == 3).all()
-    assert not (cache[0] == 3).all()
 
 
 def test_reports_are_what_the_engine_calls_them(made):
@@ -89,30 +43,6 @@ def test_a_job_of_nothing_is_done(made):
     worker.submit_store(1, on_device([]), on_host([]))
     assert finish(worker, 1)[:3] == (1, True, 0)
     assert not pool.any()
-
-
-def test_a_transfer_that_fails_is_a_job_that_failed_and_others_go_on(made, monkeypatch, caplog):
-    from kvplan.execute.host import path as host
-
-    real, worst = host.run_plan, [2]
-
-    def failing(plan, crew):
-        if plan.units in worst:
-            raise MemoryError("the link is gone")
-        return real(plan, crew)
-
-    monkeypatch.setattr(host, "run_plan", failing)
-    worker, cache, pool = two_layers(made)
-    for job, blocks in enumerate(([5], [6, 7], [8])):
-        worker.submit_store(job, on_device(blocks), on_host([job, 4][: len(blocks)]))
-    worker.wait({0, 1, 2})  # raises nothing: the report is the place
-    assert [(r.job_id, r.success, r.transfer_size) for r in worker.get_finished()] == [
-        (0, True, 128), (1, False, None), (2, True, 128),
-    ]  # fmt: skip
-    (record,) = (record for record in caplog.records if record.name == "kvplan.engines.vllm")
-    assert record.levelno == logging.ERROR
-    assert "store job 1 failed: TransferError: transfer of 256 bytes failed: the link is gone" in record.message
-    assert torch.equal(pool[[0, 2]], cache[[5, 8]])
 
 
 MISTAKES = [
@@ -156,7 +86,7 @@ def test_a_connector_may_take_failures_for_itself(made):
     assert worker.take_failures() == []
 
 
-def test_shutdown_finishes_jobs_and_lets_go_of_every_tensor(gate):
+def test_shutdown_finishes_jobs_and_lets_go_of_every_tensor():
     """The rows are released last, when the mapping behind them can be closed."""
     region = mmap.mmap(-1, 4 * 128)
     base = torch.frombuffer(memoryview(region), dtype=torch.int8).view(4, 128)
@@ -170,8 +100,6 @@ def test_shutdown_finishes_jobs_and_lets_go_of_every_tensor(gate):
     worker = Worker([[reference(0, 64), reference(1, 64)]], device, [base[:, :64], base[:, 64:]], 1, release=release)
     del base
     worker.submit_store(1, on_device([2]), on_host([3]))
-    executors = tuple(worker._executors)
-    once(lambda: any(map(takes_no_more, executors)), gate.event.set)
     worker.shutdown()
     assert seen == [cache[2].numpy().tobytes()]
     worker.shutdown()

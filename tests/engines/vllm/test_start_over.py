@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from types import SimpleNamespace
 
 import pytest
@@ -125,19 +124,6 @@ def test_a_preempted_request_whose_step_is_in_flight_loses_its_tokens(scheduler)
     assert held.evicted == {2, 3}
 
 
-@pytest.mark.parametrize("batches", [1, 2])
-def test_blocks_of_steps_that_are_over_are_forgotten(scheduler, batches):
-    requests = [Request(f"{k}", ([k, 10 * k],), in_flight=1) for k in range(1, 9)]
-    held = scheduler(*requests, batches=batches)
-    for request in requests:
-        held.end(request.request_id)
-        held.num_executed_steps += 1
-    assert len(start_over._freed[held]) == batches
-    held.num_executed_steps += batches
-    held._handle_invalid_blocks({8}, {})
-    assert held.evicted == {8}
-
-
 def test_every_group_loses_what_was_computed_behind_a_lost_block(scheduler):
     request = Request("of two groups", ([1, 2, 3, 4], [0, 6]))
     held = scheduler(request, sizes=(16, 32))
@@ -154,8 +140,6 @@ def test_vllms_null_block_is_not_lost(scheduler):
 def test_another_connector_keeps_vllms_way(scheduler):
     held = scheduler(Request("theirs", ([1, 2],), in_flight=3), connector=SimpleNamespace())
     assert held._handle_invalid_blocks({2}, {"theirs": 3}) == {"vllm's"}
-    held.end("theirs")
-    assert held not in start_over._freed
 
 
 def test_ours_among_several_connectors_is_found(scheduler):
@@ -164,19 +148,3 @@ def test_ours_among_several_connectors_is_found(scheduler):
     )
     assert held._handle_invalid_blocks({2}, {}) == {"first"}
     assert not held.by_vllm
-
-
-def test_a_scheduler_that_somebody_else_has_wrapped_is_served_and_only_once():
-    class Scheduler:
-        @functools.wraps(print)
-        def _handle_invalid_blocks(self, blocks, counts):
-            raise AssertionError((blocks, counts))
-
-        def _free_request_blocks(self, request):
-            pass
-
-    start_over.install(Scheduler, Connector)
-    ours = Scheduler._handle_invalid_blocks
-    assert ours.of_kvplan
-    start_over.install(Scheduler, Connector)
-    assert Scheduler._handle_invalid_blocks is ours

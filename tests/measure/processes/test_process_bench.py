@@ -7,15 +7,12 @@ from collections import Counter
 
 import pytest
 
-from kvplan.cli.answers.process_findings import in_words
-from kvplan.errors import KVPlanError, TransferError
+from kvplan.errors import KVPlanError
 from kvplan.measure import baselines
-from kvplan.measure.processes import process_bench, process_cases
-from kvplan.measure.processes.pool_layouts import PoolSpec
+from kvplan.measure.processes import process_bench
 from kvplan.measure.processes.pool_owner import PoolOwner
-from kvplan.measure.processes.process_bench import Findings, ProcessBench, ProcessRun
+from kvplan.measure.processes.process_bench import ProcessBench, ProcessRun
 from kvplan.measure.processes.process_cases import ONE, TWO, Remote
-from tests.commands import ROOT
 
 torch = pytest.importorskip("torch")
 
@@ -65,22 +62,6 @@ def test_bytes_that_do_not_arrive_are_told(monkeypatch, direction):
     assert found[ONE].broken == ""
 
 
-def test_a_spent_budget_lists_what_was_not_measured():
-    run = ProcessRun(ProcessBench("cpu", "cpu", **TINY | {"seconds": 0.5}), clock=itertools.count().__next__)
-    assert list(run.rows()) == []
-    assert {one.why for one in run.missing if "NIXL" not in one.what} == {"0.5 seconds were over"}
-    assert len([one for one in run.missing if "NIXL" not in one.what]) == 4
-
-
-def test_a_way_that_fails_while_it_is_timed_is_broken(monkeypatch):
-    def fails(*args, **told):
-        raise TransferError("the owner died")
-
-    monkeypatch.setattr(process_bench, "timed", fails)
-    run = ProcessRun(ProcessBench("cpu", "cpu", directions=("push",), **TINY))
-    assert {one.broken for one in run.rows()} == {"the owner died"}
-
-
 @pytest.mark.parametrize(("told", "words"), [
     ({"device": "cuda:0", "peer": "cpu"}, "expected two GPUs, or the CPU twice"),
     ({"directions": ("load",)}, "unknown direction 'load'; expected one of push, pull"),
@@ -93,39 +74,7 @@ def test_a_wrong_bench_is_refused(told, words):
         ProcessBench(**told)
 
 
-def test_an_owner_that_does_not_start_is_told():
-    with pytest.raises(KVPlanError, match="the process that owns the pool has ended"):
-        PoolOwner(PoolSpec("nowhere", 1 << 20, ()))
-
-
 def test_notes_that_are_lost_are_told(monkeypatch):
     monkeypatch.setattr(PoolOwner, "arrivals", lambda owner: {})
     with pytest.raises(KVPlanError, match="of 12 notes, the other process has seen 0"):
         list(ProcessRun(ProcessBench("cpu", "cpu", **TINY)).rows())
-
-
-def test_findings_in_words():
-    found = Findings("cuda_ipc", [0.012, 0.002, 0.003], [0.03, 0.05, 0.04], 1310720, [0.0001] * 99 + [0.0009], [3e-5])
-    assert in_words(found) == (
-        "transport cuda_ipc; a meeting takes 3.0 ms, and 40.0 ms with an allocation for each layer\n"
-        "one block of 1280 KiB: 100 us from the submit until its note is seen\n"
-        "(1 % take more than 900 us); the submit takes 30 us"
-    )
-    assert in_words(Findings("shm")).startswith("transport shm; a meeting takes - ms, and - ms with")
-
-
-def test_the_names_of_baselines():
-    assert process_cases.NIXL == {"pull": "NIXL READ", "push": "NIXL WRITE"}
-
-
-def test_what_libraries_of_the_other_process_print_is_not_an_answer(monkeypatch, tmp_path):
-    """UCX writes warnings to descriptor 1."""
-    (tmp_path / "sitecustomize.py").write_text(
-        "import os, kvplan.measure.processes.pool_layouts as one\n"
-        "made = one.pool_layouts\n"
-        "def loud(*given):\n    os.write(1, b'a warning\\n')\n    return made(*given)\n"
-        "one.pool_layouts = loud\n"
-    )
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
-    with PoolOwner(PoolSpec("cpu", 1 << 20, ((512, 16, "contiguous"),), 1, 1 << 16)) as other:
-        assert other.card

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from itertools import count
 
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvplan import Agent, KVLayout, PathError, TransferError
+from kvplan import Agent, KVLayout
 from kvplan.cost.wires.crossing import Crossing
 from kvplan.cost.wires.wire_model import packed_cost
 from kvplan.cost.wires.wire_profile import default_wire, from_json
@@ -74,55 +73,8 @@ def test_pulls_and_pushes_are_timed(monkeypatch):
     for one in found:
         assert (one.one, one.many) == (1.0, 1.0)  # a tick between two looks at the clock
         assert (one.few.nbytes, one.all.nbytes) == (BLOCK, BLOCKS * BLOCK)
-        assert packed_cost(one.all, default_wire(), SLOTS[1]).chunks == CHUNKS
+        assert packed_cost(one.all, default_wire(), SLOTS[1]).messages == CHUNKS
     assert near.me.stats().nbytes == 2 * (3 * BLOCKS + 2) * BLOCK
     assert set(near.me.stats().paths) == {"packed"}
     assert (near.pools["me"] > 0).any()
     near.close()
-
-
-@pytest.fixture
-def alone(monkeypatch):
-    """This process's end, with a double of NIXL and of the other process, which answers as told."""
-    answers = []
-
-    class Other:
-        name = "the other process"
-
-        def __init__(self, *_):
-            pass
-
-        def ask(self, question):
-            return answers.pop(0)
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            pass
-
-    network = double.Network()
-    monkeypatch.setattr(module, "OtherProcess", Other)
-    monkeypatch.setattr(
-        module, "Agent", partial(Agent, agent=double.Agent(network, "near packed end"), progress="thread")
-    )
-    yield answers
-    network.check_released()
-
-
-def test_a_refusal_of_the_other_process_is_told(alone):
-    alone.append({"refused": "GPU memory needs torch"})
-    with (
-        pytest.raises(TransferError, match="the other process: GPU memory needs torch"),
-        module.packed_ends("cpu", "cuda:0"),
-    ):
-        pass
-
-
-def test_without_nixl_it_says_so(monkeypatch):
-    def refuse(*_, **__):
-        raise PathError("transfers between processes need NIXL")
-
-    monkeypatch.setattr(module, "Agent", refuse)
-    with pytest.raises(PathError, match="need NIXL"), module.packed_ends("cpu", "cpu"):
-        pass

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jsonschema import Draft202012Validator
 
-from kvplan import KVPlanError, PathError, TransferError
+from kvplan import KVPlanError, TransferError
 from kvplan.agents.by_nixl.packed_way import ring_for
 from kvplan.cli import main
 from kvplan.cli.screen import schema_of
@@ -20,7 +20,7 @@ from kvplan.measure.timing import silent
 from kvplan.measure.wires import wire_calibration, wire_posts
 from kvplan.measure.wires.wire_calibration import calibrate_wire, fitted_wire, with_slots
 from kvplan.measure.wires.wire_memory import Memory
-from kvplan.measure.wires.wire_posts import NAME, Posted, WireEnds, measured, slot_bytes
+from kvplan.measure.wires.wire_posts import NAME, Posted, WireEnds, measured
 from kvplan.measure.wires.wire_process import PING, PONG
 from kvplan.nixl import NixlAgent
 from tests.nixl import double
@@ -146,34 +146,11 @@ def test_all_lists_are_timed(ends):
     assert all(0 < one.post < one.seconds for one in found)
 
 
-def test_time_that_is_over_leaves_one_sample_of_each(ends):
-    assert len(measured(ends, 0.0, silent)) == len(measured(ends, 600.0, silent))
-
-
-def test_slots_and_notes(ends):
-    assert set(slot_bytes(ends)) == {1 << 16, 1 << 18}
-    assert ends.latency() > 0
-
-
 @pytest.mark.parametrize("call", ["make", "post", "look", "err"])
 def test_a_failure_of_nixl_is_a_transfer_s(ends, call):
     ends.network.failures = [call]
     with pytest.raises(TransferError, match=r"NIXL (cannot move a list of 16 descriptors|says 'ERR' of a list of 16)"):
         ends.post(16, 512, "WRITE")
-
-
-def test_a_list_that_never_ends_is_given_up(ends, monkeypatch):
-    monkeypatch.setattr(wire_posts, "PATIENCE", 1e-4)
-    ends.network.frozen = True
-    with pytest.raises(TransferError, match="NIXL says 'PROC' of a list"):
-        ends.post(1, 512, "READ")
-
-
-def test_nobody_answers(ends, monkeypatch):
-    monkeypatch.setattr(wire_posts, "PATIENCE", 1e-4)
-    ends._tell = lambda note: None
-    with pytest.raises(TransferError, match="does not answer a note"):
-        ends.latency()
 
 
 def test_memory_of_two_kinds():
@@ -210,17 +187,6 @@ def test_its_document(calibrated, capsys, tmp_path):
     Draft202012Validator(schema_of("calibrate-wire")).validate(found)
     assert len(found["measured"]) == len(FOUND)
     assert not calibrated.exists()
-
-
-def test_without_nixl_it_says_so_in_one_line(monkeypatch, capsys, tmp_path):
-    def refuse(device, tell):
-        raise PathError("transfers between processes need NIXL: pip install 'kvplan[nixl]'")
-
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(wire_calibration, "calibrate_wire", refuse)
-    assert main(["calibrate", "--wire"]) == 2
-    out, err = capsys.readouterr()
-    assert (out, err) == ("", "kvplan: transfers between processes need NIXL: pip install 'kvplan[nixl]'\n")
 
 
 @pytest.mark.slow

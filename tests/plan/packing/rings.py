@@ -89,23 +89,6 @@ def composed(src: Half, dst: Half, ring: Ring, bounds: list[tuple[int, int]]) ->
     return made
 
 
-def assert_harmless(half: Half, layouts: list[kvplan.KVLayout], ring: Ring) -> None:
-    """What a half touches is its chunk, each byte once, and offered memory, each byte of it once if it is written."""
-    slot, gathers = ring.slots[0], half.side == "src"
-    spans = [(region.address, region.end) for layout in layouts for region in layout.regions]
-    bounds = half.cuts(max(half.unit_nbytes, 256))
-    written: set[int] = set()
-    for first, last in pairwise(bounds):
-        plan = half.plan(first, last, slot)
-        moves = oracle.factored_moves(plan)  # fails if a byte is written twice
-        chunk, cache = (moves.keys(), moves.values()) if gathers else (moves.values(), moves.keys())
-        assert sorted(chunk) == list(range(slot.address, slot.address + plan.nbytes))
-        assert all(any(low <= at < high for low, high in spans) for at in cache)
-        assert gathers or not written & moves.keys()
-        written |= moves.keys()
-        assert_aligned(plan)
-
-
 def assert_aligned(plan: kvplan.Plan) -> None:
     """What a run group says of its alignment holds, or a kernel's words would not fit."""
     for group, units in plan.parts:

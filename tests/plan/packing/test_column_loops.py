@@ -55,19 +55,10 @@ def test_addresses_are_divided_by_the_step_that_they_have(loop, index, step, fir
 @both
 @examples(100)
 @given(index=st.lists(st.integers(0, 300), min_size=1, max_size=20), step=STEPS, first=st.integers(0, 1 << 47),
-       dtype=st.sampled_from(("<u2", "<u4", "<u8")), kept=st.booleans())  # fmt: skip
-def test_addresses_are_made_from_indices(loop, index, step, first, dtype, kept):
+       dtype=st.sampled_from(("<u2", "<u4", "<u8")))  # fmt: skip
+def test_addresses_are_made_from_indices(loop, index, step, first, dtype):
     given_ = np.array(index, dtype)
     given_.flags.writeable = False  # as those of a message
-    indices, addresses = np.full(len(index) * kept, -1, np.int64), np.empty(len(index), np.int64)
-    assert tuple(map(int, loop("addresses_of")(given_, first, step, indices, addresses))) == (min(index), max(index))
+    addresses = np.empty(len(index), np.int64)
+    assert tuple(map(int, loop("addresses_of")(given_, first, step, addresses))) == (min(index), max(index))
     assert addresses.tolist() == [first + step * one for one in index]
-    assert indices.tolist() == (index if kept else [])
-
-
-@both
-@examples(100)
-@given(index=st.lists(st.integers(5, 60), min_size=1, max_size=20))
-def test_an_index_that_stands_twice_is_found(loop, index):
-    seen = np.zeros((max(index) - min(index)) // 8 + 1, np.uint8)
-    assert bool(loop("is_repeated")(np.array(index, np.int64), min(index), seen)) == (len(set(index)) < len(index))

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import random
-import struct
-
 import numpy as np
 import pytest
 
 import kvplan
-from kvplan import KVLayout, KVPlanError, LayoutError, TransferError
-from kvplan.plan.packing.chunk_half import Slot
-from kvplan.plan.packing.pack_checks import Offered
+from kvplan import KVLayout, LayoutError, TransferError
 from kvplan.plan.packing.pack_recipe import half_of
 from kvplan.plan.packing.packing import packing_of, packings_by_layer
 from tests.plan.packing.rings import Ring, bounds_of, through
@@ -64,18 +59,6 @@ def test_a_unit_that_is_larger_than_a_slot_is_cut(executor):
     assert len(bounds) == 8
     through(executor, packing.src, packing.dst, Ring(2, 1024), bounds)
     np.testing.assert_array_equal(dst, src[::-1])
-
-
-def test_chunks_of_any_size_begin_at_their_slots():
-    """Chunks share what they know of a size of units: small ones before large ones, in any order."""
-    src, dst = (KVLayout.from_tensors("block dim", np.zeros((64, 32), np.uint8)) for _ in range(2))
-    packing, ring = packing_of(kvplan.compile(src, dst).plan(range(64), range(64))), Ring(2, 1024)
-    for first, last in ((5, 6), (0, 32), (40, 43), (32, 64), (7, 7)):
-        for slot in ring.slots:
-            for half, side in ((packing.src, 1), (packing.dst, 0)):
-                units = [part.units[side] for part in half.plan(first, last, slot).parts]
-                found = np.concatenate([np.empty(0, np.int64), *units])
-                assert found.tolist() == [slot.address + 32 * k for k in range(last - first)]
 
 
 def test_units_of_several_sizes_share_chunks(executor):
@@ -145,35 +128,6 @@ def test_nothing_to_move_has_no_chunks():
     assert half_of(packing.recipe("src"), [src], "src").units == 0
 
 
-def test_one_table_serves_all_transfers_of_a_program():
-    """An executor of a GPU uploads the runs of a group once."""
-    _, _, src, dst = two_layouts()
-    program = kvplan.compile(src, dst)
-    first, second = (packing_of(program.plan(*ids), most=1024) for ids in (([0], [1]), ([1, 2], [3, 0])))
-    assert [one.group for one in first.src.sections] == [one.group for one in second.src.sections]
-    made = [half_of(one.recipe("dst"), Offered([dst]), "dst").sections[0].group for one in (first, second)]
-    assert made[0] is made[1]
-
-
-def test_wrong_uses_are_told():
-    _, _, src, dst = two_layouts()
-    packing = packing_of(kvplan.compile(src, dst).plan([0, 1], [0, 1]))
-    ring = Ring(1, 64)
-    slot = ring.slots[0]
-    with pytest.raises(KVPlanError, match="units 0 to 3 of a half of 2; give 0 <= first <= last <= units"):
-        packing.gather(0, 3, slot)
-    with pytest.raises(KVPlanError, match="units 0 to 2 have 96 bytes; the slot has 64"):
-        packing.gather(0, 2, slot)
-    with pytest.raises(KVPlanError, match="give an address that is a multiple of 256"):
-        packing.scatter(0, 1, Slot(slot.layout, slot.address + 8, 64))
-    with pytest.raises(KVPlanError, match="a unit has 48 bytes and a chunk 40"):
-        packing.cuts(40)
-    with pytest.raises(KVPlanError, match="order is 'both'; give 'src', 'dst' or 'auto'"):
-        packing_of(packing.plan, "both")
-    with pytest.raises(KVPlanError, match="side is 'left'"):
-        packing.recipe("left")
-
-
 def test_the_other_process_plans_its_own_half():
     _, _, src, _ = two_layouts()
     peers = {"notation": "layer block dim", "dtype": "uint8", "address": 1 << 20,
@@ -224,56 +178,3 @@ def test_a_recipe_does_not_write_what_is_read_only():
     cache.flags.writeable = False
     with pytest.raises(TransferError, match="from a peer"):
         half_of(recipe, [KVLayout.from_tensors("layer block dim", cache)], "dst")
-
-
-def test_a_recipe_that_names_a_block_twice_is_refused():
-    """Its units are indices of a byte each, in the last, padded word."""
-    recipe, dst = recipe_and_layout()
-    twice = bytearray(recipe)
-    assert len(recipe[-8:].strip(b"\0")) >= 2
-    twice[-8:-5] = bytes([recipe[-8]]) * 3
-    with pytest.raises(TransferError, match="from a peer"):
-        half_of(bytes(twice), [dst], "dst")
-
-
-@pytest.mark.parametrize("side", ["src", "dst"])
-def test_changed_recipes_are_refused_or_harmless(side):
-    """What is accepted stays within the offered memory, covers its chunk, and writes no byte twice."""
-    _, _, src, dst = two_layouts()
-    layout = src if side == "src" else dst
-    recipe = packing_of(kvplan.compile(src, dst).plan([3, 0, 2], [1, 3, 0])).recipe(side)
-    offered, ring = Offered([layout]), Ring(1, 1 << 12)
-    low, high = layout.regions[0].address, layout.regions[0].end
-    rng, refused = random.Random(7), 0
-    for _ in range(3000):
-        lie = bytearray(recipe)
-        for _ in range(rng.choice((1, 1, 2, 4))):
-            at = rng.randrange(len(lie))
-            if rng.random() < 0.5:
-                lie[at] = rng.randrange(256)
-            else:
-                at = min(at // 8 * 8, len(lie) - 8)
-                lie[at : at + 8] = struct.pack("<q", rng.choice((0, 1, -1, 8, 1 << 31, -(1 << 63), (1 << 63) - 1)))
-        if rng.random() < 0.1:
-            del lie[rng.randrange(len(lie)) :]
-        try:
-            half = half_of(bytes(lie), offered, side)
-        except TransferError:
-            refused += 1
-            continue
-        if half.nbytes > 1 << 12 or not half.units:
-            continue
-        plan = half.plan(0, half.units, ring.slots[0])
-        rows = plan.descriptors()
-        touched = rows.src if side == "src" else rows.dst
-        assert touched.min() >= low
-        assert (touched + rows.size).max() <= high
-        ends = np.sort(rows.dst)
-        assert np.unique(ends).size == ends.size
-        chunk = np.zeros(half.nbytes, np.int64)
-        for start, size in zip(
-            (rows.dst if side == "src" else rows.src) - ring.slots[0].address, rows.size, strict=True
-        ):
-            chunk[start : start + size] += 1
-        assert (chunk == 1).all()
-    assert refused > 1500

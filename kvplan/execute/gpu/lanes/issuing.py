@@ -56,17 +56,13 @@ class Issuing(LaneStreams):
             self._reap_all()
         return self.calls > self._most_calls
 
-    def issue(
-        self, transfer: DeviceTransfer, path: Path, waits: list[Wait], behind: list[DeviceTransfer], *,
-        blocking: bool = False,
-    ) -> None:  # fmt: skip
+    def issue(self, transfer: DeviceTransfer, path: Path, waits: list[Wait], *, blocking: bool = False) -> None:
         """Issue a transfer. The device is current, and no other thread issues on this lane.
 
         Args:
             transfer: the transfer to issue.
             path: the path that moves its plan.
             waits: events and transfers that ``after=`` stands for.
-            behind: transfers of the direction's other lane that this transfer conflicts with.
             blocking: whether the driver's calls may wait for the copying, as for pageable memory.
 
         Raises:
@@ -78,16 +74,16 @@ class Issuing(LaneStreams):
         given = 0 if issuer is None else issuer.given
         apart = blocking or (issuer is not None and not issuer.idle) or self.full()
         # This thread holds the interpreter while it makes calls, so it must not wait for another lane's list.
-        if waits or behind:
-            apart = apart or any(not isinstance(one, int) and one.unplayed for one in (*waits, *behind))
+        if waits:
+            apart = apart or any(not isinstance(one, int) and one.unplayed for one in waits)
         front: CallList | None = None
         try:
             if plan.nbytes and not transfer.by_layer and enter == leave and not apart:
                 known = path.known(plan)
                 # Before the waits, since what it uploads for all later transfers must not wait with this one.
                 prepared = None if known is not None else path.prepare(transfer, plan, self)
-                if waits or behind or self._turns(path):
-                    front = self._front(transfer, path, enter, waits, behind)
+                if waits or self._turns(path):
+                    front = self._front(transfer, path, enter, waits)
                     if front.count:
                         transfer.play(front)
                 if known is not None:
@@ -111,7 +107,7 @@ class Issuing(LaneStreams):
             calls.close()
             apart = apart or calls.effort > self._resources.limits.inline_effort
             if front is None:
-                front = self._front(transfer, path, enter, waits, behind, apart=apart)
+                front = self._front(transfer, path, enter, waits, apart=apart)
             if apart:
                 self._give(transfer, front, calls, begin, end)
                 return
@@ -128,12 +124,11 @@ class Issuing(LaneStreams):
     def _turns(self, path: Path) -> bool:
         """Return whether the stream's order alone does not put a transfer behind the last one."""
         last = self.last
-        return last is not None and (last.path != path.name or not path.in_order or last._error is not None)
+        return last is not None and (last.path != path.name or last._error is not None)
 
     def _front(
-        self, transfer: DeviceTransfer, path: Path, enter: int, waits: list[Wait], behind: list[DeviceTransfer], *,
-        apart: bool = False,
-    ) -> CallList:  # fmt: skip
+        self, transfer: DeviceTransfer, path: Path, enter: int, waits: list[Wait], *, apart: bool = False
+    ) -> CallList:
         """Return the calls by which a stream waits for all earlier work that the transfer depends on.
 
         If another thread makes the calls, the stream waits for an event as recorded now: its owner may record it again.
@@ -141,12 +136,10 @@ class Issuing(LaneStreams):
         lock, last, calls = self._resources.lock, self.last, CallList()
         for wait in waits:
             if isinstance(wait, Awaited):
-                self._write_wait(transfer, enter, wait, calls, checked=True)
+                self._write_wait(transfer, enter, wait, calls)
             else:
                 again = apart and transfer.kept is not None
                 calls.wait(enter, recorded(wait, transfer, self.gate) if again else wait)
-        for one in behind:
-            self._write_wait(transfer, enter, one, calls)
         if last is not None and self._turns(path):
             with lock:
                 if not last._over:
@@ -155,10 +148,8 @@ class Issuing(LaneStreams):
         calls.close()
         return calls
 
-    def _write_wait(
-        self, transfer: DeviceTransfer, enter: int, one: Awaited, calls: CallList, *, checked: bool = False
-    ) -> None:  # fmt: skip
-        """Let the first stream wait for another transfer; if ``checked``, its error is an error of this transfer."""
+    def _write_wait(self, transfer: DeviceTransfer, enter: int, one: Awaited, calls: CallList) -> None:
+        """Let the first stream wait for another transfer, whose error is an error of this transfer."""
         if not isinstance(one, DeviceTransfer) or one.resources is not self._resources:
             one.await_issue()
             if not one.done():
@@ -169,13 +160,12 @@ class Issuing(LaneStreams):
             return
         one._notice()
         with self._resources.lock:
-            if checked:
-                one._raise_error()
+            one._raise_error()
             if one._over or not one._end:
                 return
             transfer.hold(one)
             if one.unplayed and one._state is not None:
-                calls.await_list(one._state, checked=checked)
+                calls.await_list(one._state, checked=True)
             calls.wait(enter, one._end)
 
     def _write(self, transfer: DeviceTransfer, path: Path, leave: int, calls: CallList) -> None:

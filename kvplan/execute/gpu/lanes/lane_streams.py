@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from functools import partial
 
-from kvplan.base.threads import aside
 from kvplan.execute.gpu.device_transfer import DeviceTransfer
 from kvplan.execute.gpu.resources import Resources
 
@@ -32,15 +30,8 @@ class Flights:
         for one in tuple(self.flying):  # a transfer may hold the events of an earlier one, so later ones end first
             if not one._retire():
                 break
-        while True:
-            if not self.flying:  # checked at each turn, since a signal handler may have removed the last transfer
-                break
-            first = self.flying[0]
-            if not first._settled:
-                break
-            if self.flying and self.flying[0] is first:  # otherwise a signal handler has removed it
-                self.calls -= first.launches  # no signal handler runs from here to the end of popleft
-                self.flying.popleft()
+        while self.flying and self.flying[0]._settled:
+            self.calls -= self.flying.popleft().launches
         last = self.last
         if last is not None and last._over:
             self.last = None
@@ -59,8 +50,8 @@ class Stream:
         self._name = name
 
     def __get__(self, lane: LaneStreams, owner: type | None = None) -> int:
-        """Return the stream. A helper thread, which no signal handler interrupts, creates it and sets the attribute."""
-        aside(partial(lane.make, self._name, urgent=self._urgent))
+        """Create the stream, set it as an attribute of the lane, and return it."""
+        lane.make(self._name, urgent=self._urgent)
         return int(vars(lane)[self._name])
 
 
@@ -96,7 +87,6 @@ class LaneStreams(Flights):
         self.name = name
         self.urgent = urgent
         self.side: list[int] = []
-        self._lent: int | None = None
         self._resources = resources
         self._device = resources.device
 
@@ -105,11 +95,9 @@ class LaneStreams(Flights):
         if name in vars(self):
             return
         lent = self._resources.lent() if name in FOR_KERNELS else None
-        if lent is not None:
-            self._lent, vars(self)[name] = lent, lent
-            return
-        with self._device.current():
-            vars(self)[name] = self._device.stream(urgent=self.urgent if urgent is None else urgent)
+        if lent is None:
+            lent = self._resources.handles.stream(urgent=self.urgent if urgent is None else urgent)
+        vars(self)[name] = lent
 
     @property
     def streams(self) -> tuple[int, ...]:
@@ -117,18 +105,8 @@ class LaneStreams(Flights):
         made = vars(self)
         return (*dict.fromkeys(made[name] for name in STREAMS if name in made), *self.side)
 
-    @property
-    def created(self) -> tuple[int, ...]:
-        """Return the streams that the lane has created."""
-        return tuple(stream for stream in self.streams if stream != self._lent)
-
     def sides(self, count: int) -> list[int]:
         """Return ``count`` more copy streams; missing ones are created."""
-        if len(self.side) < count:
-            aside(partial(self._make_sides, count))
+        while len(self.side) < count:
+            self.side.append(self._resources.handles.stream(urgent=self.urgent))
         return self.side[:count]
-
-    def _make_sides(self, count: int) -> None:
-        with self._device.current():
-            while len(self.side) < count:
-                self.side.append(self._device.stream(urgent=self.urgent))

@@ -16,7 +16,6 @@ from weakref import ref
 import numpy as np
 
 from kvplan.base.process import generation
-from kvplan.base.threads import aside
 from kvplan.cuda.device import NOT_READY, Uncaptured
 from kvplan.errors import TransferError
 from kvplan.execute.gpu.arena import Arena, Held, Piece
@@ -59,16 +58,14 @@ class Room(Loans):
                 self.uploading = device.driver.cuEventQuery(self._borrowed[0]) == NOT_READY
         return not self.uploading
 
-    def leave(self, stream: int) -> list[int]:
-        """Wait for the end of the upload, and return the event, which the room no longer has."""
-        events, self._borrowed = self._borrowed, []
+    def finish(self, stream: int) -> None:
+        """Wait for the end of the upload."""
         device = self.resources.device
-        for event in events if self.uploading else ():
+        for event in self._borrowed if self.uploading else ():
             with suppress(TransferError):
                 if not self.marked:
                     device.record(event, stream)
                 device.driver.cuEventSynchronize(event)
-        return events
 
     def give_back(self) -> None:
         """Give all back; no transfer uses it."""
@@ -152,7 +149,7 @@ class Ahead:
     def ready(self, transfer: DeviceTransfer, stream: int) -> Ready | None:
         """Return the launch for a transfer; None if it has to be prepared from the plan. The device is current."""
         table = self.table
-        if table is None or table.fresh or transfer.captures is not None:
+        if table is None or table.fresh:
             return None
         self.precede(stream)
         transfer.count(self.units.shape[1] * self.copies, 1)
@@ -198,52 +195,38 @@ class Rooms:
         if self._closed or self._nbytes + nbytes > MOST_NBYTES:
             return None
         if not self._stream:
-            aside(self._make_stream)
+            with self._resources.lock:
+                self._stream = self._stream or self._resources.handles.stream(urgent=True)
         room, lent = Room(self._resources, self._pinned, nbytes), Lent()
         left = Left(lent, self._left.append)
         left.room = room
-        self._nbytes += nbytes  # no signal handler and no other thread runs from here to the end of the next line
+        self._nbytes += nbytes
         self._rooms[room] = left
         return Ahead(room, lent, count, self._stream)
 
-    def _make_stream(self) -> None:
-        device = self._resources.device
-        with device.current(), self._resources.lock:
-            self._stream = self._stream or device.stream(urgent=True)
-
     def _sweep(self) -> None:
-        """Give back rooms that nobody holds, in order, while their uploads have ended.
-
-        If the call is interrupted at any point, or called by a signal handler within itself, it can be repeated.
-        """
-        left = self._left
-        if not left:
+        """Give back rooms that nobody holds, in order, while their uploads have ended."""
+        if not self._left:
             return
         with self._resources.lock:
-            while left:
-                first = left[0]
-                room = first.room
+            while self._left:
+                room = self._left[0].room
                 if room.uploading and room.marked and not room.ended():
                     return
+                self._left.popleft()
                 if not room.uploading:  # otherwise the end of its upload is unknown, and it is kept
                     room.give_back()
-                    if room in self._rooms:
-                        self._nbytes -= room.nbytes  # likewise
-                        del self._rooms[room]
-                if left and left[0] is first:
-                    left.popleft()
+                    self._nbytes -= room.nbytes
+                    del self._rooms[room]
 
     def close(self) -> None:
-        """Give back the events and the stream. No transfer is in flight, and no room is being made.
+        """Wait for all uploads. No transfer is in flight, and no room is being made.
 
         The executor then frees the GPU memory. The pinned memory is freed when nobody holds a room any more.
         """
         self._closed = True
-        device, stream, self._stream = self._resources.device, self._stream, 0
         for room in list(self._rooms):
-            self._resources.events.extend(room.leave(stream))
-        if stream:
-            device.driver.cuStreamDestroy_v2(stream)
+            room.finish(self._stream)
         self._last.add(None)
         for left in self._rooms.values():
             lent = left()

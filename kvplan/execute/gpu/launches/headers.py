@@ -12,9 +12,8 @@ PACKED = Struct(f"={HEADER}q")  # writes all words of a header in one call, with
 
 
 def write_units(
-    piece: Piece, base: int, header: int, at: int, units: Int64Array, table: tuple[int, ...] | None = None,
-    headers: int = 1,
-) -> None:  # fmt: skip
+    piece: Piece, base: int, header: int, at: int, units: Int64Array, table: tuple[int, ...], headers: int = 1
+) -> None:
     """Write a header, and its units, into a slot.
 
     Args:
@@ -23,16 +22,12 @@ def write_units(
         header: index of the header among the headers of the slot.
         at: index of the units' first word in the slot.
         units: (2, n) int64: source and destination addresses.
-        table: header words of the run table; if None, the words in the slot stay.
+        table: header words of the run table.
         headers: number of headers in the slot.
     """
     words, count, first = piece.words, units.shape[1], base + 8 * at
-    if table is None:
-        begin = HEADER * header
-        words[begin], words[begin + 3], words[begin + 4] = count, first, first + 8 * count
-    else:
-        _, items, chunks, _, _, *columns, _ = table
-        PACKED.pack_into(words, 8 * HEADER * header, count, items, chunks, first, first + 8 * count, *columns, headers)
+    _, items, chunks, _, _, *columns, _ = table
+    PACKED.pack_into(words, 8 * HEADER * header, count, items, chunks, first, first + 8 * count, *columns, headers)
     words[at : at + 2 * count] = units.ravel()
 
 

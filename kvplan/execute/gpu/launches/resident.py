@@ -58,7 +58,7 @@ class Resident:
     def ready(self, transfer: DeviceTransfer, spans: Sequence[Span], stream: int) -> Ready | None:
         """Write the headers of one launch for some spans; None if it cannot be one. The device is current."""
         resources = transfer.resources
-        if transfer.captures is not None or any(span.units > self._most for span in spans):
+        if any(span.units > self._most for span in spans):
             return None
         try:
             tables = [self._table(resources, span.at, stream) for span in spans]
