@@ -7,18 +7,16 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.choice_pairs import PAIRS, Case
 from kvplan.cost.model import candidates
 from kvplan.cost.policy import Policy
 from kvplan.cost.profile import TERMS, DeviceProfile
-from kvplan.cost.profile_file import from_json
-from kvplan.cost.statistics import Pieces, Statistics
+from kvplan.cost.statistics import Statistics
 from kvplan.measure.workload import DIRECTIONS
 
-SCHEMA, VERSION = "kvplan.choice", 2
+SCHEMA, VERSION = "kvplan.choice", 3
 NEAR, WORST = 1.05, 1.3  # times the best single path: limits for most points, and for all
 SHARE = 0.95
 
@@ -83,17 +81,10 @@ def by_profile(points: Sequence[Point], profile: DeviceProfile) -> dict[Case, st
     }
 
 
-def agreement(choices: Sequence[Mapping[Case, str]]) -> float:
-    """Share of points for which all choices are the same."""
-    same = [len({choice[case] for choice in choices}) == 1 for case in choices[0]]
-    return sum(same) / len(same)
-
-
-def findings(points: Sequence[Point], profiles: Sequence[DeviceProfile]) -> dict[str, Any]:
+def findings(points: Sequence[Point], profile: DeviceProfile) -> dict[str, Any]:
     """Judge all choices of a run. Pure."""
-    choices = [by_profile(points, profile) for profile in profiles]
     walls = {point.case: point.walls for point in points}
-    modelled = [regret(points, {case: walls[case][path] for case, path in choice.items()}) for choice in choices]
+    modelled = {case: walls[case][path] for case, path in by_profile(points, profile).items()}
     auto = {point.case: point.walls["auto"] for point in points}
     parts = {
         f"{pair}, {direction}": regret(some, auto)._asdict()
@@ -104,26 +95,24 @@ def findings(points: Sequence[Point], profiles: Sequence[DeviceProfile]) -> dict
     rule = {name: regret(points, {point.case: point.walls[name] for point in points if name in point.walls})
             for name in TERMS}  # fmt: skip
     off = [abs(math.log(one.wall / walls[point.case][one.path])) for point in points for one in
-           candidates(point.plan, profiles[-1], Policy()) if one.path in point.walls]  # fmt: skip
+           candidates(point.plan, profile, Policy()) if one.path in point.walls]  # fmt: skip
     return {
         "auto": regret(points, auto)._asdict(),
         "parts": parts,
-        "model": [one._asdict() for one in modelled],
+        "model": regret(points, modelled)._asdict(),
         "always": {name: one._asdict() for name, one in rule.items()},
-        "agreement": agreement(choices),
         "prediction_error": math.expm1(sorted(off)[len(off) // 2]),
     }
 
 
-def to_json(points: Sequence[Point], profiles: Sequence[DeviceProfile], runs: Sequence[Mapping[str, Any]]) -> str:
+def to_json(points: Sequence[Point], profile: DeviceProfile) -> str:
     """Write the file of a result."""
     from benchmarks.gpu.environment import gpu, versions
 
     rows = [_row(point) for point in points]
-    made = [json.loads(profile.to_json()) for profile in profiles]
     about = {"gpu": gpu(), "versions": versions(), "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
-    return json.dumps({"schema": SCHEMA, "version": VERSION, **about, "findings": findings(points, profiles),
-                       "calibrations": list(runs), "profiles": made, "points": rows})  # fmt: skip
+    return json.dumps({"schema": SCHEMA, "version": VERSION, **about, "findings": findings(points, profile),
+                       "profile": json.loads(profile.to_json()), "points": rows})  # fmt: skip
 
 
 def _row(point: Point) -> dict[str, Any]:
@@ -132,20 +121,3 @@ def _row(point: Point) -> dict[str, Any]:
     )
     plan = asdict(point.plan)
     return {"case": point.case._asdict(), "plan": plan, "walls": walls, "seconds": seconds, "taken": point.taken}
-
-
-def plan_of(row: Mapping[str, Any]) -> Statistics:
-    """A plan's statistics as JSON has them. Results of kvplan 0.1.0 name the route "direction"."""
-    held = {"route" if name == "direction" else name: value for name, value in row.items()}
-    return Statistics(**{name: Pieces(*value) if isinstance(value, list | tuple) else value
-                         for name, value in held.items()})  # fmt: skip
-
-
-def from_file(path: Path) -> tuple[list[Point], list[DeviceProfile]]:
-    """Read the points and profiles of an earlier run."""
-    document = json.loads(path.read_text())
-    points = [
-        Point(Case(**row["case"]), plan_of(row["plan"]), row["walls"], row["seconds"], row["taken"])
-        for row in document["points"]
-    ]
-    return points, [from_json(json.dumps(profile)) for profile in document["profiles"]]

@@ -66,13 +66,6 @@ def arguments_of(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--out", type=Path, help="JSON file; by default benchmarks/results/engines-<gpu>.json, none for --smoke"
     )
     parser.add_argument(
-        "--trace",
-        type=_names,
-        default=(),
-        metavar="WAYS",
-        help="trace some hits of these ways instead; with --phases long, of the long prefix",
-    )
-    parser.add_argument(
         "--smoke", action="store_true", help="a tiny model on the CPU: shows that it runs, and nothing else"
     )
     chosen = parser.parse_args(arguments)
@@ -81,7 +74,7 @@ def arguments_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     chosen.work = work_of(chosen, parser)
     if chosen.smoke:
         chosen.shapes = ("tiny",)
-    chosen.ways = chosen.trace or chosen.ways or (SMOKE_WAYS if chosen.smoke else DEFAULT)
+    chosen.ways = chosen.ways or (SMOKE_WAYS if chosen.smoke else DEFAULT)
     for names, known in ((chosen.shapes, SHAPES), (chosen.phases, {phase.name for phase in phases(FULL)})):
         if not set(names) <= set(known):
             parser.error(f"unknown {', '.join(sorted(set(names) - set(known)))}; expected some of {', '.join(known)}")
@@ -110,16 +103,15 @@ def about(device: str) -> dict[str, Any]:
     return {} if device == "cpu" else gpu()
 
 
-def default_path(name: str, shapes: Sequence[str], ending: str = "") -> Path:
+def default_path(name: str, shapes: Sequence[str]) -> Path:
     """Return the file of a result. A run of some shapes has a file of its own.
 
-    >>> default_path("NVIDIA H200", ("8b", "gqa1")).name, default_path("NVIDIA H200", ("mla",), "-trace").name
-    ('engines-nvidia-h200.json', 'engines-nvidia-h200-mla-trace.json')
+    >>> default_path("NVIDIA H200", ("8b", "gqa1")).name, default_path("NVIDIA H200", ("mla",)).name
+    ('engines-nvidia-h200.json', 'engines-nvidia-h200-mla.json')
     """
     slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-    usual = {("8b", "gqa1"), ("8b",)} if ending else {("8b", "gqa1")}
-    some = () if tuple(shapes) in usual else shapes
-    return RESULTS / f"{'-'.join(['engines', slug, *some])}{ending}.json"
+    some = () if tuple(shapes) == ("8b", "gqa1") else shapes
+    return RESULTS / f"{'-'.join(['engines', slug, *some])}.json"
 
 
 def starts(chosen: argparse.Namespace, usable: Sequence[str]) -> list[tuple[str, int, list[str], int]]:
@@ -159,10 +151,7 @@ def measure(run: Run, chosen: argparse.Namespace, device: str) -> None:
             continue
         batch = Batch(run, shape, number, ways, chosen.work, device, chosen.graphs, first_round)
         try:
-            if chosen.trace:
-                batch.trace(chosen.work.held[-1 if chosen.phases == ("long",) else 0])
-            else:
-                batch.measure(chosen.phases, ends - (began - run.left()))
+            batch.measure(chosen.phases, ends - (began - run.left()))
         finally:
             batch.close()
 
@@ -174,7 +163,7 @@ def made_of(run: Run, chosen: argparse.Namespace, started: dict[str, Any], gpu: 
     made["machine"]["gpu"] = gpu
     made["versions"] |= versions(PACKAGES)
     return {**made, "failed": run.failed, "faults": faults(run.samples), "tokens": different_tokens(run.samples),
-            "graphs": chosen.graphs, "alone": bool(chosen.alone), "facts": run.facts, "traces": run.traces,
+            "graphs": chosen.graphs, "alone": bool(chosen.alone), "facts": run.facts,
             "samples": run.samples}  # fmt: skip
 
 
@@ -191,7 +180,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     started, gpu = machine(), about(device)
     output = chosen.out
     if output is None and not chosen.smoke:
-        output = default_path(gpu["name"], chosen.shapes, "-trace" if chosen.trace else "")
+        output = default_path(gpu["name"], chosen.shapes)
 
     def report(run: Run) -> None:
         if output is not None:

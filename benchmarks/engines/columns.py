@@ -15,7 +15,6 @@ UNITS = {
     "quiet_p99": "ms", "cpu": "ms", "tokens_s": "tokens/s", "cpu_s": "s",
 }  # fmt: skip
 SLOW = 1.1  # a request or a round whose pace is longer than the run's by this factor is left out
-FACTS = ("cached", "local", "tokens")  # of a sample; equal in every way, where all is right
 
 
 class Key(NamedTuple):

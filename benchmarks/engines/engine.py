@@ -156,11 +156,9 @@ def scatter_weights(model: Any) -> None:
 def serve(llm: Any, setup: Setup) -> None:
     """Answer requests until stdin ends."""
     from benchmarks.engines.measures import Measures
-    from benchmarks.engines.trace import traced
 
     measures = Measures(llm, setup.work)
-    known = {"trace": lambda **given: traced(measures, **given)}
-    known |= {name: getattr(measures, name) for name in Measures.NAMES}
+    known = {name: getattr(measures, name) for name in Measures.NAMES}
     for line in sys.stdin:
         request = json.loads(line)
         gc.collect()

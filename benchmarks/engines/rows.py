@@ -154,8 +154,8 @@ def number(value: float) -> str:
 
 
 def save(path: Path, made: Mapping[str, Any]) -> None:
-    """Write a document, with one line per sample and per trace."""
-    long = {name: made[name] for name in ("traces", "samples") if name in made}
+    """Write a document, with one line per sample."""
+    long = {name: made[name] for name in ("samples",) if name in made}
     text = json.dumps({**made, **{name: f"the {name}" for name in long}}, indent=1)
     for name, items in long.items():
         lines = ",\n".join(f"  {json.dumps(item)}" for item in items)

@@ -174,7 +174,6 @@ class Run:
     Attributes:
         samples: one dictionary per measure, way and round.
         failed: why a way has no or fewer figures, by "shape: way".
-        traces: one trace per way, if hits were traced.
         facts: link rate, seconds of starts and fills, first tokens; by shape.
         budget: seconds for everything, from ``began`` on.
         report: function that is called after every round, to save what is there.
@@ -185,7 +184,6 @@ class Run:
     samples: list[Sample] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     facts: dict[str, dict[str, Any]] = field(default_factory=dict)
-    traces: list[dict[str, Any]] = field(default_factory=list)
     began: float = field(default_factory=time.monotonic)
 
     def left(self) -> float:
@@ -297,17 +295,6 @@ class Batch:
                     of |= {"measure": ask.measure, "held": ask.held, "suffix": ask.suffix}
                     self.run.samples.append(of | columns(ask.measure, answer))
         note(f"{self.shape}, {phase.name}: round {number + 1}, {time.monotonic() - began:.1f} s")
-
-    def trace(self, held: int, hits: int = 6) -> None:
-        """Trace some hits of a prefix of ``held`` tokens in every engine, one engine after another."""
-        self.together("fill", {"held": held})
-        if engines := self.alive():
-            self.facts["link"] = self.checked(engines[0], engines[0].ask("link", {})).get("rate", 0.0)
-        for engine in self.alive():
-            asked = {"held": held, "suffix": self.work.suffix, "hits": hits, "first": 1}
-            answer = self.checked(engine, engine.ask("trace", asked))
-            if answer:
-                self.run.traces.append({"shape": self.shape, "way": engine.way, **answer})
 
     def close(self) -> None:
         """End all engines."""

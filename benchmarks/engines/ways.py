@@ -48,10 +48,6 @@ BASES = {
         {"kv_connector": "KVPlanOffloadingConnector", "kv_connector_module_path": _KVPLAN},
         {"spec_name": "KVPlanOffloadingSpec", "spec_module_path": _KVPLAN},
     ),
-    "simpler": Piece(
-        "kvplan under SimpleCPUOffloadConnector",
-        {"kv_connector": "KVPlanSimpleOffloadConnector", "kv_connector_module_path": _KVPLAN},
-    ),
 }
 WORDS = {
     "packed": Piece("BLHNC", env={"VLLM_KV_CACHE_LAYOUT": "BLHNC"}),  # all layers of a block in one piece
@@ -93,7 +89,7 @@ class Way:
     @property
     def ours(self) -> bool:
         """Whether it is kvplan's."""
-        return self.base in ("kvplan", "simpler")
+        return self.base == "kvplan"
 
     @property
     def vllms(self) -> bool:
@@ -130,7 +126,7 @@ def way_of(name: str) -> Way:
     >>> way_of("own-fast")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
       ...
-    ValueError: unknown way 'own-fast'; expected a base of none, own, simple, lmcache, kvplan, simpler, and ...
+    ValueError: unknown way 'own-fast'; expected a base of none, own, simple, lmcache, kvplan, and ...
     """
     base, *words = name.split("-")
     if base not in BASES or not set(words) <= set(WORDS):

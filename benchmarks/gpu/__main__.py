@@ -36,7 +36,6 @@ GROUPS = {
     "beside": "beside_compute",
     "submit": "latency",
     "small": "latency",
-    "interpreter": "latency",
 }
 Group = Callable[[Any], Iterator[Row]]
 Report = Callable[[Sequence[Row], Mapping[str, str]], None]

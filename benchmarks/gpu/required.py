@@ -29,8 +29,6 @@ SUBMIT_KERNEL_US = 25.0
 SUBMIT_STAGED_US, SUBMIT_STAGED_SHARE = 100.0, 0.03
 SMALL_BLOCKS, SMALL_SHARE = 16, 1.08
 LATENCY_BLOCKS, LATENCY_US = 1, 60.0
-KEPT_RATIO = 1.2  # of a load beside a thread that keeps the interpreter, to the same load without it
-SUBMIT_LAYERS_US = 500.0
 
 
 def kernel_share(run_nbytes: int, programs: int) -> float | None:

@@ -33,9 +33,6 @@ class Scale:
         submits: (blocks, repeats) of the submits whose CPU time is taken.
         small: blocks of the small transfers.
         small_repeats: of each.
-        engines: (layers, bytes of a layer's page, blocks) of the loads by layer beside a thread that keeps the
-            interpreter.
-        engine_repeats: of each.
         rounds: turns that all cases beside compute take.
         warm, alone: iterations of compute before the first that counts, and those that count without a transfer.
         transfers, seconds: each window beside compute has at least these transfers and lasts at least this long.
@@ -58,8 +55,6 @@ class Scale:
     submits: tuple[tuple[int, int], ...]
     small: tuple[int, ...]
     small_repeats: int
-    engines: tuple[tuple[int, int, int], ...]
-    engine_repeats: int
     rounds: int
     warm: int
     alone: int
@@ -110,8 +105,6 @@ FULL = Scale(
     submits=((1, 201), (16, 101), (256, 31), (1024, 11)),
     small=(1, 4, 16, 64),
     small_repeats=51,
-    engines=((32, 64 * KIB, 375), (80, 8 * KIB, 375)),
-    engine_repeats=21,
     rounds=3,
     warm=60,
     alone=100,
@@ -137,8 +130,6 @@ SMOKE = Scale(
     submits=((1, 3), (16, 3)),
     small=(1, 16),
     small_repeats=3,
-    engines=((4, 8 * KIB, 32),),
-    engine_repeats=3,
     rounds=1,
     warm=5,
     alone=5,

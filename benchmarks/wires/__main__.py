@@ -1,8 +1,7 @@
 """``python -m benchmarks.wires``: packed transfers between two processes by NIXL, over each wire of this machine.
 
 Each wire gets two processes of its own, since UCX reads its variables once. All bytes are compared before anything is
-timed. ``--beside decode`` measures what compute of both processes loses instead. ``--beside prefill`` measures when the
-last layer has arrived.
+timed. ``--beside decode`` measures what compute of both processes loses instead.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from typing import Any
 
 from benchmarks.record import Row, cpu_model, document, machine, save, table
 from benchmarks.wires.beside import ROW as BESIDE_ROW
-from benchmarks.wires.limits import BESIDE, FULL, PREFILL_MIB, SMOKE, WIRES, Scale, Wire, add_slots, slots_of
-from benchmarks.wires.wire_rows import beside_rows, prefill_rows, rows_of
+from benchmarks.wires.limits import BESIDE, FULL, SMOKE, WIRES, Scale, Wire, add_slots, slots_of
+from benchmarks.wires.wire_rows import beside_rows, rows_of
 from kvplan.cli.arguments.values import positive
 
 SECONDS = 200.0  # for one wire
@@ -44,8 +43,7 @@ def arguments_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--beside",
         choices=list(BESIDE),
-        help="measure compute and transfers at once, and nothing else: what decode loses in both processes, or when "
-        "the last layer of a prefill has arrived",
+        help="measure compute and transfers at once, and nothing else: what decode loses in both processes",
     )
     add_slots(parser)
     parser.add_argument(
@@ -157,8 +155,7 @@ def rows_for(wire: Wire, chosen: argparse.Namespace, places: Sequence[str]) -> l
         raise RuntimeError("this machine has no GPU that torch can use")
     scale = scale_of(wire, chosen)
     if chosen.beside:
-        made = measured(wire, scale, places, chosen.beside)
-        return beside_rows(wire, made) if chosen.beside == "decode" else prefill_rows(wire, made)
+        return beside_rows(wire, measured(wire, scale, places, chosen.beside))
     if wire.paced or chosen.packed_only:  # a descriptor each would not be paced
         return rows_of(wire, measured(wire, scale, places, "packed"))
     posted = measured(wire, scale, places, "NIXL")["rows"]
@@ -167,8 +164,7 @@ def rows_for(wire: Wire, chosen: argparse.Namespace, places: Sequence[str]) -> l
 
 def scale_of(wire: Wire, chosen: argparse.Namespace) -> Scale:
     """Return how large the run of a wire is."""
-    mib = chosen.mib or (min(wire.mib, PREFILL_MIB) if chosen.beside == "prefill" else None)
-    scale = _base_scale(chosen) if chosen.smoke else _base_scale(chosen).on(wire, mib)
+    scale = _base_scale(chosen) if chosen.smoke else _base_scale(chosen).on(wire, chosen.mib)
     return replace(scale, rows=(BESIDE_ROW,)) if chosen.beside else scale
 
 

@@ -13,7 +13,6 @@ from benchmarks.wires.beside import Load
 from benchmarks.wires.contents import by_block, fill, same
 from benchmarks.wires.limits import BESIDE, Scale, Wire
 from benchmarks.wires.paced import pace
-from benchmarks.wires.prefill import arrival
 from kvplan import Agent, Executor, KVLayout, Policy
 from kvplan.nixl.nixl_wire import NixlWire
 
@@ -86,7 +85,7 @@ def serve(wire: Wire, scale: Scale, device: str, pipe: Connection, what: str) ->
     """Hold pools, and answer: the card, CPU seconds so far, contents; send back the notes ``echo``.
 
     After ``spin`` it looks for notes without a pause until it is asked again, as NIXL's own thread does. After
-    ``decode`` it computes until it is asked again. To ``arrival`` it answers when a note has come. ``what`` is that of
+    ``decode`` it computes until it is asked again. ``what`` is that of
     :func:`benchmarks.wires.near.measure`.
     """
     side = Side(FAR, ORDERS[FAR], wire, scale, device, plain=what == "NIXL", beside=what)
@@ -120,8 +119,6 @@ def serve(wire: Wire, scale: Scale, device: str, pipe: Connection, what: str) ->
             load.begin()
             pipe.send(None)
             load.run(pipe.poll)
-        elif what == "arrival":
-            pipe.send(arrival(side.agent.notes, *rest))
         elif what == "decoded":
             pipe.send(load.end(*rest))
     side.agent.close()

@@ -54,8 +54,7 @@ BYTES_A_MESSAGE = 8 * MIB  # one message for each, and one more for a pair of ra
 CPU_MS = 2.0  # per GB, on either side, where GPUs gather and scatter
 LATENCIES, LATENCY_MORE_US = 2, 50.0  # of one block
 SLOWER_BESIDE_DECODE = 1.03  # compute on either side
-BESIDE = ("decode", "prefill")  # compute beside transfers
-PREFILL_MIB = 1024  # of a push by layer: 64 MiB a layer, as of 16,384 tokens with 8 KV heads
+BESIDE = ("decode",)  # compute beside transfers
 
 
 @dataclass(frozen=True)

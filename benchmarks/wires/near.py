@@ -16,12 +16,11 @@ from benchmarks.wires.beside import beside_decode
 from benchmarks.wires.far import FAR, NEAR, ORDERS, Side
 from benchmarks.wires.limits import Scale, Wire
 from benchmarks.wires.posted import Posted, one_message, ways_of
-from benchmarks.wires.prefill import beside_prefill
 from kvplan.plan.nixl_lists import memory_of
 
 PATIENCE = 60.0
 # All; NIXL as it comes, with its own thread in both processes; all but a descriptor each; packed beside compute.
-WHAT = ("all", "NIXL", "packed", "decode", "prefill")
+WHAT = ("all", "NIXL", "packed", "decode")
 Found = dict[str, Any]
 
 
@@ -53,8 +52,6 @@ def _measured(wire: Wire, scale: Scale, device: str, far: Connection, what: str)
         found: Found = {"rows": {row: case.posted(row) for row in scale.rows}}
     elif what == "decode":
         found = {"one message": case.one_message()} | beside_decode(case)
-    elif what == "prefill":
-        found = beside_prefill(case)
     else:
         found = {"one message": case.one_message(), "rows": {row: case.rows(row) for row in scale.rows}}
         found["note"] = case.note_there_and_back()

@@ -106,17 +106,3 @@ def beside_rows(wire: Wire, found: Found) -> list[Row]:
                 detail=told | broken | {"GB/s": one["GB/s"]})
         )  # fmt: skip
     return rows
-
-
-def prefill_rows(wire: Wire, found: Found) -> list[Row]:
-    """Return the rows of a push by layer beside prefill. A stand-in for compute has no limit."""
-    group, one = f"{wire.name}, {wire.memory} memory, beside prefill", found["prefill"]
-    what = f"rows of {binary(ROW)}, packed push by layer"
-    nbytes, note = one["layer nbytes"], found["note"]["us"] / 2
-    moving = nbytes / max(found["one message"].values()) / 1e3
-    held = wire.memory == "gpu"
-    return [
-        Row(group, f"{what}: the last of {one['layers']}, from its compute to the receiver", "us",
-            median(one["tail us"]), {"its bytes": moving, "a note": note, "this layer alone": one["alone us"]},
-            moving + note if held else None, "its bytes and a note" if held else "", detail=one)
-    ]  # fmt: skip

@@ -7,7 +7,7 @@ GPUs. ``gbps`` counts from the make to ``DONE``, and ``gbps_after_make`` from th
 ``gbps_to_last_byte`` counts from the post to the begin of the question that finds the last byte moved: this question
 then sends the notification. ``gbps_again`` is of a handle that is posted again. ``gbps_in_flight`` is of four transfers
 in flight, makes included: the median of five series, and the slowest one. Behind each stands its part of the large
-copy's. Where NIXL is installed, NIXL's own agents make the same transfers.
+copy's. NIXL's own agents make the same transfers.
 """
 
 from __future__ import annotations
@@ -28,18 +28,13 @@ from benchmarks.gpu.environment import versions as packages
 from benchmarks.record import versions
 from kvplan.engines.nixl import Agent
 from kvplan.engines.nixl.own_class import agent_class
-from kvplan.errors import PathError
 
 LAYERS, TURNS, IN_FLIGHT, SERIES = 80, 30, 4, 5
 
 
 def made(kind: str, name: str):
     """Make an agent, kvplan's or NIXL's."""
-    try:
-        own = agent_class()
-    except PathError:
-        return Agent(name)  # which serves this machine alone
-    return Agent(name) if kind == "kvplan" else own(name)
+    return Agent(name) if kind == "kvplan" else agent_class()(name)
 
 
 def caches(gpu: int, blocks: int, nbytes: int):
@@ -161,12 +156,6 @@ def main() -> None:
     parser.add_argument("--nbytes", type=int, default=8192, help="bytes of a row")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    kinds = ["kvplan"]
-    try:
-        agent_class()
-        kinds.append("nixl")
-    except PathError:
-        print("NIXL is not installed: kvplan alone")
     result: dict[str, Any] = {
         "machine": {"gpu": gpu() | {"owner": given.owner}},
         "versions": versions() | packages(("torch", "nixl", "nixl-cu12", "nixl-cu13")),
@@ -174,7 +163,7 @@ def main() -> None:
         "large_copy_gbps": large_copy(given.owner, given.rows * given.nbytes),
     }  # fmt: skip
     print(f"one large copy: {result['large_copy_gbps']:.0f} GB/s")
-    for kind in kinds:
+    for kind in ("kvplan", "nixl"):
         result[kind] = measured(kind, given.owner, given.rows, given.nbytes)
         for operation, row in result[kind].items():
             copy = result["large_copy_gbps"]

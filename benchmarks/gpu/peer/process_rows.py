@@ -35,7 +35,7 @@ class Scale:
 
 
 def rows_of(
-    alone: Document, beside: Document | None, interface: Document, host: Document | None = None,
+    alone: Document, beside: Document | None, interface: Document | None, host: Document | None = None,
     layered: Document | None = None,
 ) -> list[Row]:  # fmt: skip
     """The rows of a run.
@@ -43,13 +43,14 @@ def rows_of(
     Args:
         alone: what ``kvplan bench --peer process --output`` writes, without NIXL in the processes.
         beside: the same with NIXL's agents in both processes; None where NIXL is not installed.
-        interface: what ``benchmarks.gpu.peer.nixl_interface --json`` writes.
+        interface: what ``benchmarks.gpu.peer.nixl_interface --json`` writes; None where NIXL is not installed.
         host: what ``kvplan bench --peer process --device cpu --output`` writes.
         layered: what ``benchmarks.gpu.peer.layered --json`` writes.
     """
     rates = _by_case(beside or alone)
     found = [*_rates(BETWEEN, OF_ONE_PROCESS, rates), *_gains(rates), *_one_block(alone, beside), *_meetings(alone)]
-    found += _interface(interface)
+    if interface is not None:
+        found += _interface(interface)
     if layered is not None:
         found.append(_last_layer(layered))
     return found if host is None else [*found, *_rates(HOST, OF_HOST_PATH, _by_case(host))]

@@ -27,15 +27,15 @@ SECONDS = 300  # for one of the commands
 WITHOUT_NIXL = "import sys; sys.modules['nixl'] = None; from kvplan.cli.main import main; sys.exit(main(sys.argv[1:]))"
 
 
-def measured(folder: Path) -> tuple[Document, Document | None, Document, Document, Document]:
+def measured(folder: Path) -> tuple[Document, Document | None, Document | None, Document, Document]:
     """Run the commands; return their documents."""
     bench = ["bench", "--peer", "process", "--output"]
     alone = _document([sys.executable, "-c", WITHOUT_NIXL, *bench], folder / "alone.json")
-    beside = None
+    beside = interface = None
     if find_spec("nixl") is not None:
         beside = _document([sys.executable, "-m", "kvplan", *bench], folder / "beside.json")
-    command = [sys.executable, "-m", "benchmarks.gpu.peer.nixl_interface", "--json"]
-    interface = _document(command, folder / "interface.json")
+        command = [sys.executable, "-m", "benchmarks.gpu.peer.nixl_interface", "--json"]
+        interface = _document(command, folder / "interface.json")
     host = [sys.executable, "-c", WITHOUT_NIXL, "bench", "--device", "cpu", "--peer", "process", "--output"]
     by_layer = _document([sys.executable, "-m", "benchmarks.gpu.peer.layered", "--json"], folder / "layered.json")
     return alone, beside, interface, _document(host, folder / "host.json"), by_layer

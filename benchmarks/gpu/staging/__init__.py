@@ -1,1 +1,0 @@
-"""Gather and scatter of packed transfers, alone on one GPU: ``python -m benchmarks.gpu.staging``."""
