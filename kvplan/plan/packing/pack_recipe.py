@@ -228,6 +228,8 @@ def _read_columns(
     used = {one.column for one in checked}
     if used != set(range(len(heads))):
         raise wrong(f"has {len(heads)} columns of addresses, and its sections name {sorted(used)[:8]}")
+    from kvplan.plan.packing import column_loops  # loads numba
+
     for number, (count, first, given, width, root) in enumerate(heads):
         step, units = given, units + count
         if not (0 <= count <= units <= LIMITS.recipe_units and 0 <= first < ADDRESSES and 1 <= step <= REACH):
@@ -240,8 +242,6 @@ def _read_columns(
             at += nbytes + -nbytes % 8
             addresses = np.empty(count, np.int64)
             low, high = count and ADDRESSES, 0
-            from kvplan.plan.packing import column_loops
-
             for some in column_loops.pieces(count):
                 ends = column_loops.addresses_of(index[some], first, step, addresses[some])
                 low, high = min(low, int(ends[0])), max(high, int(ends[1]))
