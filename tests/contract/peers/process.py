@@ -20,8 +20,10 @@ from tests.oracle import Cache
 
 ROOT = Path(__file__).parents[3]
 PATIENCE = 90.0  # seconds after which a test fails rather than hangs
-# As between machines without RDMA. By shared memory, nothing would be in flight when a process is killed.
-ENVIRONMENT = {"UCX_TLS": "tcp,self", "NIXL_LOG_LEVEL": "ERROR", "UCX_LOG_LEVEL": "FATAL"}
+# As between machines without RDMA. By shared memory, nothing would be in flight when a process is killed. Where there
+# is a GPU, NIXL 1.5 makes no agent over wires that cannot reach its memory.
+WIRES = "tcp,self,cuda_copy" if Path("/dev/nvidia0").exists() else "tcp,self"
+ENVIRONMENT = {"UCX_TLS": WIRES, "NIXL_LOG_LEVEL": "ERROR", "UCX_LOG_LEVEL": "FATAL"}
 
 
 class Process:
