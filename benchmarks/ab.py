@@ -18,7 +18,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -118,18 +118,12 @@ def run(checkout: Path, python: Sequence[str]) -> Rows:
         return {f"{row['group']}: {row['what']}": row for row in json.loads(result.read_text())["rows"]}
 
 
-def in_turn(old: Path, new: Path, python: Sequence[str], turns: int) -> list[tuple[Rows, Rows]]:
+def in_turn(old: Path, new: Path, python: Sequence[str], turns: int) -> Iterator[tuple[Rows, Rows]]:
     """Run both checkouts ``turns`` times; each turn begins with the one that ended the turn before."""
-    pairs = []
     for turn in range(turns):
-        if turn % 2:
-            after = run(new, python)
-            pairs.append((run(old, python), after))
-        else:
-            before = run(old, python)
-            pairs.append((before, run(new, python)))
+        first, second = (run(checkout, python) for checkout in ((new, old) if turn % 2 else (old, new)))
+        yield (second, first) if turn % 2 else (first, second)
         print(f"turn {turn + 1} of {turns}: {shlex.join(python)}", file=sys.stderr, flush=True)
-    return pairs
 
 
 def ratios(pairs: Sequence[tuple[Rows, Rows]]) -> list[Ratio]:
@@ -178,12 +172,31 @@ def table(compared: Iterable[Ratio]) -> str:
     )
 
 
+def entry(compared: Sequence[Ratio], pairs: Sequence[tuple[Rows, Rows]]) -> dict[str, Any]:
+    """One group in the file: its ratios, and all runs, old and new in turn."""
+    return {
+        "rows": [ratio._asdict() | {"verdict": ratio.verdict} for ratio in compared],
+        "runs": [{name: row["ours"] for name, row in side.items()} for pair in pairs for side in pair],
+    }
+
+
+def keep(chosen: argparse.Namespace, record: Mapping[str, Any], started: Any) -> None:
+    """Save what is measured so far, if a file is named."""
+    if chosen.output:
+        made = document([], scale=None, started=started) | {"groups": record, "turns": chosen.turns}
+        save(chosen.output, made | {"old": commit(chosen.old), "new": commit(chosen.new)})
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run and compare; 0 where nothing is worse, 1 where a row is, 2 for usage."""
     chosen = arguments_of(arguments)
     started, worse, record = machine(), list[str](), dict[str, Any]()
     for group, python in chosen.commands.items():
-        pairs = in_turn(chosen.old, chosen.new, python, chosen.turns)
+        pairs = list[tuple[Rows, Rows]]()
+        for pair in in_turn(chosen.old, chosen.new, python, chosen.turns):
+            pairs.append(pair)  # a run that is cut off later has saved these turns
+            record[group] = entry(ratios(pairs), pairs)
+            keep(chosen, record, started)
         compared = ratios(pairs)
         print(f"{group}: old, new, ratio (above 1: new is better), [least .. most] in {chosen.turns} turns")
         print(table(compared))
@@ -192,13 +205,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name in missing(pairs):
             print(f"not in every run: {name}", file=sys.stderr)
         worse += [r.row for r in compared if r.verdict == "worse" and r.median < 1 - chosen.tolerance]
-        record[group] = {
-            "rows": [ratio._asdict() | {"verdict": ratio.verdict} for ratio in compared],
-            "runs": [{name: row["ours"] for name, row in side.items()} for pair in pairs for side in pair],
-        }
-        if chosen.output:
-            made = document([], scale=None, started=started) | {"groups": record, "turns": chosen.turns}
-            save(chosen.output, made | {"old": commit(chosen.old), "new": commit(chosen.new)})
     for name in worse:
         print(f"worse: {name}", file=sys.stderr)
     return bool(worse)
