@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,7 +10,6 @@ import numpy as np
 
 from kvplan.errors import TransferError
 from kvplan.layout.kvlayout import KVLayout
-from kvplan.measure.workload import DIRECTIONS
 from kvplan.plan.copy_program import CopyProgram, compile  # noqa: A004
 from kvplan.plan.plan import Plan
 
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
 LAYERS = 32
 AXES = ("block", "layer", "kv", "token", "head", "dim")
 KIB, MIB = 1 << 10, 1 << 20
-RUN_NBYTES = (128, 256, 512, KIB, 2 * KIB, 4 * KIB, 8 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB)
-BLOCKS = (1, 4, 16, 64, 256, 1024, 4096)
 MOST_NBYTES = 512 * MIB  # of a transfer
 POOL_NBYTES = 64 * MIB  # of a side, at least: blocks of a pool lie far apart
 HOST_HEADS = 4  # of a head slice: the host holds 4 times the heads of the GPU
@@ -97,17 +94,6 @@ class Case(NamedTuple):
         True
         """
         return self.blocks * prod(self.sizes.values())
-
-
-def cases() -> Iterator[Case]:
-    """The grid: every pair, run length, number of blocks and direction that :data:`MOST_NBYTES` holds."""
-    for pair in PAIRS:
-        for run_nbytes in RUN_NBYTES:
-            for blocks in BLOCKS:
-                for direction in DIRECTIONS:
-                    case = Case(pair, direction, run_nbytes, blocks)
-                    if case.nbytes <= MOST_NBYTES:
-                        yield case
 
 
 class Memory:

@@ -24,6 +24,8 @@ from typing import Any
 
 import numpy as np
 
+from kvplan.cuda.driver import IpcHandle
+from tests.simulated.ipc import SharedMemory
 from tests.simulated.kernel import kernel, words
 
 SUCCESS, INVALID, NOT_READY, LOST, NOT_SUPPORTED, UNKNOWN = 0, 1, 600, 700, 801, 999
@@ -48,7 +50,7 @@ class Gate:
         self.shut = False
 
 
-class SimulatedDriver:
+class SimulatedDriver(SharedMemory):
     """A library with the entry points that executors call. Each is a ctypes function that calls a method of its name.
 
     Args:
@@ -59,14 +61,17 @@ class SimulatedDriver:
         mistakes: what calls and their work have found wrong. A test looks at it at its end.
         capturing: handles of streams in capture.
         lost: whether the context is lost: from then on, every call returns an error.
+        slow: calls that take a millisecond.
         unreachable: pairs of GPUs of which the first cannot reach the second one's memory.
     """
 
     def __init__(self, gpus: int = 1, seed: int = 0) -> None:
-        self.gpus = gpus
+        super().__init__()
+        self.gpus = self.visible = gpus
         self.mistakes: list[BaseException] = []
         self.capturing: set[int] = set()
         self.lost = False
+        self.slow: set[str] = set()
         self.unreachable: set[tuple[int, int]] = set()
         self._reached = {(gpu, gpu) for gpu in range(gpus)}
         self._random = random.Random(seed)
@@ -89,18 +94,22 @@ class SimulatedDriver:
         self.calls: list[str] = []
         for name in [name for name in dir(type(self)) if name.startswith("cu")]:
             method = getattr(self, name)
-            setattr(self, name, self._entry(name, method, len(inspect.signature(method).parameters)))
+            kinds = [IpcHandle if one.annotation == "IpcHandle" else c_size_t
+                     for one in inspect.signature(method).parameters.values()]  # fmt: skip
+            setattr(self, name, self._entry(name, method, kinds))
 
     def __getattr__(self, name: str) -> Any:
         """Entry points that no test calls exist, too: kvplan looks up all of them."""
         if not name.startswith("cu"):
             raise AttributeError(name)
-        return vars(self).setdefault(name, self._entry(name, lambda *_: NOT_SUPPORTED, 9))
+        return vars(self).setdefault(name, self._entry(name, lambda *_: NOT_SUPPORTED, [c_size_t] * 9))
 
-    def _entry(self, name: str, method: Callable[..., int], count: int) -> Any:
+    def _entry(self, name: str, method: Callable[..., int], kinds: list[Any]) -> Any:
         def call(*arguments: int) -> int:
             try:
                 self.calls.append(name)
+                if name in self.slow:
+                    time.sleep(1e-3)
                 codes = self._faults.get(name)
                 code = codes.pop(0) if codes else SUCCESS
                 if self.lost and not name.startswith(KEPT):
@@ -110,7 +119,7 @@ class SimulatedDriver:
                 self.mistakes.append(error)
                 return UNKNOWN
 
-        return ctypes.CFUNCTYPE(c_int, *[c_size_t] * count)(call)
+        return ctypes.CFUNCTYPE(c_int, *kinds)(call)
 
     def compile_kernel(self, shape: Any, arch: int) -> SimpleNamespace:
         """A kernel that is not compiled: its image is its shape, in words."""
@@ -196,7 +205,16 @@ class SimulatedDriver:
                 "streams": len(mine - events), "events": len(events), "modules": len(self._modules),
                 "bytes": sum(array.nbytes for array in self._allocated.values()),
             }  # fmt: skip
-        return {name: count for name, count in held.items() if count}
+        return {name: count for name, count in held.items() if count} | self.shared()
+
+    def forgive(self) -> None:
+        """Forget what an interrupt lost, between the call that made it and its return: a handle, or memory."""
+        with self._lock:
+            lost = set(self._owners) - self._theirs - set(range(self.gpus))
+            assert len(lost) + len(self._allocated) + len(self._modules) <= 1, (lost, self._allocated, self._modules)
+            self._theirs |= lost
+            self._allocated.clear()
+            self._modules.clear()
 
     # Time: what streams do, and in which order.
 
@@ -291,7 +309,7 @@ class SimulatedDriver:
         c_int.from_address(out).value = 13000
 
     def cuDeviceGetCount(self, out: int) -> None:
-        c_int.from_address(out).value = self.gpus
+        c_int.from_address(out).value = self.visible
 
     def cuDeviceGet(self, out: int, ordinal: int) -> None:
         c_int.from_address(out).value = ordinal
@@ -388,7 +406,11 @@ class SimulatedDriver:
         if known is None:
             return INVALID
         first, last, gpu = known
-        facts = {2: HOST if gpu is None else DEVICES, 3: address, 11: first, 12: last - first, 16: 3}
+        in_piece = self.in_piece(address) is not None
+        facts = {
+            2: HOST if gpu is None else DEVICES, 3: address, 10: int(not in_piece), 11: first, 12: last - first,
+            14: int(in_piece), 16: 3, 17: 0,
+        }  # fmt: skip
         if which not in facts:
             return NOT_SUPPORTED
         c_uint64.from_address(out).value = facts[which]
@@ -462,11 +484,15 @@ class SimulatedDriver:
 
 
 @contextmanager
-def simulated(gpus: int = 1, seed: int = 0) -> Iterator[SimulatedDriver]:
-    """Hand a simulated driver in; afterwards it has found no mistake, and kvplan holds nothing of it."""
+def simulated(gpus: int = 1, seed: int = 0, *, batches: bool = True) -> Iterator[SimulatedDriver]:
+    """Hand a simulated driver in, with or without batched copies; afterwards it has found no mistake, and kvplan holds
+    nothing of it.
+    """
     from kvplan.cuda import use
 
     driver = SimulatedDriver(gpus, seed)
+    if not batches:
+        driver.fail("cuGetProcAddress_v2")
     with use(driver):
         yield driver
     for gate in driver._gates:

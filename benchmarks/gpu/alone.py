@@ -17,13 +17,42 @@ from benchmarks.record import Row
 from kvplan.errors import TransferError
 from kvplan.measure.baselines import BATCH, INDEXING, LOOP, batch, indexing, loop
 from kvplan.measure.ceilings import large_copy
-from kvplan.measure.flights import Begin, Enqueued, Together
+from kvplan.measure.flights import Begin, Enqueued, Moved
 from kvplan.measure.workload import DIRECTIONS
 
 COPY, SM = "one large copy", "SM ceiling"
 SMALL_BATCH = 256  # the copy engine begins when a call returns, so calls of fewer copies may be faster
 BATCHES: Mapping[str, Maker] = {BATCH: batch, f"{BATCH}, {SMALL_BATCH} a call": partial(batch, most=SMALL_BATCH)}
 CEILING_PROGRAMS = (8, 16, 32, 64, 132)  # the fastest counts: too many stores stall each other
+
+
+class Together:
+    """Several transfers, started one after another, as one; it ends when all of them have ended.
+
+    Their events have no common start, so ``seconds`` of the result is the time of the longest transfer.
+    """
+
+    def __init__(self, *begins: Begin) -> None:
+        self._flights = [begin() for begin in begins]
+
+    @property
+    def queued(self) -> bool:
+        """Return whether a thread of an executor must still issue one of them."""
+        return any(getattr(flight, "queued", False) for flight in self._flights)
+
+    def done(self) -> bool:
+        """See :class:`Flight`."""
+        return all(flight.done() for flight in self._flights)
+
+    def synchronize(self) -> None:
+        """See :class:`Flight`."""
+        for flight in self._flights:
+            flight.synchronize()
+
+    def result(self) -> Moved:
+        """See :class:`Flight`."""
+        results = [flight.result() for flight in self._flights]
+        return Moved(sum(one.nbytes for one in results), max(one.seconds for one in results))
 
 
 def one_large_copy(rig: Rig, direction: str) -> Way:

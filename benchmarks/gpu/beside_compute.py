@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from benchmarks.gpu.alone import COPY, PROGRAMS, one_large_copy
 from benchmarks.gpu.required import KERNEL_STORE_SLOWDOWN, STAGED_BESIDE, STAGED_SLOWER, speed_row
 from benchmarks.gpu.rig import Rig, Way
-from benchmarks.gpu.sizes import RUN_NBYTES, Scale, spell
+from benchmarks.gpu.sizes import RUN_NBYTES, Scale
 from benchmarks.gpu.twelve_programs import twelve_programs
 from benchmarks.record import Row
 from kvplan.measure.compute import Compute, ComputeSizes, Products, Window, compute_of, window
@@ -99,21 +99,17 @@ def _rows(rig: Rig, kind: str, direction: str, measured: dict[str, BesideCompute
 
 
 def frontier(rig: Rig) -> Iterator[Row]:
-    """The kernel's stores beside decode, by programs and bytes in flight."""
+    """The kernel's stores beside decode, by programs."""
     scale, compute = rig.scale, products(rig.scale, "decode")
     moved = rig.runs("store", RUN_NBYTES, scale.medium_nbytes)
-    grid: list[dict[str, int]] = [{}] + [
-        {"max_programs": programs, "tile_bytes": tile}
-        for programs in scale.frontier_programs
-        for tile in scale.frontier_tiles
-    ]
+    grid: list[dict[str, int]] = [{}, *({"max_programs": programs} for programs in scale.frontier_programs)]
     best: tuple[float, str] | None = None
     for knobs in grid:
         with rig.executor("kernel", overlap="decode", **knobs) as executor:
             way = rig.ours(executor, moved, f"kernel with {knobs}")
             alone = rig.speeds({"kernel": way})["kernel"]
             ours = BesideCompute.of([measure(scale, compute, way.begin) for _ in range(2)], way.nbytes)
-        name = f"{knobs['max_programs']} programs x {spell(knobs['tile_bytes'])}" if knobs else "default"
+        name = f"{knobs['max_programs']} programs" if knobs else "default"
         detail = {**ours.detail, **knobs, "slowdown": ours.slowdown, "nbytes": way.nbytes}
         yield speed_row("frontier", f"store beside decode, {name}", ours.gbps, {"alone": alone.gbps},
                         link=rig.ceilings.copy["store"], rule=f"compute x{ours.slowdown:.3f}",

@@ -27,7 +27,7 @@ class Scale:
         medium, large: blocks of the two whole transfers; pools hold ``large`` blocks.
         kernel_runs, pitched_runs, engine_runs: bytes of the runs of each path's table.
         programs: Triton programs of the kernel's loads.
-        frontier_programs, frontier_tiles: choices for the throttling of stores; tiles in bytes.
+        frontier_programs: choices for the throttling of stores.
         repeats: of each whole transfer; medians are taken.
         loop_runs: single copies of the baseline that issues one for each run.
         submits: (blocks, repeats) of the submits whose CPU time is taken.
@@ -49,7 +49,6 @@ class Scale:
     engine_runs: tuple[int, ...]
     programs: tuple[int, ...]
     frontier_programs: tuple[int, ...]
-    frontier_tiles: tuple[int, ...]
     repeats: int
     loop_runs: int
     submits: tuple[tuple[int, int], ...]
@@ -99,7 +98,6 @@ FULL = Scale(
     engine_runs=tuple(size * KIB for size in (8, 16, 32, 64, 256, 1024)),
     programs=(1, 2, 4, 8, 12),
     frontier_programs=(1, 2, 3, 4),
-    frontier_tiles=tuple(size * KIB for size in (8, 16, 32, 64)),
     repeats=9,
     loop_runs=8192,
     submits=((1, 201), (16, 101), (256, 31), (1024, 11)),
@@ -124,7 +122,6 @@ SMOKE = Scale(
     engine_runs=(8 * KIB, 256 * KIB),
     programs=(2, 12),
     frontier_programs=(1, 4),
-    frontier_tiles=(8 * KIB,),
     repeats=2,
     loop_runs=64,
     submits=((1, 3), (16, 3)),

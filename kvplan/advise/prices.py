@@ -6,15 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
-
 from kvplan.cost import model
 from kvplan.cost.model import Candidate
 from kvplan.cost.policy import Policy
 from kvplan.cost.profile import DeviceProfile
-from kvplan.cost.statistics import Counted, facts_of, total
-from kvplan.plan.descriptors import Part
-from kvplan.program.program import Program, RunGroup
+from kvplan.cost.statistics import facts_of
+from kvplan.program.program import Program
 
 
 class Price(NamedTuple):
@@ -62,22 +59,11 @@ class Pricing:
 
     def ranked(self, route: str, program: Program) -> tuple[Candidate, ...]:
         """Return every path for a route, the one that is taken first."""
-        counted = _counted(program.groups, self._units(program), route)
-        statistics = total(route, counted)
-        refused = {}
-        if self.policy.staging_bytes is not None and statistics.granule_nbytes > self.policy.staging_bytes:
+        counts = [(facts_of(group, route), self._units(program)) for group in program.groups]
+        refused, most = {}, self.policy.staging_bytes
+        if most is not None and any(facts.granule_nbytes > most for facts, _ in counts):
             refused["staged"] = "a block is larger than the ring"
-        return tuple(model.candidates(statistics, self.profile, self.policy, refused))
+        return tuple(model.candidates(counts, route, self.profile, self.policy, refused))
 
     def _units(self, program: Program) -> int:
         return 1 if program.opaque else max(-(-self.tokens // program.unit_tokens), 1)
-
-
-def _counted(groups: tuple[RunGroup, ...] | list[RunGroup], units: int, route: str) -> list[Counted]:
-    """Return the counts of some units that touch no other unit: each in a block of its own, in no order."""
-    found: list[Counted] = []
-    for group in groups:
-        facts = facts_of(group, route)
-        nowhere = np.broadcast_to(np.int64(0), (2, units))  # only their number counts
-        found.append((Part(group, nowhere), facts, units, (0, 0), (-(-units // facts.granule_units),)))
-    return found

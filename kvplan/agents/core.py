@@ -22,8 +22,8 @@ from kvplan.agents.link import Link
 from kvplan.agents.loop import Loop, guarded
 from kvplan.agents.settling import Lanes
 from kvplan.agents.ways import OfferedLayouts
-from kvplan.base.latch import Latch
 from kvplan.base.process import AGENTS, at_exit, generation
+from kvplan.base.threads import Latch
 from kvplan.errors import KVPlanError, TransferError
 from kvplan.execute.executor import Executor
 from kvplan.execute.stats import Tally
@@ -156,12 +156,12 @@ class Core:
     def admit(self, link: Link) -> None:
         """Serve a new link; raise TransferError if the agent was closed while it was made."""
         with self._lock:  # a close that has ended sees no link any more
-            if not self.ended.is_set():
+            if not self.ended.happened:
                 self.links[id(link)] = link
                 self.loop.add(link)
         if self.closing:
             link.leave()
-            if self.ended.is_set():
+            if self.ended.happened:
                 link.serve()
             self.check_open()
 
@@ -187,7 +187,7 @@ class Core:
 
     def serve(self) -> None:
         """Close what can be closed now; the service thread calls this again after each event."""
-        if not self.closing or self.ended.is_set():
+        if not self.closing or self.ended.happened:
             return
         if not self.door.closing:
             self.door.begin_to_close()
@@ -196,10 +196,10 @@ class Core:
         for number, link in list(self.links.items()):
             if not link.leaving:
                 link.leave()
-            if link.ended.is_set():
+            if link.ended.happened:
                 self.links.pop(number, None)
         with self._lock:
-            if self.links or self.door.visitors or self.ended.is_set():
+            if self.links or self.door.visitors or self.ended.happened:
                 return
             guarded(self.offered.close)
             self.lanes.stop()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kvplan.base.latch import Latch
 from kvplan.base.process import generation
+from kvplan.base.threads import Call, Latch
 from kvplan.errors import TransferError
 from kvplan.execute.transfer import StreamlessTransfer, TransferResult
 from kvplan.plan.plan import Plan
@@ -21,8 +21,7 @@ class LatchedTransfer(StreamlessTransfer):
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self._generation = generation()
-        self._over = over = Latch()
-        self.sleepers = over.sleepers
+        self._over = Latch()
         self._ends: list[tuple[TransferResult | None, TransferError | None]] = []  # the first one counts
         self._fates: list[object] = []  # BEGUN, or an object of each caller that cancels it; the first one decides
 
@@ -33,6 +32,11 @@ class LatchedTransfer(StreamlessTransfer):
         if result is None:
             raise TransferError("the transfer ended without a result")
         return result
+
+    def add_done_callback(self, function: Call) -> bool:
+        """See :meth:`kvplan.Transfer.add_done_callback`."""
+        self._over.call(function)
+        return True
 
     def _raise(self) -> None:
         """Raise the error of a transfer that has ended, if there is one."""

@@ -12,7 +12,7 @@ from kvplan.agents.door import message_of
 from kvplan.agents.greeting import Met
 from kvplan.agents.loop import Loop, guarded
 from kvplan.agents.way import Opened, Tell
-from kvplan.base.latch import Latch
+from kvplan.base.threads import Latch
 from kvplan.errors import KVPlanError, TransferError
 
 log = logging.getLogger("kvplan.agents")
@@ -135,7 +135,7 @@ class Link:
         if channel.gone is None:
             self._say_goodbye()
         channel.close(self.why)
-        if self.leaving and not self.ended.is_set():
+        if self.leaving and not self.ended.happened:
             for one in self.opened.values():
                 guarded(one.close)
             self._loop.remove(self)

@@ -91,7 +91,6 @@ class PeerEnding(LatchedTransfer):
         self._inners: list[Transfer] = []  # of each attempt
         self.until = order.until
         self._order, self._link, self._opened, self._tally, self._start = order, link, opened, tally, start
-        self._once = iter((True,))  # consumed when it is counted
         self._taken: list[Deliver] = []  # the transport's function, if the transport delivers the note
 
     @property
@@ -180,20 +179,19 @@ class PeerEnding(LatchedTransfer):
         return None
 
     def _finish(self, result: TransferResult | None, error: TransferError | None) -> None:
-        self._ends.append((result, error))
-        result, error = self._ends[0]  # the first one counts, even if its thread was interrupted here
-        if error is not None and self._taken:
-            with suppress(TransferError):  # the peer is gone
-                self._tell(error)
-        if any(self._once):
+        mine = result, error
+        self._ends.append(mine)
+        if self._ends[0] is mine:  # the first one counts
+            if error is not None and self._taken:
+                with suppress(TransferError):  # the peer is gone
+                    self._tell(error)
             if result is not None:
                 self._tally.add(result, "read" if self._order.reading else "write")
             elif self._cancelled and not self._expired:
                 self._tally.ends.append("cancelled")
             else:
                 self._tally.fail(self.plan, "agent", error)
-        if not self._over.happened:
-            self._over.set()
+        self._over.set()
         if self._order.after is not None:
             self._order = self._order._replace(after=None)  # otherwise a chain of transfers would stay alive
         self._start = _ended

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -13,11 +11,10 @@ from kvplan.agents.latched_transfer import BEGUN
 from kvplan.agents.peer_ending import Order, PeerEnding
 from kvplan.agents.settling import Lane
 from kvplan.agents.way import delivered
-from kvplan.base.latch import Wake, bounded
 from kvplan.base.process import check_process, generation
-from kvplan.base.threads import Standby, error_of
+from kvplan.base.threads import Bell, Call, error_of
 from kvplan.errors import TransferError
-from kvplan.execute.transfer import StreamlessTransfer, Transfer, check_layer, wait_on_cpu
+from kvplan.execute.transfer import StreamlessTransfer, Transfer, call_when_done, check_layer
 from kvplan.nixl.nixl_transfer import NixlTransfer, end_all
 
 __all__ = ["Order", "PeerTransfer"]
@@ -46,7 +43,7 @@ class PeerTransfer(PeerEnding):
     # Defaults that most transfers keep, so that a submit need not set them.
     quiet = left = polled = False
     _launched = False
-    _waking: Wake | None = None
+    _wake: Call | None = None  # wakes the lane while it waits for the ``after=``
     _lane: Lane | None = None
 
     # ---- the face of a transfer --------------------------------------------------------------------------------------
@@ -95,6 +92,12 @@ class PeerTransfer(PeerEnding):
             self._lane.drop(self)
         return ended
 
+    def add_done_callback(self, function: Call) -> bool:
+        """See :meth:`kvplan.Transfer.add_done_callback`."""
+        if self._lane is not None:
+            self._lane.hurry()
+        return super().add_done_callback(function)
+
     def wait(self, stream: Any = None) -> None:
         """Make a stream wait for the bytes, or block without a GPU; see :meth:`kvplan.Transfer.wait`."""
         if self.on_gpu:
@@ -131,8 +134,8 @@ class PeerTransfer(PeerEnding):
                 self._cancelled = True
             elif self.inner is not None:
                 self._cancelled = self.inner.cancel()
-            if self._waking is not None:
-                self._waking.put(None)
+            if self._wake is not None:
+                self._wake()
         return self._cancelled
 
     # ---- for the peer and the lane -----------------------------------------------------------------------------------
@@ -158,7 +161,7 @@ class PeerTransfer(PeerEnding):
             if self._refused:
                 self._link.leave_flight(self)
             self._launched = True
-            lane.waker(None)
+            lane.wake()
             raise
 
     def _hand_over(self, lane: Lane, opened: Any) -> None:
@@ -207,13 +210,21 @@ class PeerTransfer(PeerEnding):
             error_of(partial(end_all, [one._inners[-1] for one in ended]))
         return ended
 
-    def begin(self, standby: Standby, wake: Wake) -> None:
+    def begin(self, bell: Bell, inside: set[int]) -> None:
         """Wait for the ``after=`` on the CPU, then submit; the lane calls this if the submit could not do it."""
         if not self._deferred or self._refused:
             return
-        self._waking = wake
-        with self._alarm(wake):
-            error = wait_on_cpu(self._order.after, standby, wake, self._given_up)
+        self._wake = wake = bell.ring
+        ends: list[BaseException | None] = []
+
+        def end(error: BaseException | None) -> None:
+            ends.append(error)
+            wake()
+
+        call_when_done(self._order.after, end, inside)
+        while not ends and not self._given_up():
+            bell.wait(None if self.until is None else self.until - time.monotonic() + 1e-3)
+        error = ends[0] if ends else None
         if self._late_by_now():
             self.expire()
             return
@@ -223,20 +234,6 @@ class PeerTransfer(PeerEnding):
                 error = error_of(self.submit)
         if error is not None:
             self._finish(None, self._problem(str(error), "nothing was moved"))
-
-    @contextmanager
-    def _alarm(self, wake: Wake) -> Iterator[None]:
-        """Wake the lane at the deadline."""
-        if self.until is None:
-            yield
-            return
-        timer = threading.Timer(bounded(max(0.0, self.until - time.monotonic()) + 1e-3), wake.put, (None,))
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
 
     def _late_by_now(self) -> bool:
         return self.until is not None and time.monotonic() > self.until
@@ -260,7 +257,7 @@ class PeerTransfer(PeerEnding):
     def on_gpu(self) -> bool:
         """Whether streams can wait for it."""
         inner = self.inner
-        return inner is not None and inner.sleepers is None and not isinstance(inner, StreamlessTransfer)
+        return inner is not None and not isinstance(inner, StreamlessTransfer)
 
     def _inner(self) -> Transfer:
         if self._over.happened:

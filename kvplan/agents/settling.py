@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from queue import SimpleQueue
+from collections.abc import Sequence
 from typing import Any, Protocol
 
-from kvplan.base.latch import Wake, woken
-from kvplan.base.threads import Standby, Worker
+from kvplan.base.threads import Bell, Call, Worker
 from kvplan.execute.transfer import Transfer
 
 # A wait for a GPU's transfer ends after this time if a transfer of the lane has a deadline, and one for NIXL's always:
@@ -43,8 +41,8 @@ class Settled(Protocol):
     def submitting(self) -> bool:
         """Return whether a thread is still at work on its submit."""
 
-    def begin(self, standby: Standby, wake: Wake) -> None:
-        """Submit the inner transfer, if that was left to the lane. It may wait, until ``wake`` gets an entry."""
+    def begin(self, bell: Bell, inside: set[int]) -> None:
+        """Submit the inner transfer, if that was left to the lane. It may wait, also for rings of the bell."""
 
     def expire(self) -> None:
         """Give it up: its deadline has passed."""
@@ -63,21 +61,20 @@ class Lane:
         inside: identifiers of the agent's own threads; the lane adds its own.
 
     Attributes:
-        waker: C function that wakes the lane, with any argument.
+        wake: wakes the lane's thread.
     """
 
     def __init__(self, inside: set[int]) -> None:
         self._line: deque[Settled] = deque()
-        self._wake: Wake = SimpleQueue()
-        self.waker: Callable[[object], None] = self._wake.put
+        self._bell = Bell()
+        self.wake: Call = self._bell.ring
+        self._watched: Transfer | None = None  # its end rings the bell
+        self._inside = inside
         self._stopped = False
         self._asleep = self._dozing = False  # whether the thread waits for a wake, with no limit; or at most for a look
         self._hurried = False  # whether a caller blocks until a transfer of the line has ended
         self._idle = 0  # looks without a transfer
-        self._standby = Standby(inside)
-        self.thread = Worker(
-            "kvplan-settle", self._serve, "no thread ends the transfers with a peer", inside, naps=True
-        )
+        self.thread = Worker("kvplan-settle", self._serve, "no thread ends the transfers with a peer", inside)
 
     def take(self, transfer: Settled) -> None:
         """Take a transfer that will be submitted now; the lane ends it, whatever becomes of the submit."""
@@ -86,24 +83,21 @@ class Lane:
     def watch(self, transfer: Settled) -> None:
         """Let the end of a submitted transfer wake the lane. Without this call, any other wake does."""
         inner = transfer.inner
-        if inner is not None and inner.sleepers is not None and transfer.until is None:
-            inner.sleepers.append(self._wake)  # so that the thread wakes once, at the end
-            if not inner.done():
-                return
-        self._wake.put(None)
+        if inner is None or transfer.until is not None or not inner.add_done_callback(self.wake):
+            self.wake()  # otherwise the thread wakes once, at the end
 
     def leave(self) -> None:
         """Let the thread find a submitted transfer by itself, in place of :meth:`watch`: soon, or by :meth:`hurry`."""
         if self._asleep:
             self._asleep = False
-            self._wake.put(None)
+            self.wake()
 
     def hurry(self) -> None:
         """Let the thread wait for the transfers that it leaves to their callers: a caller blocks for their end."""
         self._hurried = True
         if self._dozing:
             self._dozing = False
-            self._wake.put(None)
+            self.wake()
 
     def drop(self, transfer: Settled) -> None:
         """Forget a transfer that has ended. Its caller and the thread may both do so."""
@@ -115,7 +109,7 @@ class Lane:
     def stop(self) -> None:
         """End the thread after the transfers that it has."""
         self._stopped = True
-        self._wake.put(None)
+        self.wake()
 
     def _serve(self) -> None:
         while True:
@@ -138,10 +132,10 @@ class Lane:
             if self._leaves(head):
                 continue
             if head.inner is None:
-                head.begin(self._standby, self._wake)
+                head.begin(self._bell, self._inside)
             if self._ended(head) and head.settle():
                 self.drop(head)
-        self._standby.dismiss()
+                self._watched = None
 
     def _head(self) -> Settled | None:
         """Return the first transfer. Its caller may end it, and take it out of the line, at any time."""
@@ -169,7 +163,7 @@ class Lane:
         """Wait for a look's time, or until a caller hurries this thread; not at all if one has, unless ``hurried``."""
         self._dozing = True  # before the question: a caller that hurries this thread asks for it
         if hurried or not self._hurried:
-            woken(self._wake, LOOK_SECONDS)
+            self._bell.wait(LOOK_SECONDS)
         self._dozing = False
 
     def _rest(self) -> None:
@@ -179,9 +173,9 @@ class Lane:
         self._asleep = self._idle > IDLE_LOOKS
         if not self._line:  # otherwise a submit has come that did not see that it must wake this thread
             if self._asleep:
-                self._wake.get()
+                self._bell.wait()
             else:
-                woken(self._wake, LOOK_SECONDS)
+                self._bell.wait(LOOK_SECONDS)
         self._dozing = self._asleep = False
 
     def _ended(self, head: Settled) -> bool:
@@ -190,7 +184,9 @@ class Lane:
         if inner is None:
             return True
         due = min((one.until for one in list(self._line) if one.until is not None), default=None)
-        if inner.sleepers is None:
+        if self._watched is not inner:
+            self._watched = inner if inner.add_done_callback(self.wake) else None
+        if self._watched is None:
             limit = SLICE_SECONDS if head.polled or due is not None else None
             try:
                 inner.synchronize(limit)
@@ -199,14 +195,7 @@ class Lane:
             return True
         if inner.done():
             return True
-        if self._wake not in inner.sleepers:
-            inner.sleepers.append(self._wake)
-            if inner.done():
-                return True
-        if due is None:
-            self._wake.get()
-        else:
-            woken(self._wake, max(0.0, due - time.monotonic()))
+        self._bell.wait(None if due is None else due - time.monotonic())
         return inner.done()
 
     def _expire(self) -> None:

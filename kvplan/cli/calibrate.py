@@ -123,7 +123,7 @@ def _gpu(device: str, output: Path | None) -> Subject:
 
 
 def _pair(device: str, peer: str, output: Path | None) -> Subject:
-    from kvplan.cost.store import pair_path_of
+    from kvplan.cost.store import path_of
     from kvplan.cuda.machine import machine
     from kvplan.cuda.peers import link_between
 
@@ -139,7 +139,7 @@ def _pair(device: str, peer: str, output: Path | None) -> Subject:
 
         return calibrate_pair(here, device, peer, tell, peer_name=there.gpu, nvlinks=link.nvlinks)
 
-    return Subject(output or pair_path_of(here, there, link), measure)
+    return Subject(output or path_of(here, there, link), measure)
 
 
 def _ordinal(device: str) -> int:
@@ -159,7 +159,7 @@ def _save(subject: Subject, args: argparse.Namespace) -> Saved:
     try:
         import torch  # noqa: F401  # needed for the buffers, and for the compute that runs at the same time
     except ModuleNotFoundError:
-        raise KVPlanError("calibrating needs torch; pip install torch triton cuda-bindings") from None
+        raise KVPlanError("calibrating needs torch; pip install torch triton") from None
     with progress(silent=args.json) as tell:
         profile = subject.measure(tell)
     save(profile, subject.path)
@@ -194,9 +194,9 @@ def screen(profile: DeviceProfile) -> list[Any]:
                           f"{1 / byte:,.1f}" if byte else "-"))  # fmt: skip
             pair = [profile.beside[kind][route][path] for kind in ("decode", "prefill")]
             beside.append((f"{route}, {path}", *(text for one in pair
-                           for text in (f"{one.rate:.2f}", f"x{one.slower:.2f}"))))  # fmt: skip
+                           for text in (f"{one.wall['fixed'] / 1e3:.0f} us", f"x{one.slower:.2f}"))))  # fmt: skip
     return [
         fact_table(facts),
         number_table(("", "fixed", "a piece", "GB/s"), costs, right=(1, 2, 3)),
-        number_table(("rate; compute", "decode", "", "prefill", ""), beside, right=(1, 2, 3, 4)),
+        number_table(("fixed; compute", "decode", "", "prefill", ""), beside, right=(1, 2, 3, 4)),
     ]

@@ -9,10 +9,9 @@ from typing import Any
 from kvplan.cli.answers.layout_facts import extent_facts, picked, side_facts, unwritten_facts
 from kvplan.cli.answers.plan_facts import candidates_of, plan_of
 from kvplan.cli.arguments.sources import SIDES, add_blocks, add_pair, add_reinterpret, pair_of
-from kvplan.cli.arguments.values import milliseconds, whole
+from kvplan.cli.arguments.values import whole
 from kvplan.cli.screen.documents import check_file, print_json, write_file
 from kvplan.cli.screen.printing import PATIENCE, progress
-from kvplan.errors import KVPlanError
 from kvplan.plan.copy_program import CopyProgram, compile_quietly
 from kvplan.program.explain import fitted
 from kvplan.program.program import BlockAxis, Run, RunGroup
@@ -43,12 +42,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--by-layer", action="store_true", help="the plan is submitted by_layer: cut into groups of layers"
     )
-    parser.add_argument(
-        "--beside-ms",
-        type=milliseconds,
-        metavar="MS",
-        help="with --by-layer: time of the compute that waits for the layers",
-    )
     parser.add_argument("--svg", metavar="FILE", help="write a picture of the runs of one unit as SVG")
     parser.add_argument("--json", action="store_true", help="one JSON object (schema kvplan.explain)")
 
@@ -59,8 +52,6 @@ def run(args: argparse.Namespace) -> int:
 
     if args.svg is not None:
         check_file("--svg", args.svg)
-    if args.beside_ms is not None and not args.by_layer:
-        raise KVPlanError("--beside-ms is for a plan that is submitted by layer; give --by-layer, too")
     width = get_terminal_size().columns
     policy = Policy(overlap=args.overlap, **{name: getattr(args, name) for name in KNOBS})
     with progress(silent=args.json, after=PATIENCE) as tell:
@@ -70,8 +61,7 @@ def run(args: argparse.Namespace) -> int:
         candidates: dict[str, Any] = {}
         text = ""
         if plan is not None:
-            told = {"by_layer": args.by_layer, "beside_seconds": args.beside_ms}
-            candidates, text = candidates_of(plan, args.profile, policy, width, **told)
+            candidates, text = candidates_of(plan, args.profile, policy, width, by_layer=args.by_layer)
         explained = "" if args.json else compiled.explain(width)
         if args.svg is not None:
             write_file("--svg", args.svg, compiled.diagram().encode())

@@ -8,22 +8,20 @@ from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from kvplan.base.numbers import decimal, duration, rate
-from kvplan.cost.model import NS, Candidate, features
+from kvplan.cost.model import NS, Candidate, beside_of, features
 from kvplan.cost.policy import Policy
 from kvplan.cost.profile import TERMS, DeviceProfile
-from kvplan.cost.statistics import Statistics
+from kvplan.cost.statistics import Counted
 
 LEAST_SHARE = 0.01  # smallest share of a candidate's time that is shown
 PARTS = 3  # terms of a candidate's time that are shown, the largest first
 WIDTH, LEAST_WIDTH = 80, 40  # columns of the text
-# Widths of the path and of its five figures, the wide table first; 0 puts the path on a line of its own.
-COLUMNS = ((20, 9, 9, 9, 7, 11), (15, 9, 8, 8, 7, 9), (0, 8, 8, 8, 7, 9))
+COLUMNS = (15, 9, 8, 8)  # widths of the path and of its figures
 NO_BREAK = "\N{NO-BREAK SPACE}"
 _UNIT = re.compile(r"(?<=[0-9]) (?=\S+$)")  # between the last number and its unit
 WORDS = {
-    "fixed": "to begin", "run": "run", "byte": "byte", "small_copy": "small copy", "small_byte": "byte of small copies",
-    "large_copy": "large copy", "large_byte": "byte of large copies", "call": "2-D copy", "row": "row",
-    "small_extent": "small piece", "large_extent": "large piece",
+    "fixed": "to begin", "run": "run", "byte": "byte", "small_copy": "small copy", "large_copy": "large copy",
+    "call": "2-D copy", "row": "row", "small_extent": "small piece", "large_extent": "large piece",
 }  # fmt: skip
 ROUTE_WORDS = {
     "load": "from the host", "store": "to the host", "device": "within the GPU", "push": "to another GPU",
@@ -31,8 +29,20 @@ ROUTE_WORDS = {
 }  # fmt: skip
 
 
-# A plan as explanations take it: its statistics; or, by layers, the statistics of each group of layers.
-Counts = Statistics | Sequence[Statistics]
+class Explained(NamedTuple):
+    """The plan, and what its choice depends on.
+
+    Attributes:
+        counts: counts of the plan; of a transfer by layers, those of all its groups of layers.
+        route: route of the plan.
+        profile: profile of the device, or of the GPU and its peer.
+        policy: the policy.
+    """
+
+    counts: Sequence[Counted]
+    route: str
+    profile: DeviceProfile
+    policy: Policy
 
 
 class Share(NamedTuple):
@@ -49,22 +59,17 @@ class Share(NamedTuple):
     seconds: float
 
 
-def shares(path: str, plan: Counts, profile: DeviceProfile) -> list[Share]:
+def shares(path: str, plan: Explained) -> list[Share]:
     """Split a path's time, from submit until the caller knows the end, into terms, the largest first.
 
-    No compute runs beside the path. The plan is given by its statistics, or by those of its groups of layers.
-
     >>> from kvplan.cost.profile import default
-    >>> from kvplan.cost.statistics import Pieces
-    >>> plan = Statistics("load", 1 << 20, 1, 16, 16, Pieces.of(16, 1 << 20), 1, 16, Pieces(), Pieces(), 0)
-    >>> [(share.term, share.times) for share in shares("kernel", plan, default())]
+    >>> from kvplan.cost.statistics import GroupFacts
+    >>> counts = [(GroupFacts(1 << 16, 16, 0, {"kernel": (1, 1 << 16)}), 16)]
+    >>> [(share.term, share.times) for share in shares("kernel", Explained(counts, "load", default(), Policy()))]
     [('fixed', 1.0), ('byte', 1048576), ('run', 16)]
     """
-    pieces = [plan] if isinstance(plan, Statistics) else plan
-    costs = profile.costs[pieces[0].route][path].wall
-    begun, *counts = map(sum, zip(*(features(path, piece) for piece in pieces), strict=True))
-    made = [Share(term, count, NS * count * costs[term])
-            for term, count in zip(TERMS[path], (min(begun, 1.0), *counts), strict=True)]  # fmt: skip
+    costs, counts = beside_of(path, *plan[1:]).wall, features(path, plan.counts)
+    made = [Share(term, times, NS * times * costs[term]) for term, times in zip(TERMS[path], counts, strict=False)]
     return sorted(made, key=lambda share: -share.seconds)
 
 
@@ -84,18 +89,16 @@ def told(share: Share) -> str:
     return f"{duration(share.seconds)}: {share.times:,.0f} {plural} at {duration(share.seconds / share.times)}"
 
 
-def reason(candidate: Candidate, plan: Counts, profile: DeviceProfile) -> str:
+def reason(candidate: Candidate, plan: Explained) -> str:
     """Return the largest terms of a candidate's time in words, or the reason why it cannot move the plan."""
     if candidate.refused:
         return f"cannot: {candidate.refused}"
-    first = [f"{duration(candidate.first_group)} until the first layers arrive"] if candidate.groups > 1 else []
-    found = [share for share in shares(candidate.path, plan, profile) if share.times and share.seconds > 0]
+    found = [share for share in shares(candidate.path, plan) if share.times and share.seconds > 0]
     words = [told(share) for share in found[:PARTS]]
     other = candidate.wall - sum(share.seconds for share in found)
-    if abs(other) > LEAST_SHARE * candidate.wall:
-        why = "in the sequence of layers, by the policy" if candidate.groups > 1 else "by the policy"
-        words.append(f"{'+' if other > 0 else '-'}{duration(abs(other))} {why}, narrow words or more groups")
-    return ", ".join(words + first)
+    if other > LEAST_SHARE * candidate.wall:
+        words.append(f"+{duration(other)} by the policy or narrow words")
+    return ", ".join(words)
 
 
 def verdict(found: Sequence[Candidate], policy: Policy) -> str:
@@ -124,69 +127,47 @@ def verdict(found: Sequence[Candidate], policy: Policy) -> str:
     )
 
 
-def facts(found: Sequence[Candidate], plan: Counts, profile: DeviceProfile, policy: Policy) -> dict[str, Any]:
+def facts(found: Sequence[Candidate], plan: Explained) -> dict[str, Any]:
     """Return the explanation as a dict for JSON; times are in seconds."""
     return {
-        "overlap": policy.overlap,
-        "verdict": verdict(found, policy),
-        "profile": {name: getattr(profile, name) for name in ("gpu", "driver", "link", "how", "made", "note")},
-        "candidates": [
-            {**asdict(one), "score": one.score, "terms": _terms(one, plan, profile)}
-            for one in found
-        ],
-    }  # fmt: skip
+        "overlap": plan.policy.overlap,
+        "verdict": verdict(found, plan.policy),
+        "profile": {name: getattr(plan.profile, name) for name in ("gpu", "driver", "link", "how", "made", "note")},
+        "candidates": [{**asdict(one), "score": one.score, "terms": _terms(one, plan)} for one in found],
+    }
 
 
-def _terms(one: Candidate, plan: Counts, profile: DeviceProfile) -> list[dict[str, Any]]:
+def _terms(one: Candidate, plan: Explained) -> list[dict[str, Any]]:
     """Return the terms of a candidate's wall time; the last term, "other", is the remaining time."""
     if one.refused or one.path not in TERMS:
         return []
-    made = shares(one.path, plan, profile)
+    made = shares(one.path, plan)
     other = Share("other", 1.0, one.wall - sum(share.seconds for share in made))
     return [share._asdict() for share in (*made, other)]
 
 
-def explain(
-    found: Sequence[Candidate], plan: Counts, profile: DeviceProfile, policy: Policy, width: int = WIDTH
-) -> str:
-    """Return candidates as text of ``width`` columns, at least 40; see :meth:`kvplan.Executor.candidates`.
-
-    Args:
-        found: the candidates.
-        plan: statistics of the plan; for a plan that is submitted ``by_layer``, those of each group of layers, as
-            :func:`kvplan.cost.by_layer.statistics_by_layer` returns them.
-        profile: profile of the device, or of the GPU and its peer.
-        policy: the policy.
-        width: columns of the text.
-    """
-    width = max(width, LEAST_WIDTH)
+def explain(found: Sequence[Candidate], plan: Explained, width: int = WIDTH) -> str:
+    """Return candidates as text of ``width`` columns, at least 40; see :meth:`kvplan.Executor.candidates`."""
+    width, profile = max(width, LEAST_WIDTH), plan.profile
     lines = _wrapped(f"profile: {profile.kind}, {profile.link}, {profile.how}", width)
     if profile.note:
         lines += _wrapped(f"note: {profile.note}", width)
-    beside = "nothing" if policy.overlap == "idle" else policy.overlap
-    pieces = [plan] if isinstance(plan, Statistics) else plan
-    lines.append(f"route:   {ROUTE_WORDS[pieces[0].route]}")
-    if len(pieces) > 1:
-        lines.append(f"layers:  {len(pieces)} groups, one after another")
-    lines += [f"beside:  {beside}", ""]
-    lines += _row("path", ("in all", "GPU", "CPU", "SMs", "compute"), width)
+    beside = "nothing" if plan.policy.overlap == "idle" else plan.policy.overlap
+    lines += [f"route:   {ROUTE_WORDS[plan.route]}", f"beside:  {beside}", "", _row("path", "in all", "GPU", "compute")]
     for one in found:
         lost = f"-{duration(one.compute_seconds)}" if one.compute_seconds else "-"
-        times = (duration(value) for value in (one.wall, one.seconds, one.cpu_seconds))
-        lines += _row(one.path, ("-",) * 5 if one.refused else (*times, f"{one.sm_share:.1%}", lost), width)
-        lines += _wrapped(reason(one, plan, profile), width, "    ")
-    return "\n".join([*lines, "", *_wrapped(verdict(found, policy), width)])
+        lines.append(_row(one.path, *("-" * 3 if one.refused else (duration(one.wall), duration(one.seconds), lost))))
+        lines += _wrapped(reason(one, plan), width, "    ")
+    return "\n".join([*lines, "", *_wrapped(verdict(found, plan.policy), width)])
 
 
-def _row(path: str, figures: Sequence[str], width: int) -> list[str]:
-    """Return the line of a path and its figures; if both do not fit, the path has a line of its own.
+def _row(*cells: str) -> str:
+    """Return the line of a path and its figures.
 
-    >>> _row("copy_engine_2d", ("2.68 ms", "2.09 ms", "2.28 ms", "0.0%", "-"), 40)
-    ['copy_engine_2d', ' 2.68 ms 2.09 ms 2.28 ms   0.0%        -']
+    >>> _row("copy_engine_2d", "2.68 ms", "2.09 ms", "-")
+    'copy_engine_2d   2.68 ms 2.09 ms       -'
     """
-    named, *columns = next((one for one in COLUMNS if sum(one) <= width), COLUMNS[-1])
-    told = "".join(f"{figure:>{column}}" for figure, column in zip(figures, columns, strict=True))
-    return [f"{path:{named}}{told}"] if named else [path, told]
+    return cells[0].ljust(COLUMNS[0]) + "".join(map(str.rjust, cells[1:], COLUMNS[1:]))
 
 
 def _wrapped(text: str, width: int, indent: str = "") -> list[str]:

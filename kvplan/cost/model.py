@@ -1,32 +1,27 @@
-"""The cost model: it predicts the time of a plan on each path from a device profile. It touches no device."""
+"""The cost model: it predicts the time of a plan on each path from a device profile. It touches no device.
+
+The time of a path is linear: a fixed part, and a part for each unit of each run group. So the prices of a run group are
+computed once, and a choice multiplies and adds.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
-from kvplan.cost.policy import BESIDE_COMPUTE, HOST_ROUTES, Policy
-from kvplan.cost.profile import TERMS, Costs, DeviceProfile, route_paths
-from kvplan.cost.statistics import Pieces, Statistics
+from kvplan.cost.policy import Policy
+from kvplan.cost.profile import TERMS, Beside, DeviceProfile, route_paths
+from kvplan.cost.statistics import Counted, GroupFacts
 from kvplan.errors import PathError
 
 NS = 1e-9
-# A second that compute loses counts as much as four seconds of transfer: compute is the caller's main work.
-COMPUTE_WEIGHT = 4.0
 # Of the candidates within 3 % of the best, the first in this order is taken, so that a calibration's noise does not
 # change the choice. Paths whose time varies least with the sizes come first.
 TIE, PREFERRED = 0.03, ("kernel", "staged", "copy_engine_2d", "copy_engine")
-JOIN = 5e-6  # seconds for one stream to wait for another
 # Words per second of a Triton program (H200): they limit words of 1 and 2 bytes; memory and link limit wide words.
-# Between the host and the GPU they are measured. The other routes have a conservative guess, which counts at most one
-# program per SM.
+# Between the host and the GPU they are measured. The other routes have a conservative guess.
 WORDS = {"load": 3.0e9, "store": 6.0e9, "device": 2.0e9, "push": 2.0e9, "pull": 2.0e9}
-WIDE = 16  # bytes: the widest word of the kernel
-# Seconds of the CPU for a run group beyond the first, on the kernel path: groups of one shape share a launch, and each
-# has a table of its own.
-EXTRA_GROUP = 3e-6
-SM_WARPS = 24  # warps of the kernel that share an SM; launches beside compute have programs of fewer warps
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,115 +32,112 @@ class Candidate:
         path: name of the path.
         seconds: seconds from the first to the last event on the GPU, without compute at the same time.
         wall: seconds from the call of submit until the caller knows the end, beside the compute that the policy names.
-        cpu_seconds: seconds from the call of submit until all work is issued.
-        sm_share: share of the GPU's SMs that the path uses, averaged over its time.
         compute_seconds: seconds that compute loses because of the path.
         refused: reason why the path cannot move the plan, or "".
-        groups: groups of layers that the transfer is cut into; 1 if it is not cut.
-        first_group: seconds from the call of submit until the first group has arrived, like ``wall``; 0 if the transfer
-            is not cut.
     """
 
     path: str
     seconds: float = 0.0
     wall: float = 0.0
-    cpu_seconds: float = 0.0
-    sm_share: float = 0.0
     compute_seconds: float = 0.0
     refused: str = ""
-    groups: int = 1
-    first_group: float = 0.0
-
-    @property
-    def lag(self) -> float:
-        """Return how many seconds later the first group of layers arrives than its share of the whole time.
-
-        Compute that takes as long for a group as the group takes to arrive ends so much later than the transfer.
-
-        >>> round(Candidate("staged", wall=1.6e-3, groups=16, first_group=2.5e-4).lag * 1e6)
-        150
-        """
-        return max(self.first_group - self.wall / self.groups, 0.0) if self.groups > 1 else 0.0
 
     @property
     def score(self) -> float:
         """Return the number by which candidates are compared: less is better."""
-        return self.wall + self.lag + COMPUTE_WEIGHT * self.compute_seconds
+        return self.wall + self.compute_seconds
 
 
-def features(path: str, plan: Statistics) -> tuple[float, ...]:
-    """Count each term of a path in a plan, in the order of :data:`kvplan.cost.profile.TERMS`."""
-    if path == "kernel":
-        return 1.0, plan.runs, plan.nbytes
-    if path == "copy_engine":
-        return 1.0, *_pieces(plan.copies)
-    if path == "copy_engine_2d":
-        single = plan.rowless.total
-        return 1.0, plan.calls + single, plan.rows + single, plan.nbytes
-    if path == "staged":
-        return 1.0, plan.runs, *_pieces(plan.extents)
-    raise PathError(f"path {path!r} has no cost model; those with one are {', '.join(TERMS)}")
+class Price(NamedTuple):
+    """What a transfer costs before its first unit, or what one unit costs; see :class:`Candidate`."""
+
+    seconds: float
+    wall: float
+    compute_seconds: float
 
 
-def _pieces(pieces: Pieces) -> tuple[float, ...]:
-    return pieces.small, pieces.small_nbytes, pieces.large, pieces.large_nbytes
-
-
-def total(counts: Iterable[float], costs: Costs, terms: Iterable[str]) -> float:
-    """Return the seconds of a path: the sum of counts times costs."""
-    return NS * sum(count * costs[term] for count, term in zip(counts, terms, strict=True))
-
-
-def predict(path: str, plan: Statistics, profile: DeviceProfile, policy: Policy) -> Candidate:
-    """Predict the cost of one path for a plan.
+class Prices:
+    """The prices of one path for one route, by a profile and a policy.
 
     Args:
         path: name of a path in :data:`kvplan.cost.profile.TERMS`.
-        plan: statistics of a plan, whose route is one of the profile's.
+        route: a route of the profile.
         profile: profile of the device, or of the GPU and its peer.
         policy: policy with the compute beside the path, and the limits of the path.
 
     Raises:
         PathError: the profile has no costs of the route, or of the path for this route.
     """
-    check_route(plan.route, profile)
-    counts = features(path, plan)
-    if path not in profile.costs[plan.route]:
-        able = ", ".join(profile.costs[plan.route])
-        raise PathError(f"path {path!r} has no costs for route {plan.route!r}; those with costs are {able}")
-    costs, terms = profile.costs[plan.route][path], TERMS[path]
-    seconds, wall, cpu = (total(counts, some, terms) for some in (costs.seconds, costs.wall, costs.cpu))
-    processors = max(profile.multiprocessors, 1)
-    share = 0.0
-    if path == "kernel":
-        size = policy.kernel(plan.route, processors)
-        slower = 0.0
-        if size.programs != profile.programs[plan.route]:
-            slower = _of_programs(counts, profile, plan.route, size.programs) - seconds
-        slower = max(slower, _of_words(plan, size.programs, processors) - seconds)
-        extra = EXTRA_GROUP * max(plan.groups - 1, 0)
-        seconds, wall, cpu = seconds + slower, wall + slower + extra, cpu + extra
-        seconds = max(seconds, 0.0)
-        wall = max(wall, seconds)
-        share = min(size.programs * min(size.warps / SM_WARPS, 1.0) / processors, 1.0)
-    elif path == "staged" and seconds > 0:
-        # A kernel on the SMs that the policy allows reads and writes all bytes once more within the GPU, while other
-        # bytes cross the link.
-        programs = min(policy.max_programs or processors, processors)
-        within = 2 * plan.nbytes * NS / max(profile.ceilings["memory"], 1e-9)
-        least = _of_words(plan, programs, processors)
-        if programs < processors:
-            least = max(least, within * processors / programs)
-        slower = max(least - seconds, 0.0)
-        seconds, wall = seconds + slower, wall + slower
-        share = min(within / seconds, 1.0)
-    cpu = min(cpu, wall)
+
+    def __init__(self, path: str, route: str, profile: DeviceProfile, policy: Policy) -> None:
+        check_route(route, profile)
+        if path not in profile.costs[route]:
+            able = ", ".join(profile.costs[route])
+            raise PathError(f"path {path!r} has no costs for route {route!r}; those with costs are {able}")
+        costs = profile.costs[route][path]
+        self._alone, self._beside = costs.seconds, beside_of(path, route, profile, policy)
+        self._path, self._route, self._profile, self._policy, self._program = (
+            path,
+            route,
+            profile,
+            policy,
+            costs.program,
+        )
+        self.fixed = Price(NS * self._alone["fixed"], NS * self._beside.wall["fixed"], 0.0)
+
+    def unit(self, facts: GroupFacts) -> Price:
+        """Return the price of one unit of a run group."""
+        counts, least = facts.terms[self._path], self._least(facts)
+        seconds, wall = (max(total(counts, costs, TERMS[self._path][1:]), least)
+                         for costs in (self._alone, self._beside.wall))  # fmt: skip
+        return Price(seconds, wall, wall * (1 - 1 / self._beside.slower))
+
+    def of(self, counts: Iterable[Counted]) -> Candidate:
+        """Predict the cost of a plan."""
+        units = [({self._path: self.unit(facts)}, units) for facts, units in counts]
+        return Candidate(self._path, *summed(self.fixed, units, self._path))
+
+    def _least(self, facts: GroupFacts) -> float:
+        """Return the least seconds of a unit by the Triton programs of the policy; profiles have the default's."""
+        most, processors = self._policy.max_programs, max(self._profile.multiprocessors, 1)
+        if self._path == "staged" and most is not None:  # the kernel reads and writes all bytes within the GPU
+            within = 2 * facts.nbytes * NS / max(self._profile.ceilings["memory"], 1e-9)
+            return within * processors / min(most, processors)
+        if self._path != "kernel":
+            return 0.0
+        programs = self._policy.kernel(self._route, processors).programs
+        narrow = facts.nbytes / facts.alignment / (WORDS[self._route] * programs) if facts.alignment < 16 else 0.0
+        shared = total(facts.terms["kernel"], self._program, TERMS["kernel"][1:]) / programs if most else 0.0
+        return max(narrow, shared)
+
+
+def summed(fixed: Price, units: Iterable[tuple[Mapping[str, Price], int]], path: str) -> Price:
+    """Return the price of a plan on a path: that before its first unit, and those of the units of each run group."""
+    seconds, wall, compute = fixed
+    for prices, count in units:
+        each = prices[path]
+        seconds += count * each[0]
+        wall += count * each[1]
+        compute += count * each[2]
+    return Price(seconds, wall, compute)
+
+
+def beside_of(path: str, route: str, profile: DeviceProfile, policy: Policy) -> Beside:
+    """Return the costs of a path beside the compute that a policy names."""
     if policy.overlap == "idle":
-        return Candidate(path, seconds, wall, cpu, share)
-    beside = profile.beside[policy.overlap][plan.route][path]
-    slow = max(1 + (beside.slower - 1) * _dose(path, plan.route, policy, processors), 1.0)
-    wall = wall - seconds + seconds / beside.rate
-    return Candidate(path, seconds, wall, cpu, share, seconds / beside.rate * max(1 - 1 / slow, 0.0))
+        return Beside(profile.costs[route][path].wall, 1.0)
+    return profile.beside[policy.overlap][route][path]
+
+
+def features(path: str, counts: Iterable[Counted]) -> tuple[float, ...]:
+    """Count each term of a path in a plan, in the order of :data:`kvplan.cost.profile.TERMS`."""
+    each = [[units * count for count in facts.terms[path]] for facts, units in counts]
+    return 1.0, *map(sum, zip(*each, strict=True))
+
+
+def total(counts: Iterable[float], costs: Mapping[str, float], terms: Iterable[str]) -> float:
+    """Return the seconds of a path: the sum of counts times costs."""
+    return NS * sum(count * costs[term] for count, term in zip(counts, terms, strict=True))
 
 
 def check_route(route: str, profile: DeviceProfile) -> None:
@@ -165,65 +157,15 @@ def check_route(route: str, profile: DeviceProfile) -> None:
         raise PathError(f"the profile of {profile.kind} has no costs for route {route!r}; it has {have}")
 
 
-def _of_programs(counts: tuple[float, ...], profile: DeviceProfile, route: str, programs: int) -> float:
-    """Return the seconds of the kernel path: its Triton programs share the work, until link or memory is full."""
-    one = profile.costs[route]["kernel"].program
-    _, runs, nbytes = counts
-    shared = NS * (runs * one["run"] + nbytes * one["byte"]) / programs
-    return NS * one["fixed"] + max(shared, nbytes * NS / max(profile.ceilings[f"sm_{route}"], 1e-9))
-
-
-def _of_words(plan: Statistics, programs: int, processors: int) -> float:
-    """Return the least seconds that Triton programs need for narrow words; 0 if words are wide."""
-    if plan.alignment >= WIDE:
-        return 0.0
-    if plan.route not in HOST_ROUTES:
-        programs = min(programs, processors)
-    return plan.nbytes / max(plan.alignment, 1) / (WORDS[plan.route] * programs)
-
-
-def _dose(path: str, route: str, policy: Policy, processors: int) -> float:
-    """Return the factor of compute's loss: the policy's Triton programs over the measured ones; 1 without a kernel."""
-    if path != "kernel":
-        return 1.0
-    return policy.kernel(route, processors).programs / BESIDE_COMPUTE.kernel(route, processors).programs
-
-
-def kernel_whatever_merges(plan: Statistics, profile: DeviceProfile, policy: Policy, refused: Container[str]) -> bool:
-    """Return whether the kernel wins even if all copies of the other paths merge into one.
-
-    The kernel's cost does not depend on merging. So if it wins, the copies need not be counted.
-
-    Args:
-        plan: statistics of the plan.
-        profile: profile of the device.
-        policy: the policy; its ``path`` is not used.
-        refused: paths that cannot move the plan; never the kernel.
-
-    >>> from kvplan.cost.profile import default
-    >>> few, many = (Statistics("load", n << 12, 1, n, 16, Pieces.of(n, n << 12), n, n, Pieces(), Pieces(), 0)
-    ...              for n in (4, 4096))
-    >>> [kernel_whatever_merges(one, default(), Policy(), ("staged",)) for one in (few, many)]
-    [True, False]
-    """
-    best = merged(plan)
-    paths = [path for path in route_paths(plan.route) if path != "kernel" and path not in refused]
-    others = (predict(path, best, profile, policy).score for path in paths)
-    return predict("kernel", best, profile, policy).score <= min(others, default=math.inf) * (1 + TIE)
-
-
-def merged(plan: Statistics) -> Statistics:
-    """Return the statistics of a plan whose copies all merge into one, on every path that merges them."""
-    return replace(plan, copies=plan.copies.as_one, extents=plan.extents.as_one)
-
-
 def candidates(
-    plan: Statistics, profile: DeviceProfile, policy: Policy, refused: Mapping[str, str] | None = None
-) -> list[Candidate]:
+    counts: Sequence[Counted], route: str, profile: DeviceProfile, policy: Policy,
+    refused: Mapping[str, str] | None = None,
+) -> list[Candidate]:  # fmt: skip
     """Compare all paths: the path to take is first, paths that cannot move the plan are last.
 
     Args:
-        plan: statistics of the plan.
+        counts: counts of the plan; of a transfer by layers, those of all its groups of layers.
+        route: route of the plan.
         profile: profile of the device, or of the GPU and its peer.
         policy: the policy; its ``path`` is not used.
         refused: paths that cannot move the plan, each with the reason.
@@ -232,27 +174,28 @@ def candidates(
         PathError: the profile has no costs for the plan's route.
 
     >>> from kvplan.cost.profile import default
-    >>> many = Statistics("load", 1 << 20, 1, 2048, 16, Pieces.of(2048, 1 << 20), 2048, 2048, Pieces(), Pieces(), 0)
-    >>> [candidate.path for candidate in candidates(many, default(), Policy(), {"staged": "no"})]
+    >>> terms = {"kernel": (1, 512), "copy_engine": (1, 0, 512), "copy_engine_2d": (1, 1, 512), "staged": (1, 0, 512)}
+    >>> many = [(GroupFacts(512, 16, 512, terms), 2048)]
+    >>> [candidate.path for candidate in candidates(many, "load", default(), Policy(), {"staged": "no"})]
     ['kernel', 'copy_engine', 'copy_engine_2d', 'staged']
     """
-    check_route(plan.route, profile)
+    check_route(route, profile)
     refused = refused or {}
-    able = [predict(path, plan, profile, policy) for path in route_paths(plan.route) if path not in refused]
-    return ranked(able, refused)
-
-
-def ranked(able: list[Candidate], refused: Mapping[str, str]) -> list[Candidate]:
-    """Return candidates in order: the path to take first, then by score, and refused paths last.
-
-    Args:
-        able: candidates that can move the plan; sorted in place.
-        refused: paths that cannot move it, each with the reason.
-    """
-    able.sort(key=lambda candidate: candidate.score)
+    paths = [path for path in PREFERRED if path in route_paths(route) and path not in refused]
+    able = [Prices(path, route, profile, policy).of(counts) for path in paths]
     if able:
-        near = [one for one in able if one.score <= able[0].score * (1 + TIE)]
-        first = min(near, key=lambda one: PREFERRED.index(one.path))
-        able.remove(first)
-        able.insert(0, first)
+        first = able.pop(first_near([one.score for one in able]))
+        able = [first, *sorted(able, key=lambda one: one.score)]
     return able + [Candidate(path, refused=refused[path]) for path in TERMS if path in refused]
+
+
+def first_near(scores: Sequence[float]) -> int:
+    """Return the position of the path to take, of at least one path in the order of :data:`PREFERRED`.
+
+    >>> first_near([1.02, 1.5, 1.0])
+    0
+    """
+    near, place = min(scores) * (1 + TIE), 0
+    while scores[place] > near:
+        place += 1
+    return place

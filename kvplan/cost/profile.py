@@ -5,11 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cache
+from pathlib import Path
 from typing import Any
 
-from kvplan.cost.policy import HOST_ROUTES, OVERLAPS, PEER_ROUTES, Policy
+from kvplan.base.limits import LIMITS
+from kvplan.base.quoting import quoted
+from kvplan.base.reading import json_of
+from kvplan.cost.policy import HOST_ROUTES, OVERLAPS, PEER_ROUTES
+from kvplan.errors import KVPlanError, LayoutError
 
-SCHEMA, VERSION = "kvplan.profile", 1
+SCHEMA, VERSION = "kvplan.profile", 2
+PROFILES = Path(__file__).parent / "profiles"  # those that kvplan ships
+MOST_FACTOR = 1e3
+MOST = 1e15  # the largest number in a profile, so that sums of products stay finite
 GUESSED = "default"  # measured nowhere
 HOWS = ("calibrated", "shipped", GUESSED)
 GPU_ROUTES = (*HOST_ROUTES, "device")  # routes of a GPU's own profile; a pair's profile has PEER_ROUTES
@@ -18,9 +27,9 @@ ANY_PEER = "any GPU"  # the peer in a pair's profile that was measured nowhere
 # The terms of each path. cost/model.py counts them in a plan; a profile has their costs in nanoseconds.
 TERMS: dict[str, tuple[str, ...]] = {
     "kernel": ("fixed", "run", "byte"),
-    "copy_engine": ("fixed", "small_copy", "small_byte", "large_copy", "large_byte"),
+    "copy_engine": ("fixed", "small_copy", "large_copy", "byte"),
     "copy_engine_2d": ("fixed", "call", "row", "byte"),
-    "staged": ("fixed", "run", "small_extent", "small_byte", "large_extent", "large_byte"),
+    "staged": ("fixed", "small_extent", "large_extent", "byte"),
 }
 Costs = Mapping[str, float]
 
@@ -32,27 +41,27 @@ class PathCosts:
     Attributes:
         seconds: costs in the time from the first to the last event on the GPU.
         wall: costs in the time from the call of submit until the caller knows the end.
-        cpu: costs in the time from the call of submit until a thread has issued all work.
         program: like ``seconds``, for the kernel path with one Triton program; empty for other paths. Between GPU
             memories, it is a program as it runs beside compute.
     """
 
     seconds: Costs
     wall: Costs
-    cpu: Costs
     program: Costs = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Beside:
-    """The effect of a path and compute on each other if both run at the same time.
+    """Costs of a path beside compute.
+
+    A kernel waits until an SM is free, which takes longer than a small transfer. Bytes go slower, too.
 
     Attributes:
-        rate: bandwidth of the path beside compute, divided by its bandwidth alone.
-        slower: time of an iteration of compute beside the path, divided by its time alone.
+        wall: like :attr:`PathCosts.wall`, beside compute.
+        slower: time of an iteration of compute while bytes move, divided by its time alone.
     """
 
-    rate: float
+    wall: Costs
     slower: float
 
 
@@ -73,8 +82,7 @@ class DeviceProfile:
         ceilings: GB/s by route of one large copy by the copy engine (``"load"``), and of a copy by SMs (``"sm_load"``).
             A GPU's own profile also has the bytes read plus the bytes written within its memory (``"memory"``).
         costs: costs by route and path.
-        beside: effects of compute by kind of compute (``"decode"``, ``"prefill"``), route and path.
-        programs: Triton programs of the kernel path when it was measured, by route.
+        beside: costs beside compute by kind of compute (``"decode"``, ``"prefill"``), route and path.
         note: a warning to the user, or "".
         guessed: names of costs that were not measured, such as ``"store staged"`` or ``"decode load kernel"``.
         peer: name of the other GPU of a pair; "" in a GPU's own profile.
@@ -96,7 +104,6 @@ class DeviceProfile:
     ceilings: Mapping[str, float]
     costs: Mapping[str, Mapping[str, PathCosts]]
     beside: Mapping[str, Mapping[str, Mapping[str, Beside]]]
-    programs: Mapping[str, int]
     note: str = ""
     guessed: tuple[str, ...] = ()
     peer: str = ""
@@ -157,15 +164,6 @@ def ceiling_names(routes: Iterable[str]) -> tuple[str, ...]:
     return (*routes, *(f"sm_{route}" for route in routes), *(("memory",) if "device" in routes else ()))
 
 
-def default_programs(routes: Iterable[str], multiprocessors: int) -> dict[str, int]:
-    """Return the Triton programs of the default policy's kernels, with which a calibration measures them.
-
-    >>> default_programs(("store", "push"), 132)
-    {'store': 8, 'push': 132}
-    """
-    return {route: Policy().kernel(route, max(multiprocessors, 1)).programs for route in routes}
-
-
 def _rounded(value: Any) -> Any:
     """Round numbers to five digits, since no measurement is more precise."""
     if isinstance(value, dict):
@@ -173,73 +171,111 @@ def _rounded(value: Any) -> Any:
     return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
-# Nanoseconds of each path's terms in the time on the GPU, by route; and of one Triton program of the kernel.
-_GUESSES: dict[str, dict[str, tuple[float, ...]]] = {
-    # PCIe 4, and a driver whose small copies take long; rounded from measurements of an H100 and an A30.
-    "host": {
-        "kernel": (15e3, 1.0, 0.046),
-        "copy_engine": (10e3, 1500.0, 0.042, 500.0, 0.042),
-        "copy_engine_2d": (25e3, 3000.0, 100.0, 0.042),
-        "staged": (40e3, 0.5, 1500.0, 0.042, 500.0, 0.042),
-    },
-    # Rounded from an H200. Within the GPU, the copy engine takes 3.8 us for a run of 64 KiB: 17 GB/s.
-    "device": {
-        "kernel": (15e3, 0.02, 0.00057),
-        "copy_engine": (5e3, 1000.0, 0.06, 3700.0, 0.00054),
-        "copy_engine_2d": (25e3, 3000.0, 1500.0, 0.00054),
-    },
-    # Rounded from two H200s, and slower by a quarter: 18 links of NVLink, 12.8 GB/s of the copy engine at 8 KiB.
-    "peer": {
-        "kernel": (15e3, 0.3, 0.0037),
-        "copy_engine": (10e3, 610.0, 0.0033, 1000.0, 0.0033),
-        "copy_engine_2d": (25e3, 3000.0, 1600.0, 0.0033),
-    },
-}
-_PROGRAMS = {"host": (15e3, 4.0, 0.138), "device": (15e3, 8.0, 0.08), "peer": (15e3, 40.0, 0.08)}
-_BEFORE = {"kernel": 50e3, "copy_engine": 70e3, "copy_engine_2d": 110e3, "staged": 100e3}  # ns until the GPU begins
-_BESIDE = {
-    "host": {"kernel": Beside(0.7, 1.08), "copy_engine": Beside(0.95, 1.04), "copy_engine_2d": Beside(0.95, 1.02),
-             "staged": Beside(0.9, 1.06)},
-    "device": {"kernel": Beside(0.7, 1.10), "copy_engine": Beside(0.9, 1.10), "copy_engine_2d": Beside(0.95, 1.04)},
-    "peer": {"kernel": Beside(0.5, 1.08), "copy_engine": Beside(0.9, 1.10), "copy_engine_2d": Beside(0.95, 1.04)},
-}  # fmt: skip
-_NOTE = "a guess that was measured nowhere: run `kvplan calibrate{}`"
-
-
+@cache
 def default() -> DeviceProfile:
-    """Return a conservative guess of a GPU's costs.
+    """Return a conservative guess of a GPU's costs: PCIe 4, rounded from measurements of an H100 and an A30.
 
     To and from the host, the kernel moves small runs, the copy engine large runs, and the staged path runs of middle
-    size. Within the GPU, the kernel moves all runs.
+    size. Within the GPU, the kernel moves all runs. Beside prefill, a kernel waits for an SM.
     """
-    ceilings = {"load": 24.0, "store": 24.0, "device": 1850.0, "sm_load": 22.0, "sm_store": 22.0, "sm_device": 1750.0,
-                "memory": 1000.0}  # fmt: skip
-    return _guess(GPU_ROUTES, ceilings, note=_NOTE.format(""))
+    return from_json((PROFILES / "default.json").read_text())
 
 
+@cache
 def default_pair() -> DeviceProfile:
     """Return a conservative guess of the costs between two GPUs that NVLink connects: the kernel moves all runs.
 
     Over PCIe, all paths are slower by the same factor if runs are large, so the choice is the same.
     """
-    ceilings = {"push": 300.0, "pull": 300.0, "sm_push": 270.0, "sm_pull": 270.0}
-    return _guess(PEER_ROUTES, ceilings, note=_NOTE.format(" --peer cuda:M"), peer=ANY_PEER)
+    return from_json((PROFILES / "default-pair.json").read_text())
 
 
-def _guess(routes: tuple[str, ...], ceilings: dict[str, float], note: str, peer: str = "") -> DeviceProfile:
-    kinds = {route: "host" if route in HOST_ROUTES else "peer" if route in PEER_ROUTES else route for route in routes}
+def from_json(text: str) -> DeviceProfile:
+    """Read a profile from JSON.
+
+    Raises:
+        KVPlanError: the text is not JSON, has another schema or version, or a value is missing or wrong.
+
+    >>> from_json(default().to_json()) == default(), from_json(default_pair().to_json()) == default_pair()
+    (True, True)
+    """
+    document = document_of(text, SCHEMA, VERSION, "device profile")
+    try:
+        return _profile(document)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise KVPlanError(f"a value of the device profile is missing or wrong: {quoted(str(error))}") from None
+
+
+def document_of(text: str, schema: str, version: int, what: str) -> dict[str, Any]:
+    """Read a JSON object of a schema and a version.
+
+    Raises:
+        KVPlanError: the text is no such object.
+    """
+    if len(text) > LIMITS.profile_nbytes:
+        raise KVPlanError(f"more than {LIMITS.profile_nbytes:,} bytes")
+    try:
+        document = json_of(text)
+    except LayoutError as error:
+        raise KVPlanError(f"no JSON: {error}") from None
+    if not isinstance(document, dict) or document.get("schema") != schema:
+        raise KVPlanError(f"no {what}: its schema is not {schema!r}")
+    if (found := document.get("version")) != version:
+        newer = isinstance(found, int) and found > version
+        what = "newer than" if newer else "older than"
+        raise KVPlanError(f"version {quoted(found)}, {what} {version}, which is read here"
+                          f"{'' if newer else ': calibrate again'}")  # fmt: skip
+    return document
+
+
+def _profile(document: dict[str, Any]) -> DeviceProfile:
+    peer = text_of(document.get("peer", ""))
+    routes = PEER_ROUTES if peer else GPU_ROUTES
+    if document["how"] not in HOWS:
+        raise ValueError(f"how is {document['how']!r}")
+    facts: dict[str, Any] = {name: text_of(document.get(name, "")) for name in ("gpu", "driver", "how", "made", "note")}
+    facts |= {name: _whole(document.get(name)) for name in ("generation", "width", "nvlinks")}
     return DeviceProfile(
-        gpu="", driver="", generation=None, width=None, how=GUESSED, made="kvplan, measured nowhere",
-        multiprocessors=108, ceilings=ceilings,
-        costs={route: {path: _guessed_costs(kind, path) for path in route_paths(route)}
-               for route, kind in kinds.items()},
-        beside={compute: {route: _BESIDE[kind] for route, kind in kinds.items()} for compute in OVERLAPS[1:]},
-        programs=default_programs(routes, 108), note=note, peer=peer,
+        **facts,
+        multiprocessors=_whole(document.get("multiprocessors")) or 0,
+        ceilings=_numbers(document["ceilings"], ceiling_names(routes)),
+        costs={route: {path: _costs(document["costs"][route][path], path) for path in route_paths(route)}
+               for route in routes},
+        beside={kind: {route: {path: _beside(found[route][path], path) for path in route_paths(route)}
+                       for route in routes} for kind in OVERLAPS[1:] for found in [document["beside"][kind]]},
+        guessed=tuple(map(text_of, document.get("guessed", ()))), peer=peer,
     )  # fmt: skip
 
 
-def _guessed_costs(kind: str, path: str) -> PathCosts:
-    terms = dict(zip(TERMS[path], _GUESSES[kind][path], strict=True))
-    before = _BEFORE[path]
-    program = dict(zip(TERMS[path], _PROGRAMS[kind], strict=True)) if path == "kernel" else {}
-    return PathCosts(terms, terms | {"fixed": terms["fixed"] + before}, terms | {"fixed": before}, program)
+def number_of(value: Any, most: float = MOST) -> float:
+    """Return a number from 0 to ``most``, or raise ValueError."""
+    if type(value) not in (int, float) or not 0 <= value <= most:  # nan is not
+        raise ValueError(f"{value!r} is no number from 0 to {most:g}")
+    return float(value)
+
+
+def text_of(value: Any) -> str:
+    """Return a text, or raise ValueError."""
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is no text")  # noqa: TRY004  # one kind of error for all values
+    return value
+
+
+def _whole(value: Any) -> Any:
+    return None if value is None else int(number_of(value, LIMITS.number))
+
+
+def _numbers(values: Any, names: Iterable[str]) -> dict[str, float]:
+    return {name: number_of(values[name]) for name in names}
+
+
+def _costs(values: Any, path: str) -> PathCosts:
+    seconds, wall = (_numbers(values[target], TERMS[path]) for target in ("seconds", "wall"))
+    return PathCosts(seconds, wall, _numbers(values["program"], TERMS[path]) if path == "kernel" else {})
+
+
+def _beside(values: Any, path: str) -> Beside:
+    slower = number_of(values["slower"], MOST_FACTOR)
+    if slower < 1:
+        raise ValueError(f"slower is {slower}, from 1 to {MOST_FACTOR:g}")
+    return Beside(_numbers(values["wall"], TERMS[path]), slower)

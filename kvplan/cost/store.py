@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 from kvplan.base.files import write_whole
 from kvplan.base.limits import LIMITS
 from kvplan.base.reading import read_whole, why_unread
-from kvplan.cost.profile import ANY_PEER, DeviceProfile, default, default_pair
-from kvplan.cost.profile_file import from_json
+from kvplan.cost.profile import ANY_PEER, PROFILES, DeviceProfile, default, default_pair, from_json
 from kvplan.cuda.driver import driver
 from kvplan.cuda.machine import Machine, machine
 from kvplan.errors import KVPlanError, TransferError
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 # Environment variable: files of the profiles to use instead of all other profiles, separated as in PATH. A GPU's own
 # profile is used for loads, stores and copies within a GPU; a pair's profile for copies between GPUs.
 CHOSEN = "KVPLAN_PROFILE"
-SHIPPED = Path(__file__).parent / "profiles"
+SHIPPED = PROFILES
 Profile = TypeVar("Profile")
 _log = logging.getLogger("kvplan")
 
@@ -45,25 +44,6 @@ def folder() -> Path:
     return base / "kvplan" / "profiles"
 
 
-def key(gpu: str, driver: str, generation: int | None, width: int | None) -> str:
-    """Return the name of a profile's file: GPU, driver and link.
-
-    >>> key("NVIDIA H100 80GB HBM3", "580.159.04", 5, 16), key("NVIDIA GB10", "", None, None)
-    ('nvidia-h100-80gb-hbm3_580.159.04_pcie5x16', 'nvidia-gb10_any_link')
-    """
-    link = "link" if generation is None or width is None else f"pcie{generation}x{width}"
-    return f"{slug(gpu)}_{_digits(driver)}_{link}"
-
-
-def pair_key(gpu: str, peer: str, driver: str, link: str) -> str:
-    """Return the name of a pair's file: GPU, peer, driver and link.
-
-    >>> pair_key("NVIDIA H200", "NVIDIA H200", "580.159.04", "nvlink18")
-    'nvidia-h200_to_nvidia-h200_580.159.04_nvlink18'
-    """
-    return f"{slug(gpu)}_to_{slug(peer)}_{_digits(driver)}_{link}"
-
-
 def slug(gpu: str) -> str:
     """Return a name as a file's name has it.
 
@@ -73,18 +53,15 @@ def slug(gpu: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-") or "gpu"
 
 
-def _digits(driver: str) -> str:
-    return re.sub(r"[^0-9.]", "", driver) or "any"
-
-
-def path_of(here: Machine) -> Path:
-    """Return the path of a GPU's own profile."""
-    return folder() / f"{key(here.gpu, here.driver, *here.link.key)}.json"
-
-
-def pair_path_of(here: Machine, there: Machine, link: PeerLink) -> Path:
-    """Return the path of the own profile of a GPU ``here`` and its peer ``there``."""
-    return folder() / f"{pair_key(here.gpu, there.gpu, here.driver, link.key)}.json"
+def path_of(here: Machine, there: Machine | None = None, link: PeerLink | None = None) -> Path:
+    """Return the path of the own profile of a GPU, or of a GPU ``here`` and its peer ``there``: by driver and link."""
+    driver, tail = re.sub(r"[^0-9.]", "", here.driver) or "any", "link"
+    if there is not None and link is not None:
+        return folder() / f"{slug(here.gpu)}_to_{slug(there.gpu)}_{driver}_{link.key}.json"
+    generation, width = here.link.key
+    if generation is not None and width is not None:
+        tail = f"pcie{generation}x{width}"
+    return folder() / f"{slug(here.gpu)}_{driver}_{tail}.json"
 
 
 def save(profile: DeviceProfile, path: Path) -> None:
@@ -150,52 +127,26 @@ def read_text(path: Path, parse: Callable[[str], Profile]) -> Profile:
         raise KVPlanError(f"{path}: {error}") from None
 
 
-def find_for(ordinal: int) -> DeviceProfile:
-    """Return the profile of a GPU, by its number among the visible GPUs; never raise an error."""
+def find_for(ordinal: int, peer: int | None = None) -> DeviceProfile:
+    """Return the profile of a GPU, or of it and its peer, by their numbers among visible GPUs; never raise an error."""
     try:
-        return find(machine(ordinal))
+        if peer is None:
+            return find(machine(ordinal))
+        from kvplan.cuda.peers import link_between
+
+        return find(machine(ordinal), machine(peer), link_between(ordinal, peer))
     except KVPlanError as error:  # the driver does not describe the GPU
-        return replace(default(), note=f"{default().note}; {error}")
+        guess = default() if peer is None else default_pair()
+        return replace(guess, note=f"{guess.note}; {error}")
 
 
-def find_pair(ordinal: int, peer: int) -> DeviceProfile:
-    """Return the profile of a GPU and its peer, by their numbers among the visible GPUs; never raise an error.
+def find(here: Machine, there: Machine | None = None, link: PeerLink | None = None) -> DeviceProfile:
+    """Find the profile of a GPU, or of it and its peer; never raise an error.
 
-    Args:
-        ordinal: the GPU whose executor moves the bytes.
-        peer: the other GPU.
+    It is the chosen one, its own, a shipped one, or the default. If a profile cannot be read, the log of ``kvplan`` and
+    the ``note`` of the returned profile name it.
     """
-    from kvplan.cuda.peers import link_between
-
-    try:
-        return find_between(machine(ordinal), machine(peer), link_between(ordinal, peer))
-    except KVPlanError as error:
-        return replace(default_pair(), note=f"{default_pair().note}; {error}")
-
-
-def find(here: Machine) -> DeviceProfile:
-    """Find the profile of a GPU: the chosen one, its own, a shipped one, or the default; never raise an error.
-
-    If a profile cannot be read, the log of ``kvplan`` and the ``note`` of the returned profile name it.
-    """
-    return _found("", here, lambda: path_of(here), lambda: shipped(here), default())
-
-
-def find_between(here: Machine, there: Machine, link: PeerLink) -> DeviceProfile:
-    """Find the profile of a GPU ``here`` and its peer ``there``, as :func:`find` does; never raise an error."""
-    return _found(
-        there.gpu or ANY_PEER,
-        here,
-        lambda: pair_path_of(here, there, link),
-        lambda: shipped_pair(here, there, link),
-        default_pair(),
-    )
-
-
-def _found(
-    peer: str, here: Machine, own: Callable[[], Path], ships: Callable[[], DeviceProfile | None], guess: DeviceProfile
-) -> DeviceProfile:
-    """Find a profile; ``peer`` is "" for a GPU's own profile."""
+    peer = "" if there is None else there.gpu or ANY_PEER
     notes, retry = [], f"run `kvplan calibrate{' --peer cuda:M' * bool(peer)}`"
     for told in filter(None, os.environ.get(CHOSEN, "").split(os.pathsep)):
         try:
@@ -205,18 +156,19 @@ def _found(
         except KVPlanError as error:
             notes.append(f"{error}; {retry}")
     try:
-        path = own()
+        path = path_of(here, there, link)
         if not notes and path.exists():  # the user chose another file than this one
             return _checked(read(path), here, peer, path)
     except (KVPlanError, OSError) as error:
         notes.append(f"{error}; {retry}")
+    found = None
     try:
-        found = ships() or guess
+        found = shipped(here, there, link)
     except KVPlanError as error:
         notes.append(str(error))
-        found = guess
     for note in notes:
         _log.warning("device profile not used: %s", note)
+    found = found or (default_pair() if peer else default())
     return replace(found, note="; ".join([*notes, *([found.note] if found.note else [])]))
 
 
@@ -234,20 +186,13 @@ def _checked(profile: DeviceProfile, here: Machine, peer: str, path: Path) -> De
     return profile
 
 
-def shipped(here: Machine) -> DeviceProfile | None:
-    """Return the shipped profile of a GPU and its link to the host, or None. Its driver may be another one."""
-    generation, width = here.link.key
-    return _of_driver(here, [one for one in all_shipped()
-                             if (one.gpu, one.generation, one.width) == (here.gpu, generation, width)])  # fmt: skip
-
-
-def shipped_pair(here: Machine, there: Machine, link: PeerLink) -> DeviceProfile | None:
-    """Return the shipped profile of a GPU ``here``, its peer and their link, or None. Its driver may be another one."""
-    return _of_driver(here, [one for one in all_shipped_pairs()
-                             if (one.gpu, one.peer, one.nvlinks) == (here.gpu, there.gpu, link.nvlinks)])  # fmt: skip
-
-
-def _of_driver(here: Machine, known: list[DeviceProfile]) -> DeviceProfile | None:
+def shipped(here: Machine, there: Machine | None = None, link: PeerLink | None = None) -> DeviceProfile | None:
+    """Return the shipped profile of a GPU and its link, or of a pair, or None. Its driver may be another one."""
+    if there is not None and link is not None:
+        known = [one for one in all_shipped(pairs=True)
+                 if (one.gpu, one.peer, one.nvlinks) == (here.gpu, there.gpu, link.nvlinks)]  # fmt: skip
+    else:
+        known = [one for one in all_shipped() if (one.gpu, (one.generation, one.width)) == (here.gpu, here.link.key)]
     if not known:
         return None
     profile = next((one for one in known if one.driver == here.driver), known[0])
@@ -258,18 +203,10 @@ def _of_driver(here: Machine, known: list[DeviceProfile]) -> DeviceProfile | Non
     return replace(profile, note=f"{note}: {retry}")
 
 
-def all_shipped() -> list[DeviceProfile]:
-    """Return the shipped profiles of GPUs, in order of the GPU's name."""
-    return [profile for profile in _all_shipped() if not profile.peer]
-
-
-def all_shipped_pairs() -> list[DeviceProfile]:
-    """Return the shipped profiles of pairs, in order of the GPU's name."""
-    return [profile for profile in _all_shipped() if profile.peer]
-
-
-def _all_shipped() -> list[DeviceProfile]:
-    return [read(path) for path in sorted(SHIPPED.glob("*.json"))]
+def all_shipped(*, pairs: bool = False) -> list[DeviceProfile]:
+    """Return the shipped profiles of GPUs, or of pairs, in order of the GPU's name."""
+    profiles = [read(path) for path in sorted(SHIPPED.glob("*.json"))]
+    return [profile for profile in profiles if profile.how == "shipped" and bool(profile.peer) == pairs]
 
 
 def by_name(name: str) -> DeviceProfile:

@@ -11,22 +11,14 @@ from typing import Any
 
 from kvplan.errors import TransferError
 
-SUCCESS, INVALID_VALUE, NOT_READY = 0, 1, 600
-PEER_UNSUPPORTED, ALREADY_ENABLED, TOO_MANY_PEERS = 217, 704, 711  # of cuCtxEnablePeerAccess
+SUCCESS, NOT_READY = 0, 600
 BATCH_VERSION = 12080  # the entry point of 12.8 tells which copy of a batch failed; later versions do not
 PORTABLE, DEVICE_MAP = 1, 2
-MEMORY_TYPE, DEVICE_POINTER, RANGE_START, RANGE_SIZE = 2, 3, 11, 12  # CUpointer_attribute
+MEMORY_TYPE, RANGE_START, RANGE_SIZE = 2, 11, 12  # CUpointer_attribute
 ACCESS_FLAGS = 16  # CUpointer_attribute: what the current context may do, 0 nothing, 1 read, 3 read and write
 LEGACY_IPC, HANDLE_TYPES, MEMORY_POOL = 10, 14, 17  # CUpointer_attribute: how another process may open the memory
 HOST_MEMORY = 1  # CUmemorytype
-MAX_PITCH, MULTIPROCESSORS, MAJOR, MINOR = 11, 16, 75, 76  # CUdevice_attribute
-MAX_DYNAMIC_SHARED = 8  # CUfunction_attribute
-DEFAULT_SHARED = 48 << 10  # bytes of shared memory that a kernel gets without asking
-NON_BLOCKING = 1
-RELAXED = 2  # CUstreamCaptureMode
 POSIX_FD, FABRIC = 1, 8  # CUmemAllocationHandleType, as bits
-LAZY_PEER_ACCESS = 1  # CUipcMem_flags
-ORDER_STREAM = 1  # CUmemcpySrcAccessOrder; ANY reads the source early, and was not measurably faster
 
 
 class IpcHandle(ctypes.Structure):
@@ -35,7 +27,8 @@ class IpcHandle(ctypes.Structure):
     _fields_ = (("reserved", ctypes.c_ubyte * 64),)
 
 
-_SIGNATURES: dict[str, tuple[Any, ...]] = {
+# The types of the arguments of each entry point. The first pointers are results: see Driver.get.
+SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuInit": (c_uint,),
     "cuDriverGetVersion": (POINTER(c_int),),
     "cuDeviceGetCount": (POINTER(c_int),),
@@ -100,22 +93,6 @@ _BRIEF = frozenset({
     "cuCtxGetCurrent", "cuCtxSetCurrent", "cuEventElapsedTime", "cuEventQuery", "cuEventRecord", "cuStreamIsCapturing",
     "cuStreamWaitEvent", "cuStreamWaitValue64_v2", "cuStreamWriteValue64_v2", "cuThreadExchangeStreamCaptureMode",
 })  # fmt: skip
-_BATCH = ctypes.CFUNCTYPE(
-    c_int, c_void_p, c_void_p, c_void_p, c_size_t, c_void_p, c_void_p, c_size_t, POINTER(c_size_t), c_void_p
-)
-
-
-class Attributes(ctypes.Structure):
-    """CUmemcpyAttributes: source access order, location hints (empty) and flags."""
-
-    _fields_ = (
-        ("order", c_int),
-        ("src_type", c_int),
-        ("src_id", c_int),
-        ("dst_type", c_int),
-        ("dst_id", c_int),
-        ("flags", c_uint),
-    )
 
 
 class DriverError(TransferError):
@@ -124,14 +101,12 @@ class DriverError(TransferError):
     Attributes:
         call: name of the call.
         code: error code that the call returned.
-        at: index of the first copy with an error, if the driver or the loop knows it.
     """
 
-    def __init__(self, message: str, call: str, code: int, at: int | None = None) -> None:
+    def __init__(self, message: str, call: str, code: int) -> None:
         super().__init__(message)
         self.call = call
         self.code = code
-        self.at = at
 
 
 class Driver:
@@ -147,30 +122,47 @@ class Driver:
 
     def __init__(self, library: Any, brief: Any) -> None:
         self.compile_kernel = getattr(library, "compile_kernel", None)
-        for name, types in _SIGNATURES.items():
+        for name, types in SIGNATURES.items():
             entry = getattr(brief if name in _BRIEF else library, name)
             entry.argtypes, entry.restype = types, c_int
             setattr(self, name, entry)
-        self.check("cuInit", self.cuInit(0))
-        version = c_int()
-        self.check("cuDriverGetVersion", self.cuDriverGetVersion(byref(version)))
-        self.version = version.value
-        self.cuMemcpyBatchAsync = self._entry(b"cuMemcpyBatchAsync", BATCH_VERSION)
+        self.call("cuInit", 0)
+        self.version: int = self.get("cuDriverGetVersion")
+        # The driver may return success, but no address.
+        address, status = c_void_p(), c_int()
+        code = self.cuGetProcAddress_v2(b"cuMemcpyBatchAsync", byref(address), BATCH_VERSION, 0, byref(status))
+        self.cuMemcpyBatchAsync = address if code == SUCCESS and address.value else None  # called by address
 
     def __getattr__(self, name: str) -> Any:  # for type checkers: __init__ sets the attributes
         raise AttributeError(name)
 
-    def _entry(self, symbol: bytes, version: int) -> Any:
-        """Return an entry point by name and version, or None. The driver may return success, but no address."""
-        address, status = c_void_p(), c_int()
-        code = self.cuGetProcAddress_v2(symbol, byref(address), version, 0, byref(status))
-        return _BATCH(address.value) if code == SUCCESS and address.value else None
+    def call(self, name: str, *arguments: Any, what: str = "") -> None:
+        """Call an entry point by its name; raise a :class:`DriverError` unless it returns success."""
+        self.check(name, getattr(self, name)(*arguments), what)
+
+    def get(self, name: str, *arguments: Any, what: str = "") -> Any:
+        """Call an entry point that writes its results through its first parameters, and return them.
+
+        Args:
+            name: name of the entry point.
+            arguments: the parameters behind those of the results.
+            what: more words for the error.
+        """
+        types = SIGNATURES[name]
+        results = [kind._type_() for kind in types[: len(types) - len(arguments)]]
+        self.call(name, *map(byref, results), *arguments, what=what)
+        values = [result.value or 0 for result in results]
+        return values[0] if len(values) == 1 else values
+
+    def check(self, call: str, code: int, what: str = "") -> None:
+        """Raise a :class:`DriverError` unless ``code`` is success."""
+        if code != SUCCESS:
+            call = call.removesuffix("_v2")
+            raise DriverError(f"{call} returned {self.name(code)}{what and ': '}{what}", call, code)
 
     def devices(self) -> int:
         """Return the number of visible GPUs."""
-        count = c_int()
-        self.check("cuDeviceGetCount", self.cuDeviceGetCount(byref(count)))
-        return count.value
+        return int(self.get("cuDeviceGetCount"))
 
     def handle(self, ordinal: int) -> int:
         """Return the driver's handle of a visible GPU.
@@ -178,16 +170,10 @@ class Driver:
         Raises:
             TransferError: there is no such GPU.
         """
-        visible, handle = self.devices(), c_int()
+        visible = self.devices()
         if not 0 <= ordinal < visible:
             raise TransferError(f"there is no CUDA device {ordinal}; {visible} are visible")
-        self.check("cuDeviceGet", self.cuDeviceGet(byref(handle), ordinal))
-        return handle.value
-
-    def check(self, call: str, code: int, what: str = "", at: int | None = None) -> None:
-        """Raise a :class:`DriverError` unless ``code`` is success."""
-        if code != SUCCESS:
-            raise DriverError(f"{call} returned {self.name(code)}{what and ': '}{what}", call, code, at)
+        return int(self.get("cuDeviceGet", ordinal))
 
     def name(self, code: int) -> str:
         """Return the name, number and meaning of an error code."""

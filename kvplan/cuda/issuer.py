@@ -2,124 +2,92 @@
 
 Python lets one thread run at a time. A thread that asks for its turn waits up to the switch interval, 5 ms by default,
 while another thread computes in Python, and longer while another thread is in a C call that keeps the interpreter. The
-issuer enters a compiled loop once, and takes lists of calls from a queue in memory.
+issuer enters a compiled loop once, and takes lists of calls from two queues in memory, the urgent one first.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from typing import Protocol
 
 import numpy as np
 
 from kvplan.base.threads import Worker
-from kvplan.cuda import calls
-from kvplan.cuda.call_list import HURRIED, LAST_ROW, PLAYED, Segment, new_state
-from kvplan.cuda.scopes import HasDriver, Uncaptured
-from kvplan.errors import TransferError
+from kvplan.cuda import player
+from kvplan.cuda.device import Device, Uncaptured
+from kvplan.cuda.rows import ENDED, HURRIED, LAST_ROW
 from kvplan.layout.strides import Int64Array
 
-SLOTS = 256  # lists that the queue holds
+SLOTS = 256  # lists that a queue holds
 SEMAPHORE_WORDS = 8  # at least the size of a sem_t on every Linux
 _LIBRARY = ctypes.PyDLL(None)  # calls that return at once keep the interpreter
-_POST = _LIBRARY.sem_post
-
-
-class Machine(HasDriver, Protocol):
-    """The parts of a :class:`~kvplan.cuda.device.Device` that the thread needs."""
-
-    @property
-    def entries(self) -> Int64Array:
-        """Return the addresses of the functions that the loop calls."""
-
-    @property
-    def attributes(self) -> tuple[int, int]:
-        """Return the addresses of the attributes of batched copies, and of the index of the first copy."""
-
-    def current(self) -> AbstractContextManager[None]:
-        """Make the device current for the calling thread, within a ``with``."""
-
-    def watch(self, state: Int64Array, rows: int, *, hurry: bool = True) -> bool:
-        """Wait for rows of a list; see :meth:`kvplan.cuda.device.Device.watch`."""
 
 
 class Issuer:
-    """A queue of lists, and the thread that plays them in their order.
+    """Two queues of lists, and the thread that plays each of them in order.
 
     Args:
         device: the GPU.
         name: name of the thread.
-        inside: identifiers of threads that cannot wait for the executor's end; the thread adds its own.
+        paces: four events, which it uses until it ends.
 
-    If a call of a list fails, the thread plays no later list before the caller has set ENDED in the list's state. So
-    the caller can make calls between the two.
-
-    Attributes:
-        given: number of lists that were ever queued.
-        worker: the thread.
+    Raises:
+        TransferError: the system cannot start the thread.
     """
 
-    def __init__(self, device: Machine, name: str, inside: set[int]) -> None:
-        self.given = 0
-        self.worker = Worker(name, self._serve, "no thread makes the calls of long transfers", inside)
+    def __init__(self, device: Device, name: str, paces: list[int]) -> None:
         self._device = device
-        self._queue = np.zeros((SLOTS, calls.SLOT_WORDS), dtype=np.int64)
-        self._taken = new_state()  # its word PLAYED counts lists
-        self._held: list[tuple[Sequence[Segment], Int64Array, Int64Array] | None] = [None] * SLOTS
-        self._dropped = 0  # lists that were played and are not held any more
-        self._semaphore = np.zeros(SEMAPHORE_WORDS, dtype=np.int64)
+        self._queue = np.zeros((2, SLOTS, 3), dtype=np.int64)
+        # For each queue, its slot, the rows and the state of each list that the loop may still read.
+        self._held: list[list[tuple[Int64Array, Int64Array, Int64Array]]] = [[], []]
+        self._given = [0, 0]
+        self._control, self._semaphore = np.zeros(1, dtype=np.int64), np.zeros(SEMAPHORE_WORDS, dtype=np.int64)
         self._at = ctypes.c_void_p(self._semaphore.ctypes.data)
-        if _LIBRARY.sem_init(self._at, 0, 0):
-            raise TransferError("no thread makes the calls of long transfers: sem_init failed")
+        _LIBRARY.sem_init(self._at, 0, 0)
+        self._paces = np.array(paces, dtype=np.int64).reshape(2, 2)
+        self.thread = Worker(name, self._serve, "no thread makes the calls of long transfers", set())
+        self.thread.start()
 
-    @property
-    def idle(self) -> bool:
-        """Return whether every list has been played, so that another thread may make calls on the same streams."""
-        return int(self._taken[PLAYED]) == self.given
+    def idle(self, urgent: bool) -> bool:
+        """Return whether every list of a queue has ended, so that another thread may make calls on its streams."""
+        held = self._held[urgent]
+        return not held or bool(held[-1][2][ENDED])
 
-    def push(self, segments: Sequence[Segment], state: Int64Array) -> None:
-        """Queue a list. One thread at a time calls it.
+    def full(self, urgent: bool) -> bool:
+        """Return whether a queue has no free slot, after a wait of about 1 ms for one."""
+        slot = self._queue[int(urgent), self._given[urgent] % SLOTS]
+        if slot[0]:
+            self._device.watch(self._held[urgent][0][2], LAST_ROW, hurry=False)
+        return bool(slot[0])
+
+    def push(self, rows: Int64Array, state: Int64Array, *, urgent: bool) -> None:
+        """Queue a list; there is a free slot. One thread at a time calls it. The list is kept until it has ended.
 
         Args:
-            segments: the list; its arrays are C-contiguous, and are kept until it has been played.
-            state: (8,) int64: the list's state.
-
-        Raises:
-            TransferError: the thread cannot be started.
+            rows: the calls.
+            state: the list's state.
+            urgent: whether it goes to the urgent queue.
         """
-        if not self.worker.started:
-            self.worker.start()
-        table = np.array([
-            (rows.ctypes.data, len(rows), columns.ctypes.data, columns.shape[1],
-             launches.ctypes.data, len(launches), boxes.ctypes.data, len(boxes))
-            for rows, columns, launches, boxes in segments
-        ], dtype=np.int64)  # fmt: skip
-        given, post, at = self.given, _POST, self._at
-        while given - int(self._taken[PLAYED]) >= SLOTS - 1:  # rare: few transfers are not played at once
-            self._device.watch(self._taken, given - SLOTS + 2, hurry=False)
-        for played in range(self._dropped, int(self._taken[PLAYED])):
-            self._held[played % SLOTS] = None
-            self._dropped = played + 1
-        words = np.array((table.ctypes.data, len(table), state.ctypes.data, 0), dtype=np.int64)
-        number, before = given % SLOTS, self._held[(given - 1) % SLOTS]
-        if before is not None:
-            before[2][HURRIED] = LAST_ROW  # the GPU shall go on with this list without a pause
-        self._held[number] = (segments, table, state)
-        self._queue[number] = words
-        self.given = given + 1  # no signal handler runs from here to the end of post
-        post(at)
+        held, slot = self._held[urgent], self._queue[int(urgent), self._given[urgent] % SLOTS]
+        while held and not held[0][0][0]:  # the loop has left its slot
+            held.pop(0)
+        if held:
+            held[-1][2][HURRIED] = LAST_ROW  # the GPU shall go on with this list without a pause
+        held.append((slot, rows, state))
+        slot[1:] = len(rows), state.ctypes.data
+        slot[0] = rows.ctypes.data  # last: the loop looks at it first
+        self._given[urgent] += 1
+        _LIBRARY.sem_post(self._at)
+
+    def has(self, state: Int64Array) -> bool:
+        """Return whether the list with this state is in a queue, or was played."""
+        return bool(state[ENDED] or ((self._queue[:, :, 2] == state.ctypes.data) & (self._queue[:, :, 0] != 0)).any())
 
     def stop(self) -> None:
-        """End the thread after all lists in the queue. It is called once, after the last push."""
-        if self.worker.started:
-            self._queue[self.given % SLOTS] = 0
-            self.given += 1
-            _POST(self._at)
+        """Let the thread end after all lists in the queues."""
+        self._control[0] = 1
+        _LIBRARY.sem_post(self._at)
 
     def _serve(self) -> None:
-        device, wait = self._device, ctypes.cast(_LIBRARY.sem_wait, ctypes.c_void_p).value
+        device = self._device
         with device.current(), Uncaptured(device):
-            taken = self._taken.ctypes.data + 8 * PLAYED
-            calls.serve(device.entries, *device.attributes, self._queue, taken, self._at.value, wait)
+            player.serve(device.entries, self._queue, self._paces, self._control, self._at.value)

@@ -1,31 +1,25 @@
-"""Facts of a GPU and its link to the host. They are the key of a device profile, and ``kvplan doctor`` shows them."""
+"""A GPU's name and place in the machine: the key of a device profile, and what ``kvplan doctor`` shows."""
 
 from __future__ import annotations
 
 import re
-from ctypes import POINTER, byref, c_uint, c_void_p, create_string_buffer
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from ctypes import byref, create_string_buffer
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kvplan.cuda.driver import SUCCESS, Driver, driver
-from kvplan.cuda.nvml import handle_of, nvml
+from kvplan.errors import PathError
 
 ROOT = Path("/")
 
-# GT/s per lane, as sysfs writes it, of PCI Express generations 1, 2, ...
-_SPEEDS = ("2.5", "5", "8", "16", "32", "64", "128")
-_WIDTHS = frozenset(
-    {1, 2, 4, 8, 12, 16, 32}
-)  # numbers of lanes in PCI Express; sysfs gives 0 or 255 for an unknown number
-
-_NVML: dict[str, tuple[Any, ...]] = {
-    "nvmlSystemGetDriverVersion": (c_void_p, c_uint),
-    "nvmlDeviceGetCurrPcieLinkGeneration": (c_void_p, POINTER(c_uint)),
-    "nvmlDeviceGetCurrPcieLinkWidth": (c_void_p, POINTER(c_uint)),
-    "nvmlDeviceGetMaxPcieLinkGeneration": (c_void_p, POINTER(c_uint)),
-    "nvmlDeviceGetMaxPcieLinkWidth": (c_void_p, POINTER(c_uint)),
-}
+# PCI Express generation by GT/s per lane, and numbers of lanes, as sysfs writes them.
+_GENERATIONS = {"2.5": 1, "5": 2, "8": 3, "16": 4, "32": 5, "64": 6, "128": 7}
+_WIDTHS = {"1", "2", "4", "8", "12", "16", "32"}  # 0 and 255 stand for an unknown number
+_FROM_NVML = ("CurrPcieLinkGeneration", "CurrPcieLinkWidth", "MaxPcieLinkGeneration", "MaxPcieLinkWidth")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,81 +90,103 @@ def machine(ordinal: int = 0, *, root: Path = ROOT) -> Machine:
     ...     generation = lanes = None
     """
     cu = driver()
-    handle = cu.handle(ordinal)
-    code, gpu = _told(cu.cuDeviceGetName, 256, handle)
-    cu.check("cuDeviceGetName", code)
-    return _placed(cu, gpu, bus_id(cu, handle), root)
+    name = create_string_buffer(256)
+    cu.call("cuDeviceGetName", byref(name), len(name), cu.handle(ordinal))
+    pci = bus_id(cu, ordinal)
+    folder = root / "sys/bus/pci/devices" / (pci or "unknown")
+    with nvml() as ask:
+        version = ask("nvmlSystemGetDriverVersion")
+        gpu = ask("nvmlDeviceGetHandleByPciBusId", pci)
+        link = Link(*(ask(f"nvmlDeviceGet{name}", gpu) for name in _FROM_NVML))
+    if link == Link():
+        link = _link_from_sysfs(folder)
+    node = _text(folder / "numa_node")  # -1 if the firmware does not give it
+    return Machine(
+        name.value.decode(errors="replace"), version or _version_from_proc(root), link, cu.version, pci,
+        int(node) if node.isdecimal() else None,
+    )  # fmt: skip
 
 
-def bus_id(cu: Driver, handle: int) -> str:
+def bus_id(cu: Driver, ordinal: int) -> str:
     """Return the bus id of a GPU in lower case, such as ``"0000:0f:00.0"``; ``""`` if the driver does not give it."""
-    code, pci = _told(cu.cuDeviceGetPCIBusId, 32, handle)
-    return pci.lower() if code == SUCCESS else ""
+    written = create_string_buffer(32)
+    code = cu.cuDeviceGetPCIBusId(byref(written), len(written), cu.handle(ordinal))
+    return written.value.decode().lower() if code == SUCCESS else ""
 
 
-def _placed(cu: Driver, gpu: str, pci: str, root: Path) -> Machine:
-    version, told = _from_nvml(pci)
-    found = _from_sysfs(root, pci)
-    link = Link(
-        told.generation or found.generation,
-        told.width or found.width,
-        told.most_generation or found.most_generation,
-        told.most_width or found.most_width,
-    )
-    return Machine(gpu, version or _from_proc(root), link, cu.version, pci, _numa_node(root, pci))
+def uuid_of(cu: Driver, ordinal: int) -> str:
+    """Return the UUID of a visible GPU, as ``nvidia-smi -L`` shows it without its prefix.
+
+    All processes of a machine agree on it, and ``CUDA_VISIBLE_DEVICES`` changes the numbers of GPUs.
+    """
+    written = create_string_buffer(16)
+    cu.call("cuDeviceGetUuid_v2", byref(written), cu.handle(ordinal))
+    return str(uuid.UUID(bytes=written.raw))
 
 
-def _told(entry: Any, room: int, handle: int) -> tuple[int, str]:
-    """Call an entry point that describes a device in text; return its status and the text."""
-    written = create_string_buffer(room)
-    code = int(entry(byref(written), room, handle))
-    return code, written.value.decode(errors="replace")
+def ordinal_here(cu: Driver, gpu: str) -> int:
+    """Return this process's number of a GPU that another process names by its UUID.
 
-
-def _from_nvml(pci: str) -> tuple[str, Link]:
-    """Return the driver's version and the link. They are empty if NVML is missing, too old, or returns an error."""
-    with nvml(_NVML) as library:
-        if library is None:
-            return "", Link()
-        written = create_string_buffer(80)
-        code = library.nvmlSystemGetDriverVersion(byref(written), len(written))
-        version = written.value.decode(errors="replace") if code == SUCCESS else ""
-        handle = handle_of(library, pci)
-        if handle is None:
-            return version, Link()
-        return version, Link(
-            _generation(_number(library.nvmlDeviceGetCurrPcieLinkGeneration, handle)),
-            _width(_number(library.nvmlDeviceGetCurrPcieLinkWidth, handle)),
-            _generation(_number(library.nvmlDeviceGetMaxPcieLinkGeneration, handle)),
-            _width(_number(library.nvmlDeviceGetMaxPcieLinkWidth, handle)),
+    Raises:
+        PathError: the GPU is not visible in this process.
+    """
+    here = {uuid_of(cu, ordinal): ordinal for ordinal in range(cu.devices())}
+    if gpu not in here:
+        raise PathError(
+            f"the other process's memory is of GPU-{gpu}, which this process does not see; it sees "
+            f"{', '.join(f'GPU-{each}' for each in here) or 'no GPU'}. "
+            "Add it to CUDA_VISIBLE_DEVICES of this process, which may be in any order"
         )
+    return here[gpu]
 
 
-def _number(entry: Any, handle: c_void_p) -> int | None:
-    value = c_uint()
-    return value.value if entry(handle, byref(value)) == SUCCESS else None
+@contextmanager
+def nvml() -> Iterator[Callable[..., Any]]:
+    """Open NVML, the library behind nvidia-smi, within a ``with``.
+
+    Yields:
+        A function that calls a function of ``pynvml``, by its name. It returns None where NVML does not tell: always,
+        if nvidia-ml-py is not installed or NVML does not start.
+
+    >>> with nvml() as ask:
+    ...     version = ask("nvmlSystemGetDriverVersion")  # "580.159.04", or None
+    """
+    try:
+        import pynvml
+    except ImportError:
+        yield lambda *_: None
+        return
+
+    def ask(name: str, *arguments: Any) -> Any:
+        try:
+            return getattr(pynvml, name)(*arguments)
+        except pynvml.NVMLError:
+            return None
+
+    ask("nvmlInit")
+    try:
+        yield ask
+    finally:
+        ask("nvmlShutdown")  # NVML counts its users: it stays open for other users
 
 
-def _generation(told: int | None) -> int | None:
-    return told if told is not None and 1 <= told <= len(_SPEEDS) else None
+def _link_from_sysfs(folder: Path) -> Link:
+    def generation(name: str) -> int | None:
+        return _GENERATIONS.get(_text(folder / name).partition(" ")[0].removesuffix(".0"))
 
+    def width(name: str) -> int | None:
+        text = _text(folder / name)
+        return int(text) if text in _WIDTHS else None
 
-def _width(told: int | None) -> int | None:
-    return told if told in _WIDTHS else None
-
-
-def _from_sysfs(root: Path, pci: str) -> Link:
     return Link(
-        _speed(_attribute(root, pci, "current_link_speed")),
-        _lanes(_attribute(root, pci, "current_link_width")),
-        _speed(_attribute(root, pci, "max_link_speed")),
-        _lanes(_attribute(root, pci, "max_link_width")),
-    )
+        generation("current_link_speed"), width("current_link_width"),
+        generation("max_link_speed"), width("max_link_width"),
+    )  # fmt: skip
 
 
-def _attribute(root: Path, pci: str, name: str) -> str:
-    """Return the text of a file of a PCI device, or ``""``."""
-    return _text(root / "sys/bus/pci/devices" / pci / name) if pci else ""
+def _version_from_proc(root: Path) -> str:
+    found = re.search(r"NVRM version:.*?\s(\d+\.[\d.]+)", _text(root / "proc/driver/nvidia/version"))
+    return found[1] if found else ""
 
 
 def _text(path: Path) -> str:
@@ -178,29 +194,3 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return ""
-
-
-def _speed(text: str) -> int | None:
-    """Return the PCI Express generation of a lane's speed.
-
-    >>> _speed("32.0 GT/s PCIe"), _speed("2.5 GT/s"), _speed("Unknown")
-    (5, 1, None)
-    """
-    found = re.match(r"(\d+(?:\.\d+)?) GT/s", text)
-    speed = found[1].removesuffix(".0") if found else ""
-    return _SPEEDS.index(speed) + 1 if speed in _SPEEDS else None
-
-
-def _lanes(text: str) -> int | None:
-    return _width(int(text)) if re.fullmatch(r"\d{1,3}", text, re.ASCII) else None
-
-
-def _numa_node(root: Path, pci: str) -> int | None:
-    text = _attribute(root, pci, "numa_node")  # -1 if the firmware does not give it
-    return int(text) if re.fullmatch(r"\d{1,5}", text, re.ASCII) else None
-
-
-def _from_proc(root: Path) -> str:
-    text = _text(root / "proc/driver/nvidia/version")
-    found = re.search(r"^NVRM version:.*?\s(\d+\.\d+(?:\.\d+)*)(?:\s|$)", text, re.MULTILINE)
-    return found[1] if found else ""

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from ctypes import POINTER, Structure, byref, c_char, c_int, c_uint, c_void_p
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from kvplan.cuda.driver import SUCCESS, Driver, driver
-from kvplan.cuda.machine import bus_id
-from kvplan.cuda.nvml import handle_of, nvml
-from kvplan.cuda.peer_access import refusal
-from kvplan.errors import TransferError
+from kvplan.cuda.driver import Driver, driver
+from kvplan.cuda.machine import bus_id, nvml
+from kvplan.errors import PathError, TransferError
 
-MAX_NVLINKS = 18  # NVML_NVLINK_MAX_LINKS
-_ACTIVE = 1
-_TO_SWITCH = 2  # NVML_NVLINK_DEVICE_TYPE_SWITCH
+MAX_NVLINKS = 36  # NVML_NVLINK_MAX_LINKS
+_ACTIVE = 1  # NVML_FEATURE_ENABLED
+_SWITCH = 2  # NVML_NVLINK_DEVICE_TYPE_SWITCH
 _READ, _NVLINK = 0, 2  # NVML_P2P_CAPS_INDEX
 _OK = 0  # NVML_P2P_STATUS
 _CAUSES = {
@@ -27,27 +23,7 @@ _CAUSES = {
     4: "a setting of the driver disables peer access",
 }
 
-
-class PciInfo(Structure):
-    """nvmlPciInfo_t: the place of a device on the PCI bus."""
-
-    _fields_ = (
-        ("legacy_id", c_char * 16),
-        ("domain", c_uint),
-        ("bus", c_uint),
-        ("device", c_uint),
-        ("device_id", c_uint),
-        ("subsystem_id", c_uint),
-        ("bus_id", c_char * 32),
-    )
-
-
-_NVML: dict[str, tuple[Any, ...]] = {
-    "nvmlDeviceGetP2PStatus": (c_void_p, c_void_p, c_int, POINTER(c_int)),
-    "nvmlDeviceGetNvLinkState": (c_void_p, c_uint, POINTER(c_int)),
-    "nvmlDeviceGetNvLinkRemoteDeviceType": (c_void_p, c_uint, POINTER(c_int)),
-    "nvmlDeviceGetNvLinkRemotePciInfo_v2": (c_void_p, c_uint, POINTER(PciInfo)),
-}
+Ask = Callable[..., Any]  # calls a function of NVML
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,92 +113,87 @@ def links() -> tuple[PeerLink, ...]:
     return _links(cu, pairs) if pairs else ()
 
 
-Place = tuple[int, int, int]  # domain, bus and device on the PCI bus
+def refusal(cu: Driver, gpu: int, peer: int) -> str:
+    """Return why the driver does not let a GPU reach a peer's memory, or "" if it does. No context is opened.
+
+    Raises:
+        TransferError: there is no such GPU, or a call failed.
+    """
+    can = cu.get("cuDeviceCanAccessPeer", cu.handle(gpu), cu.handle(peer))
+    return "" if can else "the driver allows no peer access between them"
 
 
-class _Ends(NamedTuple):
-    """The ends of the NVLink links at one GPU.
+def check_reach(cu: Driver, gpu: int, peer: int) -> None:
+    """Check that a GPU can reach the memory of a peer, or its own. No context is opened.
+
+    Raises:
+        PathError: the driver allows no access; the message says what the usual causes are.
+        TransferError: there is no such GPU, or a call failed.
+    """
+    why = refusal(cu, gpu, peer) if gpu != peer else ""
+    if why:
+        raise PathError(
+            f"cuda:{gpu} cannot reach the memory of cuda:{peer}: {why}. Usual causes are MIG, a virtual machine, and "
+            "GPUs or PCIe bridges without peer access: see `kvplan doctor` and `nvidia-smi topo -p2p r`"
+        )
+
+
+class _Ports(NamedTuple):
+    """The active NVLink links of a GPU.
 
     Attributes:
         handle: NVML's handle of the GPU.
-        place: place of the GPU.
-        switched: number of active links to a switch.
-        direct: number of active links by the place of the device at their other end.
+        place: domain, bus and device of the GPU.
+        switched: number of links to a switch.
+        direct: number of links by the place of the device at their other end.
     """
 
-    handle: c_void_p
-    place: Place
+    handle: Any
+    place: tuple[int, int, int]
     switched: int
-    direct: Mapping[Place, int]
+    direct: Counter[tuple[int, int, int]]
 
 
-def _links(cu: Driver, pairs: Iterable[tuple[int, int]]) -> tuple[PeerLink, ...]:
-    pairs = tuple(pairs)
-    with nvml(_NVML) as library:
-        ends = {ordinal: _ends(cu, library, ordinal) for ordinal in {one for pair in pairs for one in pair}}
-        return tuple(_link(cu, library, pair, ends[pair[0]], ends[pair[1]]) for pair in pairs)
+def _links(cu: Driver, pairs: Sequence[tuple[int, int]]) -> tuple[PeerLink, ...]:
+    with nvml() as ask:
+        ports = {ordinal: _ports(cu, ask, ordinal) for ordinal in {ordinal for pair in pairs for ordinal in pair}}
+        return tuple(_link(cu, ask, pair, ports[pair[0]], ports[pair[1]]) for pair in pairs)
 
 
-def _link(cu: Driver, library: Any, pair: tuple[int, int], one: _Ends | None, other: _Ends | None) -> PeerLink:
+def _link(cu: Driver, ask: Ask, pair: tuple[int, int], mine: _Ports | None, theirs: _Ports | None) -> PeerLink:
     try:
         why = refusal(cu, *pair)
     except TransferError as error:
         return PeerLink(*pair, reachable=False, why=str(error))
-    if one is None or other is None:
+    if mine is None or theirs is None:
         return PeerLink(*pair, reachable=not why, why=why)
     if why:
-        why = _CAUSES.get(_status(library, one, other, _READ) or _OK, why)
-    return PeerLink(*pair, reachable=not why, why=why, nvlinks=_nvlinks(library, one, other))
+        why = _CAUSES.get(ask("nvmlDeviceGetP2PStatus", mine.handle, theirs.handle, _READ), why)
+    nvlinks: int | None = None
+    joined = ask("nvmlDeviceGetP2PStatus", mine.handle, theirs.handle, _NVLINK)
+    if joined == _OK:
+        # Through a switch, all links of a GPU lead to every peer, and the end with fewer links bounds the rate.
+        nvlinks = min(mine.switched, theirs.switched) + mine.direct[theirs.place] or None
+    elif joined is not None:
+        nvlinks = 0
+    return PeerLink(*pair, reachable=not why, why=why, nvlinks=nvlinks)
 
 
-def _nvlinks(library: Any, one: _Ends, other: _Ends) -> int | None:
-    joined = _status(library, one, other, _NVLINK)
-    if joined is None:
-        return None
-    if joined != _OK:
-        return 0
-    # Through a switch, all links of a GPU lead to every peer, and the end with fewer links bounds the rate.
-    return min(one.switched, other.switched) + one.direct.get(other.place, 0) or None
-
-
-def _status(library: Any, one: _Ends, other: _Ends, capability: int) -> int | None:
-    status = c_int()
-    code = library.nvmlDeviceGetP2PStatus(one.handle, other.handle, capability, byref(status))
-    return status.value if code == SUCCESS else None
-
-
-def _ends(cu: Driver, library: Any, ordinal: int) -> _Ends | None:
-    """Return the ends of a GPU's links, or None if NVML does not know the GPU."""
-    if library is None:
-        return None
+def _ports(cu: Driver, ask: Ask, ordinal: int) -> _Ports | None:
+    """Return a GPU's active links, or None if NVML does not know the GPU."""
     try:
-        pci = bus_id(cu, cu.handle(ordinal))
+        gpu = ask("nvmlDeviceGetHandleByPciBusId", bus_id(cu, ordinal))
     except TransferError:
         return None
-    place, handle = _place(pci), handle_of(library, pci)
-    if place is None or handle is None:
+    place = ask("nvmlDeviceGetPciInfo", gpu)
+    if place is None:
         return None
-    switched, direct = 0, Counter[Place]()
+    switched, direct = 0, Counter[tuple[int, int, int]]()
     for number in range(MAX_NVLINKS):
-        state, kind, info = c_int(), c_int(), PciInfo()
-        if library.nvmlDeviceGetNvLinkState(handle, number, byref(state)) != SUCCESS or state.value != _ACTIVE:
+        if ask("nvmlDeviceGetNvLinkState", gpu, number) != _ACTIVE:
             continue
-        code = library.nvmlDeviceGetNvLinkRemoteDeviceType(handle, number, byref(kind))
-        if code == SUCCESS and kind.value == _TO_SWITCH:
+        if ask("nvmlDeviceGetNvLinkRemoteDeviceType", gpu, number) == _SWITCH:
             switched += 1
-        elif library.nvmlDeviceGetNvLinkRemotePciInfo_v2(handle, number, byref(info)) == SUCCESS:
-            direct[info.domain, info.bus, info.device] += 1
-    return _Ends(handle, place, switched, direct)
-
-
-def _place(pci: str) -> Place | None:
-    """Return the numbers of a bus id.
-
-    >>> _place("0000:0f:00.0"), _place("")
-    ((0, 15, 0), None)
-    """
-    found = re.fullmatch(r"([0-9a-f]+):([0-9a-f]+):([0-9a-f]+)\.[0-7]", pci, re.ASCII)
-    if found is None:
-        return None
-    domain, bus, device = (int(part, 16) for part in found.groups())
-    return domain, bus, device
+        elif (end := ask("nvmlDeviceGetNvLinkRemotePciInfo", gpu, number)) is not None:
+            direct[end.domain, end.bus, end.device] += 1
+    return _Ports(gpu, (place.domain, place.bus, place.device), switched, direct)

@@ -17,7 +17,7 @@ from kvplan.cuda.handles import lender
 from kvplan.errors import KVPlanError, PathError, TransferError
 from kvplan.execute.ranges import ranged
 from kvplan.execute.stats import ExecutorStats, Tally
-from kvplan.execute.transfer import Transfer, check_after, seconds_of
+from kvplan.execute.transfer import Transfer, check_after
 from kvplan.layout.holding import check_held
 from kvplan.plan.plan import Plan
 
@@ -39,25 +39,23 @@ class _Backend(Protocol):
 
     tally: Tally
 
-    def start(self) -> None:
-        """Start the threads that it always needs; raise TransferError if the system cannot start them."""
-
     def check_open(self) -> None:
         """Raise TransferError if this backend is closed or belongs to another process."""
 
     def prepare(self, plan: Plan | None, *, by_layer: bool) -> None:
         """Warm up; see :meth:`Executor.prepare`."""
 
-    def submit(
-        self, plan: Plan, after: Any, *, by_layer: bool, urgent: bool, beside_seconds: float | None = None
-    ) -> Transfer:
+    def submit(self, plan: Plan, after: Any, *, by_layer: bool, urgent: bool) -> Transfer:
         """Queue a plan; see :meth:`Executor.submit`. The executor has checked the arguments."""
 
-    def candidates_of(self, plan: Plan, *, by_layer: bool, beside_seconds: float | None) -> list[Candidate]:
+    def candidates_of(self, plan: Plan, *, by_layer: bool) -> list[Candidate]:
         """Return the candidates of a plan; see :meth:`Executor.candidates`."""
 
     def in_flight(self) -> int:
         """Count the submitted transfers that have not ended."""
+
+    def held(self) -> tuple[int, int]:
+        """Return the bytes of GPU memory and of pinned memory that it holds."""
 
     def stop(self) -> None:
         """Accept no more transfers, and return at once: a finalizer may call it. Submitted transfers continue."""
@@ -81,7 +79,6 @@ class Executor:
     Raises:
         PathError: no path, or not the policy's path, serves the device; ``policy`` or ``profile`` has a wrong type;
             ``kernel_stream`` is no stream; or this Python runs without the GIL.
-        TransferError: the system cannot start the executor's thread.
 
     Several threads may submit at once. Transfers of one direction run in the order of their submits, as on a CUDA
     stream: a transfer that waits for its ``after=`` delays the transfers behind it. A GPU's loads, its stores, and its
@@ -101,9 +98,8 @@ class Executor:
     destination's GPU pulls (``docs/guides/gpu-to-gpu.md``).
 
     Submitted transfers also finish if the executor is garbage-collected without :meth:`close`, or when the interpreter
-    exits. Garbage collection never blocks. The exit waits until copying ends, however long it takes. On the CPU, if all
-    remaining transfers have waited 5 seconds for their ``after=``, the exit gives them up with a RuntimeWarning. For
-    GPUs, it waits 30 seconds in all. A forked child must make its own executor.
+    exits. Garbage collection never blocks. The exit waits at most 10 seconds for CPU executors and 15 for those of
+    GPUs, and warns of transfers that it gives up. A forked child must make its own executor.
 
     >>> import kvplan, numpy as np
     >>> a, b = np.arange(512, dtype=np.int8).reshape(8, 4, 16), np.zeros((8, 4, 16), np.int8)
@@ -136,11 +132,6 @@ class Executor:
         self._submit = ranged(self._backend.submit)
         # The finalizer may run in any thread and in any garbage collection, so it must not block.
         weakref.finalize(self, self._backend.stop).atexit = False  # the backend has its own exit hook, which waits
-        try:
-            self._backend.start()  # last, so that every running thread can be stopped
-        except BaseException:
-            self._backend.stop()
-            raise
         log.info("executor of %s, path %s", self.device, self.policy.path, extra={"kvplan_device": self.device})
 
     def prepare(self, plan: Plan | None = None, *, by_layer: bool = False) -> None:
@@ -178,7 +169,6 @@ class Executor:
 
     def submit(
         self, plan: Plan, after: Any = None, *, by_layer: bool = False, priority: str = "normal",
-        beside_seconds: float | None = None,
     ) -> Transfer:  # fmt: skip
         """Queue a plan and return at once.
 
@@ -187,15 +177,11 @@ class Executor:
             after: a stream, an event, a Transfer, or None: the transfer begins when this has completed. Of a stream,
                 only work that was launched before the submit counts.
             by_layer: whether to move layers in their order, so that :meth:`Transfer.wait_layer` can wait for one layer.
-                Long transfers are cut into groups of layers, 8 to 12 as a rule; those at both ends are the shortest. A
+                Long transfers are cut into groups of layers, at most 10; those at both ends are the shortest. A
                 wait for a layer is for its whole group.
             priority: ``"high"`` lets the transfer overtake ``"normal"`` transfers that have not begun, also those that
                 touch the same bytes: name a transfer that it must follow with ``after``. High transfers keep the order
                 of their submits.
-            beside_seconds: for a transfer ``by_layer``, the seconds of the compute that waits for the layers, if they
-                are known. It may take three times as long as the copies alone, at the link's rate, or longer. Then
-                four or five groups of layers may replace more: each is twice as large as the one before. Fewer groups
-                take less of the CPU.
 
         While ``after``, or torch's current stream by default, is captured into a CUDA graph, submits are refused.
 
@@ -203,8 +189,7 @@ class Executor:
             TransferError: the executor is closed, or belongs to the parent process of a fork; ``after`` is a transfer
                 that failed; a thread cannot be started; a signal handler or a finalizer called this within another call
                 of the executor; or a driver call fails; the message names call and code.
-            KVPlanError: ``plan`` is not a plan, ``after`` cannot be waited for, ``priority`` is unknown, or
-                ``beside_seconds`` is not a finite number of at least 0.
+            KVPlanError: ``plan`` is not a plan, ``after`` cannot be waited for, or ``priority`` is unknown.
             LayoutError: the destination is read-only, or addresses are not this process's.
             HostMemoryError: memory is pageable, and the path needs pinned memory.
             PathError: the policy's path, or every path, cannot serve the plan; or a CUDA graph is being captured.
@@ -215,19 +200,17 @@ class Executor:
         ...     transfer = executor.submit(kvplan.compile(layout, layout).plan([0], [5]), by_layer=True)
         ...     transfer.wait_layer(0)
         """
-        self._backend.check_open()
         if not isinstance(plan, Plan):
+            self._backend.check_open()
             raise KVPlanError(f"plan is a {type(plan).__name__}; submit takes what CopyProgram.plan or join made")
         if after is not None:
             check_after(after, gpu=self.device != "cpu")
         if priority not in PRIORITIES:
             raise KVPlanError(f"priority is {priority!r}; give 'high' or 'normal'")
-        if beside_seconds is not None:
-            beside_seconds = seconds_of("beside_seconds", beside_seconds)
         if log.isEnabledFor(logging.DEBUG):
             log.debug("submit %r, priority %s", plan, priority, extra={"kvplan_nbytes": plan.nbytes})
         return self._submit(
-            plan, after, by_layer=by_layer, urgent=priority == "high", beside_seconds=beside_seconds
+            plan, after, by_layer=by_layer, urgent=priority == "high"
         )  # fmt: skip
 
     def begin(self, plan: Plan, *, groups: int | None = None, priority: str = "normal") -> LayerwiseTransfer:
@@ -268,7 +251,7 @@ class Executor:
         submit = partial(self.submit, priority=priority)
         return LayerwiseTransfer(plan, len(plan.layers) if count is None else count, submit, self.prepare)
 
-    def candidates(self, plan: Plan, *, by_layer: bool = False, beside_seconds: float | None = None) -> list[Candidate]:
+    def candidates(self, plan: Plan, *, by_layer: bool = False) -> list[Candidate]:
         """Return each path with its predicted cost for a plan: first the path that ``auto`` takes, last unusable paths.
 
         No bytes are moved. :func:`kvplan.cost.explain.explain` formats the list as text.
@@ -277,10 +260,9 @@ class Executor:
             plan: the plan.
             by_layer: whether the plan would be submitted ``by_layer``. The transfer is then cut into groups of layers,
                 which have more and shorter copies, so another path may be the cheapest.
-            beside_seconds: as in :meth:`submit`.
 
         Raises:
-            KVPlanError: ``plan`` is not a plan, or ``beside_seconds`` is not a finite number of at least 0.
+            KVPlanError: ``plan`` is not a plan.
             LayoutError: the destination is read-only, or addresses are not this process's.
             PathError: this is a CPU executor, which has no cost model.
 
@@ -295,9 +277,7 @@ class Executor:
         """
         if not isinstance(plan, Plan):
             raise KVPlanError(f"plan is a {type(plan).__name__}; candidates takes what CopyProgram.plan or join made")
-        if beside_seconds is not None:
-            beside_seconds = seconds_of("beside_seconds", beside_seconds)
-        return self._backend.candidates_of(plan, by_layer=by_layer, beside_seconds=beside_seconds)
+        return self._backend.candidates_of(plan, by_layer=by_layer)
 
     def stats(self) -> ExecutorStats:
         """Return the sums of transfers, bytes, seconds and descriptors so far, by path, and the error of predictions.
@@ -308,7 +288,9 @@ class Executor:
         ...     executor.stats().transfers, executor.stats().prediction_error
         (0, None)
         """
-        return replace(self._backend.tally.stats(), in_flight=self._backend.in_flight())
+        gpu, pinned = self._backend.held()
+        sums = self._backend.tally.stats()
+        return replace(sums, in_flight=self._backend.in_flight(), gpu_nbytes=gpu, pinned_nbytes=pinned)
 
     def close(self) -> None:
         """Wait until all submitted transfers have finished, then stop.

@@ -9,7 +9,7 @@ from typing import Any
 from kvplan.base.numbers import number_ranges
 from kvplan.errors import KVPlanError, TransferError
 from kvplan.execute.transfer import Transfer, TransferResult, cancellation, check_layer
-from kvplan.plan.layers import split_layers
+from kvplan.plan.layers import even_edges, split_layers
 from kvplan.plan.plan import Plan
 
 
@@ -33,7 +33,7 @@ class LayerwiseTransfer(Transfer):
         self, plan: Plan, groups: int, submit: Callable[[Plan, Any], Transfer], prepare: Callable[[Plan], None]
     ) -> None:
         self.plan = plan
-        pieces = split_layers(plan, groups)
+        pieces = split_layers(plan, even_edges(len(plan.layers), groups))
         self._groups = tuple(tuple(sorted(layers)) for layers, _ in pieces)
         self._plans = [piece for _, piece in pieces]
         self._left = [set(layers) for layers in self._groups]  # layers that were not submitted

@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
 from kvplan.base.process import generation
@@ -63,6 +64,7 @@ class ExecutorStats(PathStats):
         cancelled: transfers that were cancelled before they began.
         in_flight: transfers that were submitted and have not ended.
         flows: sums by path and direction.
+        gpu_nbytes, pinned_nbytes: bytes of GPU memory and of pinned memory that the executor holds.
     """
 
     failed: int = 0
@@ -72,6 +74,8 @@ class ExecutorStats(PathStats):
     cancelled: int = 0
     in_flight: int = 0
     flows: Mapping[tuple[str, str], FlowStats] = field(default_factory=dict, compare=False)
+    gpu_nbytes: int = field(default=0, compare=False)
+    pinned_nbytes: int = field(default=0, compare=False)
 
 
 # Upper bounds in seconds, from transfers of a few blocks to the transfer of a whole cache.
@@ -92,11 +96,10 @@ class Tally:
     """
 
     def __init__(self) -> None:
-        self._made_in = generation()
-        self._lock = threading.RLock()  # a finalizer in the same thread may take it again
+        self._generation = generation()
+        self._lock = threading.RLock()
         self.ends: deque[tuple[TransferResult, str] | str] = deque()
-        self._sums: dict[tuple[str, str], list[Any]] = {}  # the fields of PathStats
-        self._within: dict[tuple[str, str], list[int]] = {}
+        self._flows: dict[tuple[str, str], tuple[list[Any], list[int]]] = {}  # fields of PathStats, and of the buckets
         self._quiet_until = 0.0
         self._unsaid = 0
         self._counts = {"failed": 0, "cancelled": 0}
@@ -109,12 +112,12 @@ class Tally:
 
     def settle(self) -> None:
         """Add up ends once there are many. The calling thread holds no lock."""
-        if len(self.ends) > PENDING and self._made_in == generation():
+        if len(self.ends) > PENDING and self._generation == generation():
             self._add_up()
 
     def _add_up(self) -> None:
-        if self._made_in != generation():  # a forked child: the thread that held the lock does not exist here
-            self._made_in, self._lock = generation(), threading.RLock()
+        if self._generation != generation():  # a forked child: the thread that held the lock does not exist here
+            self._generation, self._lock = generation(), threading.RLock()
         with self._lock:
             while self.ends:
                 self._add(self.ends.popleft())
@@ -124,20 +127,13 @@ class Tally:
             self._counts[end] += 1
             return
         result, direction = end
-        flow = result.path, direction
-        sums = self._sums.setdefault(flow, [0, 0, 0.0, 0, 0])
-        within = self._within.setdefault(flow, [0] * (len(BUCKETS) + 1))
-        bucket = bisect_left(BUCKETS, result.seconds)
-        predicted = bool(result.predicted) and result.seconds > 0
-        off = abs(math.log(result.predicted / result.seconds)) if result.predicted and predicted else 0.0
-        within[bucket] += 1
-        sums[0] += 1
-        sums[1] += result.nbytes
-        sums[2] += result.seconds
-        sums[3] += result.descriptors
-        sums[4] += result.launches
-        self._predicted += predicted
-        self._off += off
+        sums, within = self._flows.setdefault((result.path, direction), ([0, 0, 0.0, 0, 0], [0] * (len(BUCKETS) + 1)))
+        for k, value in enumerate((1, result.nbytes, result.seconds, result.descriptors, result.launches)):
+            sums[k] += value
+        within[bisect_left(BUCKETS, result.seconds)] += 1
+        if result.predicted and result.seconds > 0:
+            self._predicted += 1
+            self._off += abs(math.log(result.predicted / result.seconds))
 
     def fail(self, plan: Plan | None = None, path: str = "", error: BaseException | None = None) -> None:
         """Count a transfer that failed, and log a warning, at most one per :data:`QUIET_SECONDS`."""
@@ -168,19 +164,17 @@ class Tally:
         """
         self._add_up()
         with self._lock:
-            flows = {flow: FlowStats(*(*sums, tuple(self._within[flow]))) for flow, sums in list(self._sums.items())}
-            ended, predicted, off = dict(self._counts), self._predicted, self._off
+            flows = {flow: FlowStats(*(*sums, tuple(within))) for flow, (sums, within) in self._flows.items()}
+            counts, predicted, off = dict(self._counts), self._predicted, self._off
         paths: dict[str, PathStats] = {}
-        total = PathStats()
         for (path, _), flow in flows.items():
-            paths[path], total = _sum(paths.get(path, PathStats()), flow), _sum(total, flow)
+            paths[path] = _sum(paths.get(path, PathStats()), flow)
         return ExecutorStats(
-            **vars(total),
-            failed=ended["failed"],
+            **vars(reduce(_sum, paths.values(), PathStats())),
+            **counts,
             paths=paths,
             predicted=predicted,
             prediction_error=math.expm1(off / predicted) if predicted else None,
-            cancelled=ended["cancelled"],
             flows=flows,
         )
 

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-import math
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
-from numbers import Real
 from typing import Any, NamedTuple, Self
 
 from kvplan.base.integers import integer
-from kvplan.base.latch import Wake, sleep
 from kvplan.base.numbers import number_ranges
-from kvplan.base.quoting import quoted
-from kvplan.base.threads import Standby, error_of
+from kvplan.base.threads import Call, error_of
 from kvplan.errors import KVPlanError, LayoutError, TransferError
 from kvplan.layout.components import NOT_HERE
 from kvplan.plan.plan import Plan
 
 CLOSED_ERROR = "the executor is closed; submit before close()"
+WITHIN_ERROR = (
+    "this submit came within another call of the same executor, in a signal handler or a finalizer; submit after that "
+    "call has returned"
+)
 
 
 class _Result(NamedTuple):
@@ -66,7 +66,6 @@ class Transfer(ABC):
 
     Attributes:
         plan: the plan that it moves.
-        sleepers: queues that get an entry when it ends; None if a waiting thread must block in :meth:`synchronize`.
 
     >>> import kvplan, numpy as np
     >>> layout = kvplan.KVLayout.from_tensors("block token dim", np.zeros((8, 4, 16), np.int8))
@@ -77,7 +76,6 @@ class Transfer(ABC):
     """
 
     plan: Plan
-    sleepers: list[Wake] | None = None
 
     @abstractmethod
     def done(self) -> bool:
@@ -171,6 +169,17 @@ class Transfer(ABC):
         """
         return False
 
+    def add_done_callback(self, function: Call) -> bool:
+        """Call a function once, in the thread that ends the transfer; or now, if it has ended.
+
+        The function must neither block nor raise an error.
+
+        Returns:
+            False if it will never be called: no thread ends this transfer, and a caller must wait or ask for its end.
+        """
+        del function
+        return False
+
     def _late(self, timeout: float | None) -> TransferError:
         return TransferError(f"transfer of {self.plan.nbytes} bytes has not finished within {timeout} seconds")
 
@@ -249,45 +258,31 @@ def wait_for(after: Any) -> None:
         after.wait()
 
 
-def wait_on_cpu(after: Any, standby: Standby, wake: Wake, given_up: Callable[[], bool]) -> BaseException | None:
-    """Wait on the CPU for the object that a submit named with ``after=``, or until the wait is given up.
+def call_when_done(after: Any, function: Callable[[BaseException | None], object], inside: set[int]) -> None:
+    """Call a function with the error of a submit's ``after=``, or None, once it has completed.
+
+    A thread of its own blocks in the wait if that cannot be interrupted, so that a caller can stop waiting.
 
     Args:
-        after: the ``after`` of a submit.
-        standby: its thread waits instead of the caller if the wait cannot be interrupted.
-        wake: the caller's queue, which gets an entry when ``given_up`` may have changed.
-        given_up: a function that returns whether to stop waiting.
-
-    Returns:
-        The error that the wait raised, or None.
+        after: a stream, an event or a transfer.
+        function: the function. It must neither block nor raise an error.
+        inside: identifiers of threads that must not wait for the executor's end; this thread is added.
     """
-    if after is None:
-        return None
-    if isinstance(after, Transfer) and after.sleepers is not None:
-        sleep(lambda: after.done() or given_up(), after.sleepers, None, wake)
-        return error_of(after.synchronize) if after.done() else None
-    return standby.wait(partial(wait_for, after), wake, given_up)
+    wait = partial(wait_for, after)
+    if isinstance(after, Transfer) and after.add_done_callback(lambda: function(error_of(wait))):
+        return
 
+    def block() -> None:
+        me = threading.get_ident()
+        inside.add(me)
+        error = error_of(wait)
+        inside.discard(me)
+        function(error)
 
-def seconds_of(name: str, value: Any) -> float:
-    """Convert a caller's seconds to a Python float.
-
-    Raises:
-        KVPlanError: they are not a finite number of at least 0.
-
-    >>> seconds_of("beside_seconds", 0.015), seconds_of("beside_seconds", 2)
-    (0.015, 2.0)
-    >>> seconds_of("beside_seconds", -1)
-    Traceback (most recent call last):
-    kvplan.errors.KVPlanError: beside_seconds is -1; give finite seconds of at least 0
-    """
-    number = math.nan
-    if isinstance(value, Real) and not isinstance(value, bool):
-        with contextlib.suppress(OverflowError):
-            number = float(value)
-    if not 0 <= number < math.inf:
-        raise KVPlanError(f"{name} is {quoted(value)}; give finite seconds of at least 0")
-    return number
+    try:
+        threading.Thread(target=block, name="kvplan-after", daemon=True).start()
+    except RuntimeError:  # no more threads: the limit of the system, or an interpreter that exits
+        function(error_of(wait))
 
 
 def check_after(after: Any, *, gpu: bool = False) -> None:

@@ -57,6 +57,7 @@ class KVLayout:
         self.dtype: str = built.dtype
         self.notation: str = built.notation
         self.tensors: Any = tensors
+        self.reached: dict[int, Any] = {}  # by the context of a GPU that reaches the memory: see kvplan.cuda.reach
         self.holdings = tuple(r.held for r in self.regions if isinstance(r.held, Holding))
 
     def __copy__(self) -> Self:
@@ -331,9 +332,7 @@ class KVLayout:
         return (self.num_blocks, self.block_tokens, self.device, self.seams, tuple(views))
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, KVLayout):
-            return NotImplemented
-        return self is other or self._identity == other._identity
+        return self is other or (isinstance(other, KVLayout) and self._identity == other._identity)
 
     @cached_property
     def _hash(self) -> int:

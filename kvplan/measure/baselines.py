@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from kvplan.cuda.rows import copy_rows
 from kvplan.errors import PathError, TransferError
 from kvplan.measure.flights import AtOnce, Begin, Enqueued, Line
 from kvplan.measure.workload import Side, Work
@@ -90,14 +91,11 @@ def batch_call(line: Line, plan: Plan, most: int | None = None) -> Callable[[], 
     device = line.device
     if device.driver.cuMemcpyBatchAsync is None:
         raise PathError("the driver has no cuMemcpyBatchAsync: it came with 570")
-    columns = tuple(np.ascontiguousarray(column, dtype=np.int64) for column in plan.descriptors())
-    src, dst, size = (column.ctypes.data for column in columns)
-    count, most = columns[0].size, most or MOST_DESCRIPTORS
+    columns = np.stack(plan.descriptors())
+    rows = copy_rows(columns, line.handle, least=0, most=most or MOST_DESCRIPTORS)
 
-    def issue(_kept: object = columns) -> None:
-        for first in range(0, count, most):
-            at = 8 * first
-            device.copy_batch(dst + at, src + at, size + at, min(most, count - first), line.handle)
+    def issue(_kept: object = columns) -> None:  # the rows name them by address
+        device.issue(rows)
 
     return issue
 

@@ -1,64 +1,60 @@
-"""Measurements of each path beside compute: the rate of the path, and how much slower compute becomes."""
+"""Measurements of each path beside compute: the time of transfers, and how much slower compute becomes."""
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, suppress
 from functools import partial
-from math import inf
 
-from kvplan.cost.policy import HOST_ROUTES
-from kvplan.cost.profile import Beside, route_paths
+from kvplan.cost.model import features
+from kvplan.cost.policy import OVERLAPS, Policy
+from kvplan.cost.profile import route_paths
+from kvplan.cost.statistics import counted
 from kvplan.errors import PathError
 from kvplan.execute.executor import Executor
-from kvplan.measure.compute import Compute, compute_of, window
-from kvplan.measure.timing import timed
+from kvplan.measure.calibration.geometries import BESIDE_GRID, ROUNDS
+from kvplan.measure.calibration.profile_fit import Sample
+from kvplan.measure.compute import compute_of, window
+from kvplan.measure.timing import Timing
 from kvplan.measure.workload import Buffers, Geometry, work
-from kvplan.plan.plan import Plan
 
-WARM, ALONE, TRANSFERS, SECONDS = 100, 80, 4, 0.08
+WARM, ALONE, TRANSFERS, SECONDS = 8, 12, 4, 0.012
 WARM_UPS = 2
-BLOCK_RUNS = 32
-# Bytes per run: a size that suits each path. The blocks are contiguous in the pool.
-RUN_NBYTES = {"kernel": 8 << 10, "staged": 8 << 10, "copy_engine_2d": 16 << 10, "copy_engine": 128 << 10}
-ENGINE_NBYTES = 64 << 20  # between GPU memories, the copy engine would take too long for all bytes of the buffers
+FEW_COPIES, SMALL = 256, 28 << 10  # the copy engine takes long for more copies of fewer bytes; their cost is known
 
 
-def measure_beside(
-    buffers: Mapping[str, Buffers], executors: Mapping[str, Executor], kind: str, until: float
-) -> dict[str, dict[str, Beside]]:
-    """Measure all paths beside one kind of compute, and return the effects by route and path.
-
-    The compute runs on the GPU of the executors.
+def measure_beside(buffers: Mapping[str, Buffers], executors: Mapping[str, Executor], until: float) -> Iterator[Sample]:
+    """Measure all paths beside each kind of compute, which runs on the GPU of the executors.
 
     Args:
         buffers: buffers with the bytes to move, by route; at least one.
-        executors: executors by path.
-        kind: ``"decode"`` or ``"prefill"``.
+        executors: executors by path; the kernel's is not used, since its launches depend on the compute.
         until: time of ``time.perf_counter()`` after which no measurement of a path begins.
     """
-    compute = compute_of(next(iter(buffers.values())).device, kind)
-    made: dict[str, dict[str, Beside]] = {}
-    for route, whole in buffers.items():
-        made[route] = {}
-        for path in route_paths(route):
-            if time.perf_counter() > until:
-                break
-            part = whole
-            if route not in HOST_ROUTES and path != "kernel":
-                part = whole.front(min(ENGINE_NBYTES, whole.nbytes))
-            size = RUN_NBYTES[path]
-            geometry = Geometry(route, "contiguous", size, part.nbytes // size, BLOCK_RUNS)
-            with suppress(PathError):  # a path that refuses the plan has no figures
-                made[route][path] = _one(compute, executors[path], work(part, geometry).plan)
-    return made
-
-
-def _one(compute: Compute, executor: Executor, plan: Plan) -> Beside:
-    begin = partial(executor.submit, plan)
-    alone = timed({"alone": begin}, seconds=inf, most=TRANSFERS, warm_ups=WARM_UPS)["alone"].wall
-    taken = window(compute, begin, warm=WARM, alone=ALONE, transfers=TRANSFERS, seconds=SECONDS)
-    rate = alone / statistics.median(taken.transfers)
-    return Beside(min(rate, 1.0), max(taken.slowdown, 1.0))
+    device = next(iter(buffers.values())).device
+    with ExitStack() as stack:
+        computes = {kind: compute_of(device, kind) for kind in OVERLAPS[1:]}
+        kernels = {}
+        for kind in computes:
+            kernels[kind] = stack.enter_context(Executor(device, Policy(path="kernel", overlap=kind)))
+        for run_nbytes, runs in BESIDE_GRID:
+            for route, whole in buffers.items():
+                moved = work(whole, Geometry(route, "contiguous", run_nbytes, runs, ROUNDS[0]))
+                counts = counted(moved.plan)
+                for path in route_paths(route):
+                    if path == "copy_engine" and runs > FEW_COPIES and run_nbytes < SMALL:
+                        continue
+                    for kind, compute in computes.items():
+                        if time.perf_counter() > until:
+                            return
+                        executor = kernels[kind] if path == "kernel" else executors[path]
+                        begin = partial(executor.submit, moved.plan)
+                        with suppress(PathError):  # a path that refuses the plan has no figures
+                            for _ in range(WARM_UPS):
+                                begin().synchronize()
+                            taken = window(compute, begin, warm=WARM, alone=ALONE, transfers=TRANSFERS, seconds=SECONDS)
+                            timing = Timing(0.0, statistics.median(taken.transfers), 0.0, len(taken.transfers))
+                            yield Sample(path, route, moved.plan.nbytes, features(path, counts), timing, kind,
+                                         taken.mean_slowdown)  # fmt: skip

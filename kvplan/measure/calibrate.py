@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
 
-from kvplan.cost.policy import HOST_ROUTES, OVERLAPS, PEER_ROUTES, Policy
-from kvplan.cost.profile import Beside, DeviceProfile, route_paths
-from kvplan.cost.statistics import statistics_of
+from kvplan.cost.model import features
+from kvplan.cost.policy import HOST_ROUTES, PEER_ROUTES, Policy
+from kvplan.cost.profile import DeviceProfile, route_paths
+from kvplan.cost.statistics import counted
 from kvplan.cuda.machine import Machine
 from kvplan.errors import KVPlanError, PathError
 from kvplan.execute.executor import Executor
@@ -29,7 +30,7 @@ from kvplan.measure.calibration.geometries import (
     WITHIN_NBYTES,
     geometries,
 )
-from kvplan.measure.calibration.profile_fit import FEW_PROGRAMS, ONE_PROGRAM, Sample, ceilings_of, profile_of
+from kvplan.measure.calibration.profile_fit import ONE_PROGRAM, Sample, ceilings_of, profile_of
 from kvplan.measure.flights import Line
 from kvplan.measure.timing import Progress, silent, timed
 from kvplan.measure.workload import Buffers, Work, work
@@ -37,7 +38,7 @@ from kvplan.plan.plan import Plan
 
 # No transfer begins after SECONDS. The last BESIDE_SECONDS are for transfers beside compute, and WITHIN_SECONDS before
 # them for transfers within the GPU.
-SECONDS, WITHIN_SECONDS, BESIDE_SECONDS = 18.0, 3.0, 5.0
+SECONDS, WITHIN_SECONDS, BESIDE_SECONDS = 18.0, 3.0, 6.0
 PAIR_SECONDS, PAIR_BESIDE_SECONDS = 14.0, 5.0
 SAMPLES, CASE_SECONDS = 8, 0.015
 GPU_CASE_SECONDS = 0.006  # between GPU memories, a transfer takes a tenth of the time
@@ -49,7 +50,6 @@ def calibrate(
     device: str = "cuda:0",
     progress: Progress | None = None,
     *,
-    keep: list[Sample] | None = None,
     seconds: float = SECONDS,
 ) -> DeviceProfile:
     """Measure a GPU, alone and beside compute: loads, stores, and copies within its memory.
@@ -58,7 +58,6 @@ def calibrate(
         machine: the machine that the profile describes.
         device: name of the GPU for executors; torch is needed.
         progress: function that is called with the share that is done, and the step that begins.
-        keep: list to which the samples are appended.
         seconds: time in seconds after which no transfer begins, from the end of compiling.
 
     Raises:
@@ -81,12 +80,11 @@ def calibrate(
         )
         samples += _samples(within, executors, ("device",), until - BESIDE_SECONDS, _part(tell, 0.55, 0.7))
         buffers = dict.fromkeys(HOST_ROUTES, host) | {"device": within}
-        beside = _beside(buffers, device, executors, until, tell)
+        tell(0.7, "beside compute")
+        samples += measure_beside(buffers, executors, until)
     tell(1.0, "done")
-    if keep is not None:
-        keep += samples
     sms = ceilings.multiprocessors(device)
-    return profile_of(machine, samples, ceilings_of(samples, found), beside, multiprocessors=sms)
+    return profile_of(machine, samples, ceilings_of(samples, found), multiprocessors=sms)
 
 
 def calibrate_pair(
@@ -97,7 +95,6 @@ def calibrate_pair(
     *,
     peer_name: str,
     nvlinks: int | None,
-    keep: list[Sample] | None = None,
     seconds: float = PAIR_SECONDS,
 ) -> DeviceProfile:
     """Measure copies from a GPU to a peer and back, which the GPU makes, alone and beside compute on the GPU.
@@ -108,7 +105,6 @@ def calibrate_pair(
         progress: function that is called with the share that is done, and the step that begins.
         peer_name: name of the other GPU in the profile, such as ``"NVIDIA H200"``.
         nvlinks: number of NVLink links between the two; None if it is not known.
-        keep: list to which the samples are appended.
         seconds: time in seconds after which no transfer begins, from the end of compiling.
 
     Raises:
@@ -129,19 +125,17 @@ def calibrate_pair(
         tell(0.05, "ceilings")
         found = ceilings.measure(buffers)
         samples = _samples(buffers, executors, PEER_ROUTES, until - PAIR_BESIDE_SECONDS, _part(tell, 0.1, 0.7))
-        beside = _beside(dict.fromkeys(PEER_ROUTES, buffers), device, executors, until, tell)
+        tell(0.7, "beside compute")
+        samples += measure_beside(dict.fromkeys(PEER_ROUTES, buffers), executors, until)
     tell(1.0, "done")
-    if keep is not None:
-        keep += samples
     sms = ceilings.multiprocessors(device)
-    return profile_of(machine, samples, ceilings_of(samples, found), beside, multiprocessors=sms, peer=peer_name,
+    return profile_of(machine, samples, ceilings_of(samples, found), multiprocessors=sms, peer=peer_name,
                       nvlinks=nvlinks)  # fmt: skip
 
 
 def _executors(stack: ExitStack, device: str, route: str = "load") -> dict[str, Executor]:
-    """Open an executor for each path of a route, and one for the kernel as it is launched beside compute."""
+    """Open an executor for each path of a route."""
     policies = {path: Policy(path=path, staging_bytes=RING_NBYTES) for path in route_paths(route)}
-    policies[FEW_PROGRAMS] = Policy(path="kernel", overlap="decode")
     return {name: stack.enter_context(Executor(device, policy)) for name, policy in policies.items()}
 
 
@@ -180,30 +174,17 @@ def measured_paths(route: str, runs: int) -> tuple[str, ...]:
     """Return the names of the cases that are measured for a number of runs: the copy engine takes long for many.
 
     >>> measured_paths("load", 65_536), measured_paths("push", 65_536)
-    (('kernel', 'staged'), ('kernel', 'kernel, as beside compute'))
+    (('kernel', 'staged'), ('kernel',))
     """
     paths = route_paths(route)
     if runs >= MANY_RUNS:
-        paths = tuple(path for path in paths if not path.startswith("copy_engine"))
-    elif route in HOST_ROUTES:
-        return (*paths, ONE_PROGRAM)
-    return paths if route in HOST_ROUTES else (*paths, FEW_PROGRAMS)
+        return tuple(path for path in paths if not path.startswith("copy_engine"))
+    return (*paths, ONE_PROGRAM) if route in HOST_ROUTES else paths
 
 
 def _part(tell: Progress, first: float, last: float) -> Progress:
     """Return a progress function for a part of the whole."""
     return lambda share, step: tell(first + (last - first) * share, step)
-
-
-def _beside(
-    buffers: Mapping[str, Buffers], device: str, executors: Mapping[str, Executor], until: float, tell: Progress
-) -> dict[str, dict[str, dict[str, Beside]]]:
-    made = {}
-    for kind, share in zip(OVERLAPS[1:], (0.7, 0.85), strict=True):
-        tell(share, f"beside {kind}")
-        with Executor(device, Policy(path="kernel", overlap=kind)) as kernel:
-            made[kind] = measure_beside(buffers, {**executors, "kernel": kernel}, kind, until)
-    return made
 
 
 def measure(
@@ -236,8 +217,9 @@ def measure(
             else:
                 whole()
             cases[name] = begin
-    plan = statistics_of(moved.plan, route)
-    return [Sample(name, plan, timing) for name, timing in timed(cases, seconds=seconds, most=most, warm_ups=1).items()]
+    counts, route, nbytes = counted(moved.plan), route or moved.plan.direction, moved.plan.nbytes
+    times = timed(cases, seconds=seconds, most=most, warm_ups=1)
+    return [Sample(name, route, nbytes, features(name.split(",")[0], counts), timing) for name, timing in times.items()]
 
 
 def _whole(executor: Executor, plan: Plan) -> None:

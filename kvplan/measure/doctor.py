@@ -84,6 +84,8 @@ def link(facts: Facts) -> Finding | None:
     what = f"PCIe {_link(now.generation, now.width)} now, at most {_link(now.most_generation, now.most_width)}"
     if None in {now.generation, now.width, now.most_generation, now.most_width}:
         advice = "as root: lspci -vv, LnkCap beside LnkSta"
+        if "nvidia-ml-py" in facts.missing:
+            advice = f"pip install nvidia-ml-py; or {advice}"
         return Finding("link", "unknown", f"{what}: NVML and sysfs do not tell all", advice)
     lanes, most_lanes = now.width or 0, now.most_width or 0
     if lanes < most_lanes:

@@ -22,7 +22,7 @@ AWAKE_SECONDS = 0.2
 _BESIDE = 8  # copies in flight while the link is read
 
 # Module to import, and name of the package to install.
-PACKAGES = {"torch": "torch", "triton": "triton", "numba": "numba"}
+PACKAGES = {"torch": "torch", "triton": "triton", "numba": "numba", "pynvml": "nvidia-ml-py"}
 
 Answer = TypeVar("Answer")
 
@@ -185,7 +185,7 @@ def _woken(ordinal: int, root: Path) -> Machine:
             while time.perf_counter() < end:
                 device.copy(memory, pinned, AWAKE_NBYTES, stream)
                 device.record(event, stream)
-                cu.check("cuEventSynchronize", cu.cuEventSynchronize(event))
+                device.synchronize(event)
             for _ in range(_BESIDE):
                 device.copy(memory, pinned, AWAKE_NBYTES, stream)
             device.record(event, stream)

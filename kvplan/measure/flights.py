@@ -139,35 +139,6 @@ class AtOnce:
         return self._moved
 
 
-class Together:
-    """Several transfers, started one after another, as one; it ends when all of them have ended.
-
-    Their events have no common start, so ``seconds`` of the result is the time of the longest transfer.
-    """
-
-    def __init__(self, *begins: Begin) -> None:
-        self._flights = [begin() for begin in begins]
-
-    @property
-    def queued(self) -> bool:
-        """Return whether a thread of an executor must still issue one of them."""
-        return any(getattr(flight, "queued", False) for flight in self._flights)
-
-    def done(self) -> bool:
-        """See :class:`Flight`."""
-        return all(flight.done() for flight in self._flights)
-
-    def synchronize(self) -> None:
-        """See :class:`Flight`."""
-        for flight in self._flights:
-            flight.synchronize()
-
-    def result(self) -> Moved:
-        """See :class:`Flight`."""
-        results = [flight.result() for flight in self._flights]
-        return Moved(sum(one.nbytes for one in results), max(one.seconds for one in results))
-
-
 class Aside:
     """A thread that starts transfers, so that a long call does not stop the thread that enqueues compute.
 

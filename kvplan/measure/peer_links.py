@@ -30,6 +30,8 @@ def peers(facts: Facts) -> Finding | None:
         return Finding("peers", "warning", what, advice)
     if any(link.nvlinks is None for link in facts.peers):
         advice = "let a container have NVML: NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+        if "nvidia-ml-py" in facts.missing:
+            advice = "pip install nvidia-ml-py"
         return Finding("peers", "unknown", what, advice)
     translated = (facts.iommu or "").startswith("DMA") and not facts.hypervisor
     if translated and not all(link.nvlinks for link in facts.peers):

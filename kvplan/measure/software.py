@@ -12,7 +12,7 @@ def torch(facts: Facts) -> Finding:
     """Check that torch is installed, and built for a CUDA version that the driver supports."""
     if "torch" not in facts.packages:
         what = f"{facts.missing.get('torch', 'not installed')}; needed for streams, events and tensors of a GPU"
-        return Finding("torch", "warning", what, "pip install torch triton cuda-bindings")
+        return Finding("torch", "warning", what, "pip install torch triton")
     version = facts.packages["torch"] or "of unknown version"
     if facts.torch_cuda is None:
         why = facts.missing.get("torch_cuda", "its version.py does not tell")

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvplan.base.process import generation
-from kvplan.cuda.device import DEVICE_MAP, PORTABLE, Device, Uncaptured
+from kvplan.cuda.device import Device, Uncaptured
+from kvplan.cuda.driver import DEVICE_MAP, PORTABLE
 from kvplan.errors import TransferError
 from kvplan.layout.address_ranges import Rows, merged, registrations, stretches
 from kvplan.layout.kvlayout import KVLayout
@@ -56,8 +57,7 @@ def pinned(nbytes: int, row: int, ordinal: int) -> tuple[Bytes, tuple[int, ...]]
     """
     # A shared mapping: after a fork, the parent would get a copy of a private page, and the GPU would keep the old one.
     array = np.frombuffer(shareable(max(nbytes, 1)), np.uint8)
-    address = int(array.__array_interface__["data"][0])
-    bounds = [address + at for at in edges(nbytes, row, MAX_REGISTERED)]
+    bounds = [int(array.__array_interface__["data"][0]) + at for at in edges(nbytes, row, MAX_REGISTERED)]
     register(array, list(pairwise(bounds)), ordinal)
     return array, tuple(bounds[1:-1])
 
@@ -78,8 +78,8 @@ def register(array: Bytes, pieces: Sequence[tuple[int, int]], ordinal: int) -> N
     try:
         with device.current(), Uncaptured(device):
             for first, last in pieces:
-                code = device.driver.cuMemHostRegister_v2(first, last - first, PORTABLE | DEVICE_MAP)
-                device.driver.check("cuMemHostRegister", code, f"{last - first} bytes at {first:#x}")
+                what = f"{last - first} bytes at {first:#x}"
+                device.driver.call("cuMemHostRegister_v2", first, last - first, PORTABLE | DEVICE_MAP, what=what)
                 registered.append(first)
     except TransferError:
         _unregister(device, registered, generation())

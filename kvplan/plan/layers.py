@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
-from typing import NamedTuple
+from itertools import pairwise
 
 import numpy as np
 
@@ -16,61 +15,18 @@ from kvplan.program.program import Program, RunGroup
 
 Layers = frozenset[int]
 Skips = tuple[int, int]
+Edges = tuple[int, ...]
 Cut = tuple[RunGroup, RunGroup]  # a run group of a plan, and the run group of some of its layers
 
 
-class Cutting(NamedTuple):
-    """The sizes of the groups of layers that a transfer by layer is cut into.
+def even_edges(layers: int, groups: int) -> Edges:
+    """Return the edges of groups of about the same size: the number of layers before each group, and after the last.
 
-    Attributes:
-        groups: maximum number of groups of about the same size.
-        halvings: how often the first group, and the last, are halved. So the first layers arrive early, and few layers
-            are left to compute after the last bytes.
-        doubling: whether each group has twice as many layers as the one before, and the last has the rest. If the
-            compute takes at least twice as long as the copies, the compute of a group hides those of the next one.
-
-    >>> Cutting(8, 2).edges(32)
-    [0, 1, 2, 4, 8, 12, 16, 20, 24, 28, 30, 31, 32]
-    >>> Cutting(8).edges(3)
-    [0, 1, 2, 3]
-    >>> Cutting(4, doubling=True).edges(80), Cutting(4, doubling=True).edges(8)
-    ([0, 6, 18, 42, 80], [0, 1, 3, 7, 8])
+    >>> even_edges(32, 4), even_edges(3, 8), even_edges(5, 0)
+    ((0, 8, 16, 24, 32), (0, 1, 2, 3), (0, 5))
     """
-
-    groups: int
-    halvings: int = 0
-    doubling: bool = False
-
-    def sizes(self, layers: int) -> list[int]:
-        """Return the number of layers of each group."""
-        if self.doubling:
-            first = -(-layers // ((1 << self.groups) - 1))
-            ends = (min(first * ((2 << k) - 1), layers) for k in range(self.groups))
-            return [end - start for start, end in pairwise(dict.fromkeys((0, *ends)))]
-        count = max(1, min(self.groups, layers))
-        even = [layers * (k + 1) // count - layers * k // count for k in range(count)]
-        if count == 1:
-            return even
-        first, *middle, last = even
-        return [*reversed(_halved(first, self.halvings)), *middle, *_halved(last, self.halvings)]
-
-    def edges(self, layers: int) -> list[int]:
-        """Return the number of layers before each group, and after the last."""
-        return [0, *accumulate(self.sizes(layers))]
-
-
-def _halved(size: int, halvings: int) -> list[int]:
-    """Cut a group in two, and its smaller half again, as often as given: the largest piece comes first.
-
-    >>> _halved(10, 2), _halved(4, 2), _halved(1, 2)
-    ([5, 3, 2], [2, 1, 1], [1])
-    """
-    sizes = []
-    for _ in range(halvings):
-        if size > 1:
-            sizes.append(size - size // 2)
-            size //= 2
-    return [*sizes, size]
+    count = max(1, min(groups, layers))
+    return tuple(layers * k // count for k in range(count + 1))
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,17 +47,17 @@ class LayerCuts:
 
 
 # For each run group, its cuts; None if it cannot be cut so.
-_known: weakref.WeakKeyDictionary[RunGroup, dict[Cutting, LayerCuts | None]] = weakref.WeakKeyDictionary()
+_known: weakref.WeakKeyDictionary[RunGroup, dict[Edges, LayerCuts | None]] = weakref.WeakKeyDictionary()
 
 
-def cuts_of(plan: Plan, cutting: Cutting | int) -> LayerCuts | None:
+def cuts_of(plan: Plan, edges: Edges) -> LayerCuts | None:
     """Return how a plan is cut by layers, if it has one part and so has each piece.
 
     The cuts are kept with the part's run group, so the next plan of the program finds them in a microsecond.
 
     Args:
         plan: the plan to cut.
-        cutting: sizes of the pieces, or the maximum number of pieces of the same size.
+        edges: number of layers before each piece, and after the last.
 
     Returns:
         The cuts; None if the plan is not cut, or has several parts or programs, or a piece has several run groups.
@@ -109,7 +65,7 @@ def cuts_of(plan: Plan, cutting: Cutting | int) -> LayerCuts | None:
     >>> import kvplan
     >>> gpu = kvplan.KVLayout.from_tensors("layer block token dim", np.zeros((4, 8, 16, 64), np.int8))
     >>> host = kvplan.KVLayout.from_tensors("block layer token dim", np.zeros((8, 4, 16, 64), np.int8))
-    >>> cuts = cuts_of(kvplan.compile(gpu, host).plan([1, 2], [3, 4]), 2)
+    >>> cuts = cuts_of(kvplan.compile(gpu, host).plan([1, 2], [3, 4]), (0, 2, 4))
     >>> [sorted(layers) for layers in cuts.layers], cuts.steps.tolist()
     ([[0, 1], [2, 3]], [[0, 16384], [0, 2048]])
     """
@@ -119,18 +75,13 @@ def cuts_of(plan: Plan, cutting: Cutting | int) -> LayerCuts | None:
     known = _known.get(group)
     if known is None:
         known = _known.setdefault(group, {})
-    cutting = _cutting(cutting)
-    if cutting not in known:
-        known[cutting] = _cut(plan, cutting)
-    return known[cutting]
+    if edges not in known:
+        known[edges] = _cut(plan, edges)
+    return known[edges]
 
 
-def _cutting(given: Cutting | int) -> Cutting:
-    return given if isinstance(given, Cutting) else Cutting(given)
-
-
-def _cut(plan: Plan, cutting: Cutting) -> LayerCuts | None:
-    whole, pieces = plan.parts[0].group, cut_groups(plan, cutting)
+def _cut(plan: Plan, edges: Edges) -> LayerCuts | None:
+    whole, pieces = plan.parts[0].group, cut_groups(plan, edges)
     # A plan that is not cut keeps its own run group, which its cuts must not keep alive.
     if len(pieces) == 1 or any(len(cuts) != 1 for _, cuts in pieces):
         return None
@@ -139,14 +90,14 @@ def _cut(plan: Plan, cutting: Cutting) -> LayerCuts | None:
     return LayerCuts(tuple(layers for layers, _ in pieces), groups, np.array(steps, dtype=np.int64))
 
 
-def split_layers(plan: Plan, cutting: Cutting | int) -> list[tuple[Layers, Plan]]:
+def split_layers(plan: Plan, edges: Edges) -> list[tuple[Layers, Plan]]:
     """Split a plan into plans of consecutive layers, in order of layers.
 
     If a program of fewer layers would have units of another size than the plan's, the plan is not split.
 
     Args:
         plan: the plan to split.
-        cutting: numbers of layers of the plans, or the maximum number of plans with as many layers.
+        edges: number of layers before each plan, and after the last.
 
     Returns:
         For each plan, the global numbers of its layers, and the plan.
@@ -155,10 +106,10 @@ def split_layers(plan: Plan, cutting: Cutting | int) -> list[tuple[Layers, Plan]
     >>> gpu = kvplan.KVLayout.from_tensors("layer block token dim", np.zeros((4, 8, 16, 64), np.int8))
     >>> host = kvplan.KVLayout.from_tensors("block layer token dim", np.zeros((8, 4, 16, 64), np.int8))
     >>> plan = kvplan.compile(gpu, host).plan([1, 2], [3, 4])
-    >>> [(sorted(layers), part) for layers, part in split_layers(plan, 2)]
+    >>> [(sorted(layers), part) for layers, part in split_layers(plan, (0, 2, 4))]
     [([0, 1], Plan(host of 2 units, 4096 bytes)), ([2, 3], Plan(host of 2 units, 4096 bytes))]
     """
-    cuts = cuts_of(plan, cutting)
+    cuts = cuts_of(plan, edges)
     if cuts is not None:
         units = np.add(plan.parts[0].units, cuts.steps.T[:, :, None], order="C")
         pieces = zip(cuts.layers, cuts.groups, units, strict=True)
@@ -166,7 +117,7 @@ def split_layers(plan: Plan, cutting: Cutting | int) -> list[tuple[Layers, Plan]
     held: dict[RunGroup, list[tuple[Part, Skips]]] = {}
     for part, skip in zip(plan.parts, plan.skips, strict=True):
         held.setdefault(part.group, []).append((part, skip))
-    cut = cut_groups(plan, cutting)
+    cut = cut_groups(plan, edges)
     if len(cut) == 1 and all(full is group for full, group in cut[0][1]):
         return [(cut[0][0], plan)]
     made = []
@@ -179,7 +130,7 @@ def split_layers(plan: Plan, cutting: Cutting | int) -> list[tuple[Layers, Plan]
     return made
 
 
-def cut_groups(plan: Plan, cutting: Cutting | int) -> list[tuple[Layers, list[Cut]]]:
+def cut_groups(plan: Plan, edges: Edges) -> list[tuple[Layers, list[Cut]]]:
     """Cut the run groups of a plan as :func:`split_layers` does, without looking at any unit.
 
     Returns:
@@ -187,7 +138,6 @@ def cut_groups(plan: Plan, cutting: Cutting | int) -> list[tuple[Layers, list[Cu
         it is a part of. If the plan cannot be split, the one piece has the run groups of the plan.
     """
     layers = plan.layers
-    edges = _cutting(cutting).edges(len(layers))
     whole = [(frozenset(layers), [(group, group) for group in dict.fromkeys(part.group for part in plan.parts)])]
     owners = _owners(plan)
     if owners is None:

@@ -1,4 +1,4 @@
-"""Compiled loops that turn unit addresses into descriptors, and that count units.
+"""Compiled loops that turn unit addresses into descriptors.
 
 Callers pass only C-contiguous writable int64 arrays, so that numba compiles each loop once.
 :mod:`kvplan.plan.loops_numpy` has the same loops in numpy.
@@ -15,51 +15,6 @@ from kvplan.plan.placing_numba import place_units
 
 TILE: Final = 1024  # units; their addresses stay in the L1 cache while every run is written
 SPREAD: Final = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio
-
-
-@_compiled
-def adjacency(units, nbytes, marks):
-    """Count the units that may be adjacent to others on both sides, reading each unit once.
-
-    A shift is the destination minus the source of a unit. Units that merge have equal shifts. A table of marks finds
-    repeated shifts; two shifts that share a mark count as repeated.
-
-    Args:
-        units: (2, n) addresses.
-        nbytes: bytes of the run.
-        marks: uint8 zeros, overwritten; their number is a power of two, at least 2.
-
-    Returns:
-        Three numbers: units whose next unit lies ``nbytes`` after or before them on both sides; an upper bound of the
-        repeated shifts; and the distance between the lowest and the highest destination.
-    """
-    bits = 0
-    while (1 << bits) < marks.size:
-        bits += 1
-    shift = np.uint64(64 - bits)
-    found, repeated = np.int64(0), np.int64(0)
-    low = high = units[1, 0]
-    for at in range(units.shape[1]):
-        src, dst = units[0, at], units[1, at]
-        low, high = min(low, dst), max(high, dst)
-        mark = (np.uint64(dst - src) * SPREAD) >> shift
-        repeated += marks[mark]
-        marks[mark] = 1
-        if at:
-            step = src - units[0, at - 1]
-            if step == dst - units[1, at - 1] and abs(step) == nbytes:
-                found += 1
-    return found, repeated, high - low
-
-
-@_compiled
-def rising(column, first, step, nbytes):
-    """Take every ``step``-th address from ``first`` on, and count the steps that are ``nbytes``."""
-    found = np.int64(0)
-    for at in range(first + step, column.size, step):
-        if column[at] - column[at - step] == nbytes:
-            found += 1
-    return found
 
 
 @_compiled
@@ -248,8 +203,6 @@ def load() -> None:
     units, runs, out = np.zeros((2, 1), np.int64), np.zeros((3, 1), np.int64), np.empty((3, 1), np.int64)
     axes = np.zeros((1, 4), np.int64)
     place_units(none, none, 0, 0, axes, axes, units, units, 1, 1, bits, np.empty((1, 2, 0), np.int64))
-    adjacency(units, 1, np.zeros(2, np.uint8))
-    rising(units[0], 0, 1, 1)
     chain(units, 1, np.empty(2, np.int32), out)
     can_meet(units, units, 0, 0)
     fill(units, runs, 0, out)

@@ -120,29 +120,6 @@ def _place_side(ids: Int64Array, skip: int, axes: Int64Array, tables: Int64Array
         out[group] = (base + blocks[:, None] + axes[group, 3:]).ravel()[skip : skip + out.shape[1]]
 
 
-def adjacency(units: Int64Array, nbytes: int, marks: Any) -> tuple[int, int, int]:
-    """Count the units that may be adjacent to others; see :func:`kvplan.plan.loops_numba.adjacency`.
-
-    ``marks`` is not needed here: repeated shifts are counted exactly.
-
-    >>> adjacency(np.array([[0, 8, 16, 8], [32, 40, 0, 8]]), 8, None)
-    (1, 1, 40)
-    """
-    del marks
-    src, dst = np.diff(units)
-    found = int(np.count_nonzero((src == dst) & (np.abs(src) == nbytes)))
-    return found, units.shape[1] - np.unique(units[1] - units[0]).size, int(np.ptp(units[1]))
-
-
-def rising(column: Int64Array, first: int, step: int, nbytes: int) -> int:
-    """Take every ``step``-th address from ``first`` on, and count the steps that are ``nbytes``.
-
-    >>> rising(np.array([0, 8, 16, 24, 48]), 0, 2, 16)
-    1
-    """
-    return int(np.count_nonzero(np.diff(column[first::step]) == nbytes))
-
-
 def chain(units: Int64Array, nbytes: int, slots: Any, chains: Int64Array) -> int:
     """Merge units that are adjacent on both sides; see :func:`kvplan.plan.loops_numba.chain`.
 

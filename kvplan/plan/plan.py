@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from operator import itemgetter
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -73,8 +73,6 @@ class Plan:
     seams: Seams
     skips: tuple[tuple[int, int], ...]
     programs: tuple[PlannedBy, ...] = ()
-    # A launch of this plan that an executor has prepared ahead, or None. It is no field: a copied plan has none.
-    ahead: ClassVar[Any] = None
 
     @cached_property
     def moving(self) -> Sequence[Part]:

@@ -10,29 +10,19 @@ import pytest
 
 import kvplan
 from kvplan import Agent, PathError
-from tests.agents.cuda_ipc.simulated_ipc import (
-    BLOCKS,
-    Both,
-    assert_nothing_is_left,
-    cache,
-    devices_that_are_left_alone,
-    driven,
-    expandable,
-    gpus,
-)
+from tests.agents.cuda_ipc.simulated_ipc import BLOCKS, Both, OnGpu, cache, expandable, two_gpus
 from tests.agents.workers import content, pool
 from tests.deep.agents.transfers import Moves
 from tests.patience import PATIENCE, until
-from tests.simulated import Stream
-from tests.simulated.executors import executor_on
+from tests.simulated_driver import simulated
 
-devices = pytest.fixture(devices_that_are_left_alone)
+driver = pytest.fixture(two_gpus)
 
 
 @pytest.mark.parametrize("path", ["kernel", "copy_engine"])
 @pytest.mark.parametrize("owner", [0, 1])
-def test_blocks_are_read_and_written_with_notes(devices, path, owner):
-    with executor_on(devices[0], path) as executor, Both(devices, executor, owner) as both:
+def test_blocks_are_read_and_written_with_notes(driver, path, owner):
+    with Both(driver, path, owner) as both:
         assert both.peer.transport == "cuda_ipc"
         before = both.theirs.copy()
         both.peer.submit(both.load.plan([1, 5], [0, 7])).synchronize(PATIENCE)
@@ -45,12 +35,12 @@ def test_blocks_are_read_and_written_with_notes(devices, path, owner):
 
 
 @pytest.mark.parametrize("owner", [0, 1])
-def test_memory_of_pieces_is_read_and_written(devices, owner):
+def test_memory_of_pieces_is_read_and_written(driver, owner):
     """As torch's expandable segments are: it is mapped at other addresses."""
-    mine, here = cache(devices, 0, 2)
+    mine, here = cache(driver, 0, 2)
     with (
-        expandable(devices, owner, 1) as (theirs, there),
-        executor_on(devices[0], "kernel") as executor,
+        expandable(driver, owner, 1) as (theirs, there),
+        kvplan.Executor("cuda:0", kvplan.Policy(path="kernel")) as executor,
         Agent("owner", {"kv": there}, transports=("cuda_ipc",)) as agent,
         Agent("visitor", {}, transports=("cuda_ipc",), executor=executor) as visitor,
     ):
@@ -61,8 +51,8 @@ def test_memory_of_pieces_is_read_and_written(devices, owner):
         np.testing.assert_array_equal(theirs[:, [2, 3]], before[:, [5, 1]])
 
 
-def test_notes_come_in_the_order_of_the_submits(devices):
-    with executor_on(devices[0], "kernel") as executor, Both(devices, executor) as both:
+def test_notes_come_in_the_order_of_the_submits(driver):
+    with Both(driver) as both:
         event = threading.Event()
         for k in range(30):
             after = event if k == 10 else None  # the CPU waits for this one, and for those behind it
@@ -72,54 +62,45 @@ def test_notes_come_in_the_order_of_the_submits(devices):
         assert both.notes(30) == [("visitor", b"%d" % k) for k in range(30)]
 
 
-def test_a_stream_waits_for_a_layer(devices):
-    with executor_on(devices[0], "kernel") as executor, Both(devices, executor) as both:
+def test_a_stream_waits_for_a_layer(driver):
+    with Both(driver) as both:
         transfer = both.peer.submit(both.load.plan([1], [2]), by_layer=True)
-        stream, seen = devices[0].stream(), []
-        transfer.wait_layer(1, Stream(stream))
-        devices[0].put(stream, lambda: seen.append(both.mine[:, 2].copy()))
+        stream, seen = driver.stream(), []
+        transfer.wait_layer(1, OnGpu(stream, 0))
+        driver.put(stream, lambda: seen.append(both.mine[:, 2].copy()))
         transfer.synchronize(PATIENCE)
-        devices[0].run()
+        driver.finish()
         np.testing.assert_array_equal(seen[0], both.theirs[:, 1])
         np.testing.assert_array_equal(both.mine[:, 2], both.theirs[:, 1])
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_stream_of_the_visitor_and_one_of_the_owner_order_a_transfer(seed):
-    found = gpus(seed=seed)
-    with driven(found), executor_on(found[0], "kernel") as executor, Both(found, executor) as both:
-        compute, new = found[1].stream(), np.random.default_rng(seed).integers(0, 256, both.theirs.shape, np.uint8)
-        found[1].put(compute, lambda: both.theirs.__setitem__(slice(None), new))
+    with simulated(2, seed) as gpus, Both(gpus) as both:
+        compute, new = gpus.stream(1), np.random.default_rng(seed).integers(0, 256, both.theirs.shape, np.uint8)
+        gpus.put(compute, lambda: both.theirs.__setitem__(slice(None), new))
         both.owner.publish(OnGpu(compute, 1))
         transfer = both.peer.submit(both.load.plan([1, 5], [0, 7]))
         both.owner.wait_for_visitors(OnGpu(compute, 1))
-        found[1].put(compute, lambda: both.theirs.fill(0))
+        gpus.put(compute, lambda: both.theirs.fill(0))
         transfer.synchronize(PATIENCE)
-        found[0].run()
+        gpus.finish()
         np.testing.assert_array_equal(both.mine[:, [0, 7]], new[:, [1, 5]])
         assert not both.theirs.any()
-    assert_nothing_is_left(found)
 
 
-class OnGpu:
-    """A stream of torch."""
-
-    def __init__(self, handle: int, ordinal: int) -> None:
-        self.cuda_stream, self.device_index = handle, ordinal
-
-
-def test_an_agent_without_memory_of_a_gpu_publishes_nothing(devices):
+def test_an_agent_without_memory_of_a_gpu_publishes_nothing(driver):
     with Agent("pool", {"kv": pool()}, transports=("cuda_ipc", "shm")) as agent:
         for call in (agent.publish, agent.wait_for_visitors):
             with pytest.raises(PathError, match=r"offers no memory of a GPU by cuda_ipc: .*shm"):
                 call(OnGpu(7, 0))
 
 
-def test_host_pools_and_gpu_caches_of_one_agent_take_their_own_transports(devices):
-    _, there = cache(devices, 0, 1)
+def test_host_pools_and_gpu_caches_of_one_agent_take_their_own_transports(driver):
+    _, there = cache(driver, 0, 1)
     transports = ("cuda_ipc", "shm")
     with (
-        executor_on(devices[0], "kernel") as executor,
+        kvplan.Executor("cuda:0", kvplan.Policy(path="kernel")) as executor,
         Agent("owner", {"gpu": there, "host": pool()}, transports=transports) as owner,
         Agent("visitor", {}, transports=transports, executor=executor) as visitor,
     ):
@@ -131,44 +112,44 @@ def test_host_pools_and_gpu_caches_of_one_agent_take_their_own_transports(device
         np.testing.assert_array_equal(mine[2], content()[1])
 
 
-def test_a_gpu_that_is_not_visible_is_told_among_the_reasons(devices):
-    _, there = cache(devices, 1)
+def test_a_gpu_that_is_not_visible_is_told_among_the_reasons(driver):
+    _, there = cache(driver, 1)
     with Agent("owner", {"kv": there}, transports=("cuda_ipc", "shm")) as owner:
         card = owner.card()
-        devices[0].driver.visible = 1
+        driver.visible = 1
         with (
             Agent("visitor", {}, transports=("cuda_ipc", "shm")) as visitor,
             pytest.raises(PathError, match=r"(?s)cuda_ipc.*does not see.*CUDA_VISIBLE_DEVICES.*shm.*host memory"),
         ):
             visitor.meet(card)
-        devices[0].driver.visible = 2
+        driver.visible = 2
 
 
-def test_what_was_met_is_refused_after_the_owner_has_closed(devices):
-    with executor_on(devices[0], "kernel") as executor, Both(devices, executor) as both:
+def test_what_was_met_is_refused_after_the_owner_has_closed(driver):
+    with Both(driver) as both:
         plan = both.load.plan([1], [2])
         both.peer.submit(plan).synchronize(PATIENCE)
         both.owner.close()
         with pytest.raises(kvplan.TransferError, match="its agent closes"):
             both.peer.submit(plan)
-        until(lambda: not devices[0].driver.mapped)
+        until(lambda: not driver.opened)
 
 
-def test_meeting_again_and_again_leaves_nothing(devices):
-    with executor_on(devices[0], "kernel") as executor, Both(devices, executor) as both:
-        made = len(devices[0].made)
+def test_meeting_again_and_again_leaves_nothing(driver):
+    with Both(driver) as both:
+        before = driver.left()
         for _ in range(5):
             both.visitor.forget(both.peer)
-            until(lambda: not devices[0].driver.mapped)
+            until(lambda: not driver.opened)
             both.peer = both.visitor.meet(both.owner.card())
-        until(lambda: len(devices[0].made) <= made)
+        until(lambda: driver.left()["events"] <= before["events"])
 
 
 @pytest.mark.parametrize("owner", [0, 1])
 @pytest.mark.parametrize("path", ["kernel", "copy_engine"])
-def test_random_transfers_of_both_directions(devices, path, owner):
+def test_random_transfers_of_both_directions(driver, path, owner):
     """``python -m tests.deep.agents --device cuda`` makes more of them."""
-    with executor_on(devices[0], path) as executor, Both(devices, executor, owner) as both:
+    with Both(driver, path, owner) as both:
         expected = {True: both.mine.transpose(1, 0, 2).copy(), False: both.theirs.transpose(1, 0, 2).copy()}
         moves = Moves(
             random.Random(owner), both.peer, {True: both.load, False: both.store}, expected,

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from kvplan.agents.cuda_ipc.cuda_ipc_messages import (
-    SHORT_NBYTES,
-)
-from tests.agents.cuda_ipc.simulated_ipc import Both, devices_that_are_left_alone
+from kvplan.agents.cuda_ipc.cuda_ipc_messages import SHORT_NBYTES
+from tests.agents.cuda_ipc.simulated_ipc import Both, OnGpu, two_gpus
 from tests.interrupts import Interrupt
 from tests.patience import PATIENCE, until
-from tests.simulated.executors import executor_on
-from tests.simulated.objects import Stream
 
-devices = pytest.fixture(devices_that_are_left_alone)
+driver = pytest.fixture(two_gpus)
 
 NOTES = {"short": b"x", "message": b"x" * (SHORT_NBYTES + 1), "messages": b"x" * 60_000}
 
@@ -31,10 +27,10 @@ def points(both, note, after):
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("length", NOTES)
-def test_an_interrupted_submit_leaves_notes_in_order_each_once(devices, length, gated):
-    device, note = devices[0], NOTES[length]
-    with executor_on(device, "kernel") as executor, Both(devices, executor) as both:
-        after, theirs = Stream(device.stream()) if gated else None, Stream(devices[1].stream())
+def test_an_interrupted_submit_leaves_notes_in_order_each_once(driver, length, gated):
+    note = NOTES[length]
+    with Both(driver) as both:
+        after, theirs = OnGpu(driver.stream(), 0) if gated else None, OnGpu(driver.stream(1), 1)
         if gated:
             both.owner.publish(theirs)
         both.peer.submit(both.store.plan([7], [3])).synchronize(PATIENCE)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, replace
 
 import pytest
 
 from kvplan.cli import doctor, main
+from kvplan.cuda.driver import loaded
+from kvplan.cuda.machine import Link
 from tests.commands import BLOCKED, answer, document, python
+from tests.cuda.fake_system import libraries, without_nvml
+from tests.cuda.peer_topologies import Topology
 from tests.measure.doctor_facts import GPU_LESS, HEALTHY, SEVERAL_GPUS, SLOW, UNREACHABLE
 
 GOLDEN = """\
@@ -90,6 +95,27 @@ def test_its_document(capsys, sees):
     assert given["facts"]["machine"] == asdict(SLOW.machine)
     assert given["facts"]["ram"] == list(SLOW.ram)
     assert set(given["facts"]) == set(asdict(SLOW))
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_nvml_tells_the_link_and_the_nvlinks(capsys, monkeypatch, installed):
+    loaded.cache_clear()
+    entries, nvml = libraries(monkeypatch)
+    Topology(2, {gpu: ["switch"] * 18 for gpu in range(2)}).play(entries, nvml)
+    nvml.gives["nvmlDeviceGetCurrPcieLinkGeneration"] = 5
+    if not installed:
+        without_nvml(monkeypatch)
+    main(["doctor", "--json"])
+    given = json.loads(capsys.readouterr().out)
+    loaded.cache_clear()
+    advice = {one["name"]: one["advice"] for one in given["findings"]}
+    assert [one["nvlinks"] for one in given["facts"]["peers"]] == [18 if installed else None] * 2
+    assert ("nvidia-ml-py" in given["facts"]["missing"]) != installed
+    assert advice["peers"] == ("" if installed else "pip install nvidia-ml-py")
+    if installed:
+        assert given["facts"]["machine"]["link"] == asdict(Link(5, 16, 5, 16))
+        assert given["facts"]["machine"]["driver"] == "580.159.04"
+        assert advice["link"] == ""
 
 
 def test_eight_gpus_are_one_line(capsys, sees):

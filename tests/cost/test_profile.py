@@ -23,9 +23,9 @@ from kvplan.cost.profile import (
     ceiling_names,
     default,
     default_pair,
+    from_json,
     route_paths,
 )
-from kvplan.cost.profile_file import from_json
 
 KINDS = ("decode", "prefill")
 
@@ -38,10 +38,12 @@ def numbers(draw, least: int = 0) -> float:
 
 def costs(path: str) -> st.SearchStrategy[PathCosts]:
     terms = st.fixed_dictionaries({term: numbers() for term in TERMS[path]})
-    return st.builds(PathCosts, terms, terms, terms, terms if path == "kernel" else st.just({}))
+    return st.builds(PathCosts, terms, terms, terms if path == "kernel" else st.just({}))
 
 
-BESIDE = st.builds(Beside, st.sampled_from((0.001, 0.5, 1.0, 1000.0)), st.sampled_from((1.0, 1.25, 1000.0)))
+def beside(path: str) -> st.SearchStrategy[Beside]:
+    terms = st.fixed_dictionaries({term: numbers() for term in TERMS[path]})
+    return st.builds(Beside, terms, st.sampled_from((1.0, 1.25, 1000.0)))
 
 
 def by_path(routes: tuple[str, ...], make) -> st.SearchStrategy:
@@ -63,8 +65,7 @@ def profiles(routes: tuple[str, ...], **of_pair: st.SearchStrategy) -> st.Search
         multiprocessors=st.integers(0, 10_000),
         ceilings=st.fixed_dictionaries({name: numbers() for name in ceiling_names(routes)}),
         costs=by_path(routes, costs),
-        beside=st.fixed_dictionaries({kind: by_path(routes, lambda path: BESIDE) for kind in KINDS}),
-        programs=st.fixed_dictionaries(dict.fromkeys(routes, st.integers(1, 2000))),
+        beside=st.fixed_dictionaries({kind: by_path(routes, beside) for kind in KINDS}),
         note=st.text(),
         guessed=st.lists(st.text(), max_size=3).map(tuple),
         **of_pair,
@@ -82,7 +83,7 @@ def test_a_profile_comes_back_as_it_went(profile):
     assert from_json(text) == profile
     document = json.loads(text)
     assert json.loads(from_json(text).to_json()) == document
-    assert (document["schema"], document["version"]) == ("kvplan.profile", 1)
+    assert (document["schema"], document["version"]) == ("kvplan.profile", 2)
 
 
 @pytest.mark.parametrize(
@@ -96,15 +97,19 @@ def test_the_default_is_valid_and_says_that_it_is_a_guess(profile, routes, peer,
     assert from_json(profile.to_json()) == profile
     assert (profile.how, profile.gpu, profile.peer, profile.link) == ("default", "", peer, "a link not known")
     assert profile.note.endswith(command)
-    assert profile.routes == tuple(profile.costs) == tuple(profile.programs) == routes
+    assert profile.routes == tuple(profile.costs) == routes
     assert tuple(profile.ceilings) == ceiling_names(routes)
     for way in routes:
         assert {path: set(found.seconds) for path, found in profile.costs[way].items()} == {
             path: set(TERMS[path]) for path in route_paths(way)
         }
         assert all(paths[way].keys() == profile.costs[way].keys() for paths in profile.beside.values())
-        for found in profile.costs[way].values():
-            assert found.wall["fixed"] == found.seconds["fixed"] + found.cpu["fixed"]
+        for path, found in profile.costs[way].items():
+            assert found.wall["fixed"] > found.seconds["fixed"]
+            assert found.wall["fixed"] < profile.beside["decode"][way][path].wall["fixed"]
+            assert (
+                profile.beside["decode"][way][path].wall["fixed"] <= profile.beside["prefill"][way][path].wall["fixed"]
+            )
 
 
 def test_numbers_are_kept_to_five_digits():
@@ -129,7 +134,7 @@ def test_a_link_of_a_pair_in_words(nvlinks, words):
     assert replace(default_pair(), nvlinks=nvlinks).link == words
 
 
-SHIPPED = sorted(Path(store.__file__).parent.glob("profiles/*.json"))
+SHIPPED = sorted(Path(store.__file__).parent.glob("profiles/nvidia-*.json"))
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
@@ -183,11 +188,10 @@ def test_another_schema(text):
 @pytest.mark.parametrize(
     ("version", "said"),
     [
-        (2, "version 2, newer than 1 is what is read here"),
-        (0, "version 0, where 1 is what is read here"),
-        ("1", "version '1', where 1 is what is read here"),
-        (None, "version None, where 1 is what is read here"),
-        ([1], "version [1], where 1 is what is read here"),
+        (3, "version 3, newer than 2, which is read here"),
+        (1, "version 1, older than 2, which is read here: calibrate again"),
+        ("2", "version '2', older than 2, which is read here: calibrate again"),
+        (None, "version None, older than 2, which is read here: calibrate again"),
     ],
 )
 def test_another_version(version, said):
@@ -196,11 +200,11 @@ def test_another_version(version, said):
 
 WRONG = "a value of the device profile is missing or wrong: "
 PLACES = ("ceilings.load", "costs.store.copy_engine.wall.small_copy", "costs.load.kernel.program.byte",
-          "beside.prefill.store.kernel.slower", "programs.store")  # fmt: skip
+          "beside.prefill.store.kernel.slower", "beside.decode.load.staged.wall.byte")  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    "place", [*PLACES, "ceilings", "costs", "costs.store", "costs.load.copy_engine.cpu", "beside", "programs", "how"]
+    "place", [*PLACES, "ceilings", "costs", "costs.store", "costs.load.copy_engine.wall", "beside", "how"]
 )
 def test_what_is_missing_is_refused(place):
     assert refusal(without(place)).startswith(WRONG)

@@ -61,8 +61,9 @@ def test_the_cache_folder_is_where_xdg_says(home, monkeypatch):
     ],
 )
 def test_a_name_is_one_of_a_file(given, name):
-    assert store.key(*given) == name
-    assert "/" not in name
+    gpu, driver, *link = given
+    here = replace(H100, gpu=gpu, driver=driver, link=Link(*link, *link))
+    assert store.path_of(here).name == f"{name}.json"
 
 
 def test_a_profile_is_saved_whole(home):
@@ -107,7 +108,7 @@ def foreign(path: Path) -> None:
 
 
 def newer(path: Path) -> None:
-    path.write_text(json.dumps(json.loads(MINE.to_json()) | {"version": 2}))
+    path.write_text(json.dumps(json.loads(MINE.to_json()) | {"version": 3}))
 
 
 def large(path: Path) -> None:
@@ -135,7 +136,7 @@ def unbounded(path: Path) -> None:
 BAD = {
     corrupt: "no JSON",
     foreign: "is of NVIDIA A30, and this is NVIDIA H100",
-    newer: "version 2, newer than 1",
+    newer: "version 3, newer than 2",
     large: "more than 1,048,576 bytes",
     folder: "Is a directory",
     binary: "no text",

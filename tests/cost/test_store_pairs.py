@@ -46,7 +46,7 @@ def home(monkeypatch, tmp_path):
 
 
 def find(link: NVLink = NVLink(), there: Machine = H200):
-    return store.find_between(H200, there, link)
+    return store.find(H200, there, link)
 
 
 def own(home: Path) -> Path:
@@ -67,7 +67,7 @@ def write(home: Path, name: str, profile) -> str:
     ],
 )
 def test_a_pair_has_a_file_of_its_own(home, link, there, name):
-    assert store.pair_path_of(H200, there, link) == home / "cache" / "kvplan" / "profiles" / name
+    assert store.path_of(H200, there, link) == home / "cache" / "kvplan" / "profiles" / name
 
 
 def test_the_default_says_that_it_is_a_guess():
@@ -104,7 +104,7 @@ def test_gpus_and_pairs_are_not_taken_for_one_another(home):
     write(home, "shipped/nvidia-h200.json", replace(OWN, how="shipped"))
     write(home, "shipped/nvidia-h200_to_nvidia-h200_nvlink18.json", replace(PAIR, how="shipped"))
     assert [one.peer for one in store.all_shipped()] == [""]
-    assert [one.peer for one in store.all_shipped_pairs()] == ["NVIDIA H200"]
+    assert [one.peer for one in store.all_shipped(pairs=True)] == ["NVIDIA H200"]
     assert store.by_name("H200").routes == store.find(H200).routes == ("load", "store", "device")
     assert find().routes == ("push", "pull")
 
@@ -180,7 +180,7 @@ def test_by_numbers(home, monkeypatch):
     monkeypatch.setitem(sys.modules, "kvplan.cuda.peers", peers)
     monkeypatch.setattr(store, "machine", lambda ordinal: replace(H200, gpu=f"GPU {ordinal}"))
     write(home, "shipped/b.json", replace(PAIR, how="shipped", gpu="GPU 2", peer="GPU 1"))
-    assert [store.find_pair(*ends).how for ends in ((2, 1), (1, 2))] == ["shipped", "default"]
+    assert [store.find_for(*ends).how for ends in ((2, 1), (1, 2))] == ["shipped", "default"]
     assert asked == [(2, 1), (1, 2)]
 
 
@@ -191,4 +191,4 @@ def test_a_machine_that_nobody_knows(monkeypatch):
     monkeypatch.setitem(sys.modules, "kvplan.cuda.peers", ModuleType("kvplan.cuda.peers"))
     sys.modules["kvplan.cuda.peers"].link_between = None
     monkeypatch.setattr(store, "machine", nobody)
-    assert store.find_pair(3, 1) == replace(default_pair(), note=f"{GUESS}; there is no CUDA device 3")
+    assert store.find_for(3, 1) == replace(default_pair(), note=f"{GUESS}; there is no CUDA device 3")

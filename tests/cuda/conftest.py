@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvplan.cuda import device as cuda
+from kvplan.cuda import driver as cuda
 from kvplan.cuda import use
 from kvplan.cuda.device import Device
 from tests.cuda.fake_system import libraries

@@ -1,23 +1,60 @@
-"""Files under /sys and libraries of a machine with one GPU, written by hand."""
+"""Files under /sys, a CUDA driver and NVML of a machine, written by hand."""
 
 from __future__ import annotations
 
 import ctypes
+import sys
+from importlib.machinery import ModuleSpec
+from types import SimpleNamespace
 
-from kvplan.cuda import device as cuda
 from tests.simulated.entries import Entries
 
 PCI = "0000:0f:00.0"
 
 
-NVML = {
-    "nvmlSystemGetDriverVersion": [b"580.159.04"],
-    "nvmlDeviceGetHandleByPciBusId_v2": [0xAB],
-    "nvmlDeviceGetCurrPcieLinkGeneration": [1],
-    "nvmlDeviceGetCurrPcieLinkWidth": [16],
-    "nvmlDeviceGetMaxPcieLinkGeneration": [5],
-    "nvmlDeviceGetMaxPcieLinkWidth": [16],
-}
+class NVMLError(Exception):
+    """What nvidia-ml-py raises."""
+
+
+class Nvml:
+    """The functions of nvidia-ml-py that kvplan calls; a GPU's handle is its bus.
+
+    Attributes:
+        gives: what a function returns, by its name; or a function of its arguments that returns it.
+        refuses: names of functions that raise an error.
+        calls: names of the functions called.
+    """
+
+    NVMLError = NVMLError
+    __spec__ = ModuleSpec("pynvml", None)
+
+    def __init__(self) -> None:
+        self.gives = {
+            "nvmlInit": None,
+            "nvmlShutdown": None,
+            "nvmlSystemGetDriverVersion": "580.159.04",
+            "nvmlDeviceGetHandleByPciBusId": lambda pci: int(pci.split(":")[1], 16) if pci else None,
+            "nvmlDeviceGetPciInfo": lambda gpu: SimpleNamespace(domain=0, bus=gpu, device=0),
+            "nvmlDeviceGetCurrPcieLinkGeneration": 1,
+            "nvmlDeviceGetCurrPcieLinkWidth": 16,
+            "nvmlDeviceGetMaxPcieLinkGeneration": 5,
+            "nvmlDeviceGetMaxPcieLinkWidth": 16,
+        }
+        self.refuses = set()
+        self.calls = []
+
+    def __getattr__(self, name):
+        if not name.startswith("nvml"):
+            raise AttributeError(name)
+
+        def call(*arguments):
+            self.calls.append(name)
+            if name not in self.gives or {name, "nvmlInit"} & self.refuses or None in arguments:
+                raise NVMLError(name)
+            gives = self.gives[name]
+            return gives(*arguments) if callable(gives) else gives
+
+        return call
 
 
 SYSFS = {
@@ -44,11 +81,17 @@ def sysfs(**given):
 
 def libraries(monkeypatch):
     """A CUDA driver and an NVML, in place of those of this machine."""
-    entries, nvml = Entries(), Entries()
+    entries, nvml = Entries(), Nvml()
     entries.gives |= {"cuDeviceGetName": [b"NVIDIA H100 80GB HBM3"], "cuDeviceGetPCIBusId": [b"0000:0F:00.0"]}
-    nvml.gives = dict(NVML)
     real = ctypes.CDLL
-    ours = {"libcuda.so.1": entries, "libnvidia-ml.so.1": nvml}
     for kind in ("CDLL", "PyDLL"):
-        monkeypatch.setattr(cuda.ctypes, kind, lambda path, **more: ours.get(path) or real(path, **more))
+        monkeypatch.setattr(
+            ctypes, kind, lambda path, **more: entries if path == "libcuda.so.1" else real(path, **more)
+        )
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
     return entries, nvml
+
+
+def without_nvml(monkeypatch):
+    """Let nvidia-ml-py be missing."""
+    monkeypatch.setitem(sys.modules, "pynvml", None)

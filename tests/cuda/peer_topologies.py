@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 from kvplan.cuda.peers import PeerLink
+from tests.cuda.fake_system import Nvml
 from tests.simulated.entries import Entries
 
 GPU, SWITCH = 0, 2  # the kinds of NVLink's other end
-INVALID = 2
+FIRST = 0x10  # bus of the first GPU
 
 
 @dataclass(frozen=True)
@@ -17,7 +19,7 @@ class Topology:
     """GPUs, and what joins them.
 
     Attributes:
-        count: number of GPUs; the bus of GPU n is 0x10 + n.
+        count: number of GPUs; the bus of GPU n is FIRST + n.
         ports: of each GPU, its active NVLink links: the GPU at the other end, or "switch".
         refused: ordered pairs that the driver refuses, with NVML's status of reading.
     """
@@ -30,34 +32,31 @@ class Topology:
         ports = self.ports.get(gpu, ())
         return peer in ports or ("switch" in ports and "switch" in self.ports.get(peer, ()))
 
-    def play(self, entries: Entries, nvml: Entries) -> None:
+    def play(self, entries: Entries, nvml: Nvml) -> None:
         """Let a driver and an NVML answer as this machine's."""
         entries.gives |= {
             "cuDeviceGetCount": [self.count],
             "cuDeviceGet": lambda _, ordinal: [ordinal],
-            "cuDeviceGetPCIBusId": lambda _, room, gpu: [f"0000:{0x10 + gpu:02X}:00.0".encode()],
+            "cuDeviceGetPCIBusId": lambda _, room, gpu: [f"0000:{FIRST + gpu:02X}:00.0".encode()],
             "cuDeviceCanAccessPeer": lambda _, gpu, peer: [int((gpu, peer) not in self.refused)],
         }
         nvml.gives |= {
-            "nvmlDeviceGetHandleByPciBusId_v2": lambda pci, _: [0xA00 + int(pci.split(b":")[1], 16) - 0x10],
             "nvmlDeviceGetP2PStatus": self._status,
-            "nvmlDeviceGetNvLinkState": lambda handle, link, _: [int(link < len(self._ports(handle)))],
-            "nvmlDeviceGetNvLinkRemoteDeviceType": lambda handle, link, _: [
-                SWITCH if self._ports(handle)[link] == "switch" else GPU
-            ],
-            "nvmlDeviceGetNvLinkRemotePciInfo_v2": self._other_end,
+            "nvmlDeviceGetNvLinkState": lambda gpu, link: int(link < len(self._ports(gpu))),
+            "nvmlDeviceGetNvLinkRemoteDeviceType": lambda gpu, link: (
+                SWITCH if self._ports(gpu)[link] == "switch" else GPU
+            ),
+            "nvmlDeviceGetNvLinkRemotePciInfo": lambda gpu, link: SimpleNamespace(
+                domain=0, bus=FIRST + int(self._ports(gpu)[link]), device=0
+            ),
         }
-        nvml.codes["nvmlDeviceGetNvLinkState"] = lambda handle, link, _: INVALID * (not self._ports(handle))
 
-    def _ports(self, handle: int) -> Sequence[int | str]:
-        return self.ports.get(handle - 0xA00, ())
+    def _ports(self, bus: int) -> Sequence[int | str]:
+        return self.ports.get(bus - FIRST, ())
 
-    def _status(self, one: int, other: int, capability: int, _: object) -> list[int]:
-        pair = (one - 0xA00, other - 0xA00)
-        return [self.refused.get(pair, 0) if capability == 0 else 5 * (not self.joined(*pair))]
-
-    def _other_end(self, handle: int, link: int, _: object) -> list[dict[str, int]]:
-        return [{"domain": 0, "bus": 0x10 + int(self._ports(handle)[link]), "device": 0}]
+    def _status(self, bus: int, other: int, capability: int) -> int:
+        pair = (bus - FIRST, other - FIRST)
+        return self.refused.get(pair, 0) if capability == 0 else 5 * (not self.joined(*pair))
 
 
 def all_pairs(count: int, link: Callable[[int, int], PeerLink]) -> tuple[PeerLink, ...]:

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 import kvplan
-from kvplan.cuda import device as cuda
-from kvplan.cuda import driver as driver_entries
+from kvplan.cuda import driver as cuda
 from kvplan.cuda import use
-from kvplan.cuda.device import Device, Driver, DriverError
+from kvplan.cuda.device import Device, DriverError
+from kvplan.cuda.driver import Driver
 from kvplan.cuda.handles import current_stream
 from kvplan.memory import pinning
 from tests.simulated.entries import SimpleEntry
@@ -51,7 +51,6 @@ def test_the_current_stream_is_torch_s(monkeypatch):
 
     for module, handle in (
         (torch(started=False), None),
-        (torch(started=True), 0x51),
         (torch(started=True, _cuda_getCurrentRawStream=lambda ordinal: 0x52 + ordinal), 0x53),
     ):
         monkeypatch.setitem(sys.modules, "torch", module)
@@ -67,7 +66,7 @@ def test_no_driver_and_one_too_old(entries, monkeypatch):
     def absent(path):
         raise OSError(f"{path}: cannot open shared object file")
 
-    monkeypatch.setattr(cuda.ctypes, "CDLL", absent)
+    monkeypatch.setattr(ctypes, "CDLL", absent)
     cuda.loaded.cache_clear()
     with pytest.raises(kvplan.TransferError, match=r"there is no CUDA driver: libcuda\.so\.1"):
         cuda.loaded()
@@ -116,42 +115,15 @@ def test_a_call_that_fails_is_named_with_its_code(entries, device, call):
     with pytest.raises(DriverError, match=rf"{call.removesuffix('_v2')} returned CUDA_ERROR_PLAYED \(719") as caught:
         FAILING[call](device)
     assert caught.value.code == 719
-    assert caught.value.at is None
 
 
-@pytest.mark.parametrize(("code", "failed", "at"), [(0, 0, None), (1, 2, 2), (1, 1 << 40, None)])
-def test_a_batch_says_where_it_failed_if_the_driver_does(device, code, failed, at):
-    seen = []
-
-    def batch(*arguments):
-        seen.append(arguments)
-        if code:
-            arguments[7]._obj.value = failed
-        return code
-
-    device.driver.cuMemcpyBatchAsync = batch
-    if code:
-        with pytest.raises(DriverError, match="cuMemcpyBatchAsync returned") as caught:
-            device.copy_batch(0xD, 0x5, 0x512E, 3, 0x51)
-        assert caught.value.at == at
-    else:
-        device.copy_batch(0xD, 0x5, 0x512E, 3, 0x51)
-    ((*heads, attributes, first, number, _, stream),) = seen
-    assert (heads, number, stream) == ([0xD, 0x5, 0x512E, 3], 1, 0x51)
-    assert ctypes.c_int.from_address(attributes).value == 1  # in the order of the stream
-    assert ctypes.c_size_t.from_address(first).value == 0
-
-
-def test_a_batch_of_a_real_signature_is_called_by_address(entries):
-    calls = []
-    entry = driver_entries._BATCH(lambda *given: calls.append(given) or 0)
-    entries.gives["cuGetProcAddress_v2"] = [ctypes.cast(entry, ctypes.c_void_p).value, 0]
+def test_a_batch_is_called_by_address(entries):
+    entries.gives["cuGetProcAddress_v2"] = [0x1234, 0]
     with use(entries):
         device = Device(0)
     assert entries.named("cuGetProcAddress_v2")[-1][0] == b"cuMemcpyBatchAsync"
     assert entries.named("cuGetProcAddress_v2")[-1][2] == 12080
-    device.copy_batch(0xD, 0x5, 0x512E, 3, 0x51)
-    assert [calls[0][k] for k in (0, 1, 2, 3, 6, 8)] == [0xD, 0x5, 0x512E, 3, 1, 0x51]
+    assert device.driver.cuMemcpyBatchAsync.value == 0x1234
 
 
 def test_pinned_memory_is_registered_in_pieces_and_let_go_of_with_its_array(entries, monkeypatch):

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import kvplan
 from kvplan import KVLayout, KVPlanError
 from kvplan.catalogue.config import read_config
-from kvplan.cost import profile_file, store
+from kvplan.cost import profile, store
 from kvplan.errors import MESSAGE
 from kvplan.layout.dump import text_of as dump_text
 from kvplan.memory import shared
@@ -162,7 +162,7 @@ def _profile(raw: bytes, folder: Path, random: Random) -> None:
     path = folder / "profile.json"
     path.write_bytes(raw)
     made = store.read(path)
-    assert profile_file.from_json(made.to_json()).costs.keys() == made.costs.keys()
+    assert profile.from_json(made.to_json()).costs.keys() == made.costs.keys()
     assert made.link
 
 

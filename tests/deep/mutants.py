@@ -43,7 +43,13 @@ class Mutant(NamedTuple):
 # Tests that find several mutants.
 COPYING = "laws/test_copying.py::test_executing_copies_by_coordinates_and_touches_nothing_else"
 FUSED = "laws/test_copying.py::test_k_and_v_that_one_side_fuses_are_copied_half_by_half"
-PATHS = "laws/test_simulated_paths.py"
+ANY_PATH, EACH_LAYER, TOGETHER, JOINED = (
+    f"laws/test_simulated_paths.py::{name}"
+    for name in (
+        "test_every_path_moves_what_the_oracle_moves", "test_each_layer_is_there_for_the_stream_that_waits_for_it",
+        "test_several_transfers_of_different_caches_are_in_flight_together", "test_joined_plans_are_one_transfer",
+    )
+)  # fmt: skip
 RISING = "laws/test_fast_paths.py::test_rising_ids_skip_a_search_whose_result_is_known"
 LISTS = "laws/test_lowerings.py::test_nixl_lists_are_the_byte_moves_of_the_plan"
 ALIASED = "contract/test_join.py::test_a_plan_refuses_just_what_it_both_reads_and_writes"
@@ -51,6 +57,9 @@ OVERLAP = "contract/test_overlap.py"
 ORDER = "contract/gpu/test_order.py"
 LAYERS = "contract/gpu/test_layers.py"
 BYTES = "contract/gpu/test_bytes.py"
+RINGS = "contract/gpu/test_ring.py"
+ARRIVES = f"{BYTES}::test_every_byte_arrives_and_no_other_changes"
+SEVERAL = f"{ORDER}::test_several_streams_begin_and_end_as_one"
 MEETINGS = "contract/peers/test_left.py::test_two_hundred_meetings[1-200-shm]"
 ENDS = "contract/peers/test_ends.py"
 LMCACHE = "contract/engines/test_lmcache.py"
@@ -269,21 +278,8 @@ MUTANTS = (
         "execute/gpu/shape.py",
         "pieces = -(-size // each)",
         "pieces = size // each",
-        f"{BYTES}::test_every_byte_arrives_and_no_other_changes",
+        ARRIVES,
     ),
-    Mutant(
-        "execute/gpu/waits.py",
-        "        device.record(mine, handle)\n",
-        "",
-        f"{ORDER}::test_it_reads_what_a_stream_has_written",
-    ),
-    Mutant(
-        "execute/gpu/waits.py",
-        "    device.wait(gate, event)\n",
-        "",
-        f"{ORDER}::test_behind_one_that_waits_on_the_cpu_it_waits_for_what_was_there_at_its_submit",
-    ),
-    Mutant("execute/gpu/waits.py", "if layer in one.layers), None)", "), None)", LAYERS),
     Mutant(
         "execute/transfer.py",
         "if not pair[1].writable:",
@@ -291,39 +287,156 @@ MUTANTS = (
         "contract/gpu/test_errors.py::test_a_destination_that_is_read_only",
     ),
     Mutant(
-        "execute/gpu/ring_loops.py",
-        "extents = head if granule == 0 else tail if granule == last else middle",
-        "extents = head if granule == 0 else middle",
+        "execute/gpu/row_loops.py",
+        "words[at] = units[side, unit] + step\n",
+        "words[at] = units[side, unit]\n",
+        EACH_LAYER,
+    ),
+    Mutant(
+        "execute/gpu/row_loops.py",
+        "first, count = ranges[k, 0], ranges[k, 1]",
+        "first, count = 0, ranges[k, 1]",
+        JOINED,
+    ),
+    Mutant(
+        "execute/gpu/row_loops.py",
+        "words[HEADER * edges[launch] + 8] = edges[launch + 1] - edges[launch]",
+        "words[HEADER * edges[launch] + 8] = 1",
+        JOINED,
+    ),
+    Mutant(
+        "execute/gpu/row_loops.py",
+        "if not filling or k >= slots or busy:",
+        "if not filling or busy:",
         "laws/test_staged_units.py",
     ),
     Mutant(
-        "execute/gpu/by_layer/ring.py", "busy[k] = before is not None and not before._over", "busy[k] = False", PATHS
+        "execute/gpu/row_loops.py",
+        "k + 2 * pieces if granule == last else k + pieces",
+        "k + pieces",
+        "laws/test_staged_units.py",
     ),
     Mutant(
-        "execute/gpu/lanes/issuing.py",
-        "if last is not None and self._turns(path):",
-        "if False and last is not None:",
+        "execute/gpu/row_loops.py",
+        "            first = k + 1\n    return row",
+        "            first = k\n    return row",
+        "laws/test_staged_units.py",
+    ),
+    Mutant(
+        "execute/gpu/row_loops.py",
+        "    if other != kernel:  # behind",
+        "    if False:  # behind",
+        "laws/test_staged_units.py",
+    ),
+    Mutant("execute/gpu/kernel_path.py", "if not self._backend.tables.ready(table, stream)]", "if False]", ANY_PATH),
+    Mutant(
+        "execute/gpu/kernel_path.py",
+        "return transfer.scratch(nbytes).address, nbytes",
+        "return transfer.scratch(nbytes).address, 0",
+        f"{BYTES}::test_joined_plans_of_many_rows_within_a_gpu",
+    ),
+    Mutant(
+        "execute/gpu/kernel_path.py",
+        "base, copied = transfer.scratch(nbytes).address, nbytes",
+        "base, copied = transfer.scratch(nbytes).address, 0",
+        f'"{ARRIVES}[simulated-kernel-device-many rows]"',
+    ),
+    Mutant("execute/gpu/kernel_path.py", "            self._backend.tables.ready(table, stream)\n", "", JOINED),
+    Mutant(
+        "execute/gpu/staged.py",
+        "        self._settled.clear()\n        self._next.clear()\n",
+        "        self._next.clear()\n",
+        RINGS,
+    ),
+    Mutant(
+        "execute/gpu/staged.py",
+        "            transfer.behind = [lane.last for lane in",
+        "            transfer.behind = [] and [lane.last for lane in",
+        RINGS,
+    ),
+    Mutant("execute/gpu/staged.py", " or (lane.last is not None and not lane.last.over)", "", RINGS),
+    Mutant("execute/gpu/staged.py", "skip = work.skips[0 if load else 1] if per > 1 else 0", "skip = 0", ARRIVES),
+    Mutant(
+        "execute/gpu/copy_engine.py",
+        "for call in ((RECORD, side, join), (WAIT, lane.copy, join))]",
+        "for call in ((RECORD, side, join),)]",
+        SEVERAL,
+    ),
+    Mutant("execute/gpu/copy_engine.py", "*((WAIT, side, fork) for side in sides)]", "]", SEVERAL),
+    Mutant("execute/gpu/copy_engine.py", "return BATCH_NBYTES if direction ==", "return 0 if direction ==", BYTES),
+    Mutant(
+        "execute/gpu/lane.py",
+        "        self.backend.device.record(event, stream)\n",
+        "",
+        f"{ORDER}::test_it_reads_what_a_stream_has_written",
+    ),
+    Mutant(
+        "execute/gpu/lane.py",
+        "        waits = [self._as_now(one, transfer) for one in waits]\n",
+        "",
+        "contract/gpu/test_promises.py::test_an_event_counts_as_it_was_recorded_at_the_submit",
+    ),
+    Mutant("execute/gpu/lane.py", "if not early and not self.pending:", "if not early:", ORDER),
+    Mutant(
+        "execute/gpu/lane.py",
+        "if last is not None and not last.over and (",
+        "if False and (",
         f"{ORDER}::test_order_holds_between_paths",
     ),
     Mutant(
-        "execute/gpu/lanes/issuing.py",
-        "                calls.await_list(one._state, checked=True)\n",
-        "                pass\n",
-        f"{ORDER}::test_long_transfers_that_name_each_other",
+        "execute/gpu/lane.py",
+        "                    calls.append((AWAIT, 0, wait.state.ctypes.data, int(named)))\n",
+        "                    pass\n",
+        "contract/gpu/test_promises.py::test_a_transfer_whose_calls_are_still_being_made_is_waited_for",
     ),
     Mutant(
-        "execute/gpu/copy_engine.py",
-        "            calls.record(event, stream)\n            calls.wait(first, event)\n",
-        "            calls.record(event, stream)\n",
-        f"{ORDER}::test_several_streams_begin_and_end_as_one",
+        "execute/gpu/lane.py",
+        "        transfer.state[ENDED] = 1  # now",
+        "        # now",
+        "contract/gpu/test_errors.py::test_a_call_that_fails_is_the_error_of_its_transfer_and_of_no_other",
     ),
     Mutant(
-        "execute/gpu/by_layer/layer_loops.py",
-        "if number >= slots or busy[number]:",
-        "if busy[number % slots]:",
-        f"{LAYERS}::test_layers_through_a_ring_that_is_used_again_and_again",
+        "execute/gpu/gpu_transfer.py",
+        "            piece.free.append(piece)\n",
+        "            pass\n",
+        "contract/gpu/test_promises.py::test_many_submits_take_no_more_memory_than_the_first",
     ),
-    Mutant("execute/gpu/arena.py", "one = free.pop()", "one = free[-1]", ORDER),
+    Mutant(
+        "execute/gpu/gpu_transfer.py",
+        "        self.backend.handles.unused.extend(self._events)\n",
+        "",
+        "contract/gpu/test_promises.py::test_many_submits_take_no_more_memory_than_the_first",
+    ),
+    Mutant(
+        "execute/gpu/gpu_transfer.py",
+        "not self.marks else self.marks[group]",
+        "not self.marks else self.marks[0]",
+        LAYERS,
+    ),
+    Mutant(
+        "execute/gpu/backend.py",
+        "            self.reaper.join()\n",
+        "            pass\n",
+        "contract/gpu/test_lifetimes.py::test_close_waits_for_what_was_submitted",
+    ),
+    Mutant("execute/gpu/backend.py", "            self.slots.close()\n", "", BYTES),
+    Mutant("execute/gpu/tables.py", "                device.wait(stream, table.fresh)\n", "", ANY_PATH),
+    Mutant("execute/gpu/memory.py", "return free.pop()", "return free[-1]", ORDER),
+    Mutant("execute/gpu/memory.py", "range(0, block - size + 1, size)]", "range(0, block, size)]", RINGS),
+    Mutant("cuda/rows.py", "rows[:, 5] = np.minimum(starts + most, last) - starts", "rows[:, 5] = most", BYTES),
+    Mutant("cuda/player.py", "dst + row * dst_pitch, src", "dst, src", BYTES),
+    Mutant(
+        "cuda/player.py",
+        "        if code:\n            publish(at + FAILED, code)\n            return\n",
+        "        if code:\n            return\n",
+        "contract/gpu/test_errors.py::test_a_call_that_fails_is_the_error_of_its_transfer_and_of_no_other",
+    ),
+    Mutant(
+        "cuda/issuer.py",
+        "return not held or bool(held[-1][2][ENDED])",
+        "return True",
+        "contract/gpu/test_promises.py::test_a_short_transfer_does_not_overtake_the_calls_of_a_long_one",
+    ),
     Mutant("execute/host/tasks.py", "range(0, count, step)]", "range(0, count - 1, step)]", COPYING),
     Mutant(
         "execute/gpu/reaper.py",

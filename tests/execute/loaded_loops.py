@@ -9,19 +9,17 @@ from hypothesis import HealthCheck, given, settings
 from numba.core.dispatcher import Dispatcher
 
 import kvplan
-from kvplan.cuda import calls, short_calls
-from kvplan.execute.gpu import ring_loops
-from kvplan.execute.gpu.by_layer import layer_loops
-from kvplan.execute.gpu.resources import Limits
+from kvplan.cuda import player
+from kvplan.execute.gpu import row_loops
 from kvplan.execute.host import memcpy
 from kvplan.plan import loops_numba, placing_numba
-from tests.simulated import Device, Tensor
-from tests.simulated.executors import Drawn, executor_on
+from tests.simulated.drawn import Drawn, executor, owned
+from tests.simulated_driver import simulated
 from tests.strategies import cases
 
 LOOPS = {
     f"{module.__name__}.{name}": loop
-    for module in (loops_numba, placing_numba, calls, short_calls, ring_loops, layer_loops, memcpy)
+    for module in (loops_numba, placing_numba, player, row_loops, memcpy)
     for name, loop in vars(module).items()
     if isinstance(loop, Dispatcher)
 }
@@ -41,35 +39,34 @@ def check_loaded(*modules: str) -> None:
 @given(case=cases())
 def move(case):
     for direction in ("load", "store"):
-        for path in ("copy_engine", "staged"):
-            drawn = Drawn(case, device := Device(), direction)
-            with executor_on(device, path, limits=Limits(layer_group_nbytes=1)) as executor:
-                executor.candidates(drawn.plan)
-                executor.submit(drawn.plan).synchronize()
-                executor.submit(drawn.plan, by_layer=True).synchronize()
-            drawn.plan.descriptors(max_nbytes=24)
+        for path in ("copy_engine", "staged", "kernel"):
+            with simulated() as driver, executor(path) as made:
+                drawn = Drawn(case, driver, direction)
+                made.candidates(drawn.plan)
+                made.submit(drawn.plan).synchronize()
+                made.submit(drawn.plan, by_layer=True).synchronize()
+                drawn.plan.descriptors(max_nbytes=24)
 
 
 def main() -> None:
-    device, pool, cache = Device(), *(np.zeros((4, 16, 2, 64), np.int8) for _ in range(2))
-    device.pin(pool)
+    pool, cache = (np.zeros((4, 16, 2, 64), np.int8) for _ in range(2))
     host = kvplan.KVLayout.from_tensors("block token head dim", pool, seams=[pool.ctypes.data + 1000])
-    there = kvplan.KVLayout.from_tensors("block token head dim", Tensor(cache))
     other = kvplan.KVLayout.from_tensors("block token head dim", cache, seams=[cache.ctypes.data + 1000])
     program = kvplan.compile(host, other)
-    with executor_on(device) as executor:
-        executor.prepare(kvplan.compile(host, there).plan([0], [0]), by_layer=True)
+    with simulated() as driver, executor() as made:
+        driver.pin(pool)
+        there = kvplan.KVLayout.from_tensors("block token head dim", owned(driver, cache))
+        made.prepare(kvplan.compile(host, there).plan([0], [0]), by_layer=True)
     check_loaded(
-        "kvplan.plan.loops_numba", "kvplan.plan.placing_numba", "kvplan.cuda.calls", "kvplan.cuda.short_calls",
-        "kvplan.execute.gpu.ring_loops", "kvplan.execute.gpu.by_layer.layer_loops",
-    )  # fmt: skip
-    with kvplan.Executor() as executor:
-        executor.prepare(program.plan([0], [0]))
+        "kvplan.plan.loops_numba", "kvplan.plan.placing_numba", "kvplan.cuda.player", "kvplan.execute.gpu.row_loops"
+    )
+    with kvplan.Executor() as here:
+        here.prepare(program.plan([0], [0]))
     check_loaded("kvplan.execute.host.memcpy")
     loaded = signatures()
     move()
-    with kvplan.Executor() as executor:
-        executor.submit(program.plan([0, 1, 2], [1, 2, 3])).synchronize()
+    with kvplan.Executor() as here:
+        here.submit(program.plan([0, 1, 2], [1, 2, 3])).synchronize()
     again = [name for name, count in signatures().items() if count > loaded[name]]
     sys.stdout.write(f"compiled: {', '.join(again) or 'nothing'}\n")
 

@@ -28,4 +28,24 @@ def test_no_thread_outlives_a_close(priority):
     assert not set(threading.enumerate()) - before
 
 
-# ---- a crew ------------------------------------------------------------------------------------------------------
+def test_no_thread_runs_before_a_submit():
+    before = set(threading.enumerate())
+    with kvplan.Executor() as executor:
+        executor.prepare()
+        assert set(threading.enumerate()) == before
+        executor.submit(program_of((1, 8)).plan([0], [0])).synchronize()
+        assert [one.name for one in set(threading.enumerate()) - before] == ["kvplan-host"]
+
+
+@pytest.mark.parametrize("end", ["finish", "cancel"])
+def test_an_end_calls_each_function_once(end):
+    gate, calls = threading.Event(), []
+    with kvplan.Executor() as executor:
+        transfer = executor.submit(program_of((1, 8)).plan([0], [0]), after=gate)
+        assert transfer.add_done_callback(lambda: calls.append("before"))
+        assert not calls
+        gate.set() if end == "finish" else transfer.cancel()
+    assert calls == ["before"]
+    assert transfer.add_done_callback(lambda: calls.append("after"))
+    assert calls == ["before", "after"]
+    gate.set()

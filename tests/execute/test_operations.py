@@ -22,10 +22,10 @@ from kvplan.execute import stats as tally
 from kvplan.execute.ranges import SWITCH
 from kvplan.execute.stats import BUCKETS, ExecutorStats, FlowStats, Tally
 from kvplan.execute.transfer import TransferResult
+from tests.contract.gpu.caches import way
+from tests.contract.gpu.machines import Simulated
 from tests.execute.host_processes import Broken, pair, python
 from tests.patience import until
-from tests.simulated import Device
-from tests.simulated.executors import executor_on, pair_on
 
 FLOW_LABELS = {"executor": "a", "path": "host", "direction": "host"}
 
@@ -211,10 +211,9 @@ def test_failures_are_warned_of_at_most_so_often(caplog, monkeypatch):
 
 
 def test_a_gpu_s_failures_are_warned_of(caplog):
-    device = Device()
-    moves = pair_on(device, "load")
-    with executor_on(device, "kernel") as executor:
-        device.fail("cuLaunchKernelEx")
+    with Simulated() as gpu:
+        executor, moves = gpu.executor("kernel"), way(gpu, "load")
+        gpu.driver.fail("cuLaunchKernelEx")
         with pytest.raises(TransferError, match="cuLaunchKernelEx"):
             executor.submit(moves.program.plan([1], [2]))
     (record,) = (record for record in caplog.records if record.levelno >= logging.WARNING)

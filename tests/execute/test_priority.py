@@ -196,7 +196,7 @@ assert held.cancel()
 @pytest.mark.slow
 def test_an_exit_gives_up_high_ones_that_wait():
     code = """
-host.EXIT_SECONDS = 0.2
+host.EXIT_SECONDS = 2.0
 executor.submit(program.plan(range(64), range(64)))
 held = executor.submit(program.plan([1], [2]), after=threading.Event(), priority="high")
 executor.submit(program.plan([1], [2]), after=held)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvplan.execute.gpu.arena import CARVED, Arena
+from kvplan.execute.gpu.memory import CARVED, Arena
 from kvplan.execute.gpu.shape import MAX_WARPS, WORDS, cut, shape_of
 from tests.profiles import examples
 
@@ -125,27 +125,29 @@ def test_pieces_are_rounded_so_that_sizes_stay_few(nbytes, piece):
     made = arena.take(nbytes)
     assert made.nbytes == piece
     assert arena.nbytes == sum(heap.taken.values()) == max(piece, CARVED)
-    arena.give(made)
-    assert arena.take(nbytes) == made  # the last one given back
+    made.free.append(made)
+    assert arena.take(nbytes).address == made.address  # the last one given back
     arena.close()
     assert not heap.taken
     assert arena.nbytes == 0
 
 
 @examples(250)
-@given(sizes=st.lists(st.tuples(st.integers(1, 3 << 20), st.booleans()), max_size=30))
+@given(sizes=st.lists(st.tuples(st.integers(1, 3 << 20), st.booleans(), st.booleans()), max_size=30))
 def test_pieces_in_use_never_meet(sizes):
     heap = Heap()
     arena = Arena(heap.allocate, heap.free, visible=False)
     used = []
-    for nbytes, keep in sizes:
-        piece = arena.take(nbytes)
+    for nbytes, keep, exact in sizes:
+        piece = arena.take(nbytes, exact=exact and nbytes > 4 * KIB)
         assert piece.nbytes >= nbytes
+        end = piece.address + piece.nbytes
+        assert any(at <= piece.address and end <= at + size for at, size in heap.taken.items())
         for other in used:
             assert piece.address + piece.nbytes <= other.address or other.address + other.nbytes <= piece.address
         if keep:
             used.append(piece)
         else:
-            arena.give(piece)
+            piece.free.append(piece)
     arena.close()
     assert not heap.taken

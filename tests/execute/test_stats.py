@@ -12,8 +12,9 @@ import pytest
 import kvplan
 from kvplan.execute.stats import BUCKETS, ExecutorStats, PathStats, Tally
 from kvplan.execute.transfer import TransferResult
-from tests.simulated import Device
-from tests.simulated.executors import MOVE, PATHS, both_ways, executor_on, pair_on
+from tests.contract.gpu.caches import both_ways, way
+from tests.contract.gpu.machines import Simulated
+from tests.simulated.drawn import PATHS
 
 
 def result(path: str = "kernel", predicted: float | None = None, seconds: float = 2e-5) -> TransferResult:
@@ -127,45 +128,24 @@ def test_an_executor_of_the_cpu():
 
 
 @both_ways
-def test_of_auto_predictions_are_counted(direction):
-    device = Device()
-    pair = pair_on(device, direction)
-    with executor_on(device) as executor:
-        results = [executor.submit(pair.plan(MOVE)).result() for _ in range(3)]
-        pair.check()
+def test_of_auto_predictions_are_counted(route):
+    with Simulated() as gpu:
+        executor, pair = gpu.executor(), way(gpu, route)
+        predicted = [executor.submit(pair.plan()).result().predicted for _ in range(3)]
         made = executor.stats()
-    assert (made.transfers, made.predicted, made.failed) == (3, 3, 0)
-    assert made.nbytes == sum(one.nbytes for one in results)
-    assert {path: one.transfers for path, one in made.paths.items()} == {results[0].path: 3}
-    assert (made.descriptors, made.launches) == (3 * results[0].descriptors, 3 * results[0].launches)
-    assert results[0].predicted > 0
-    # The simulated device says that everything takes a microsecond.
-    assert made.prediction_error == pytest.approx(math.expm1(abs(math.log(results[0].predicted / 1e-6))))
+    assert made.predicted == 3
+    # The simulated driver says that everything takes a microsecond.
+    assert made.prediction_error == pytest.approx(math.expm1(abs(math.log(predicted[0] / 1e-6))))
     assert made.seconds == pytest.approx(3e-6)
 
 
 @pytest.mark.parametrize("path", PATHS)
 @both_ways
-def test_of_a_path_that_was_named_predictions_are_made_and_not_counted(path, direction):
-    device = Device()
-    pair = pair_on(device, direction)
-    with executor_on(device, path) as executor:
-        made = executor.submit(pair.plan(MOVE)).result()
-        pair.check()
-        stats = executor.stats()
-    assert made.predicted > 0
-    assert (stats.transfers, stats.predicted, stats.prediction_error) == (1, 0, None)
-    assert list(stats.paths) == [path]
-
-
-@pytest.mark.parametrize("route", ["device", "push", "pull"])
-def test_transfers_within_a_gpu_and_between_gpus_are_predicted(route):
-    device = Device()
-    pair = pair_on(device, route)
-    with executor_on(device) as executor:
-        assert executor.submit(pair.plan(MOVE)).result().predicted > 0
-        pair.check()
-        assert (executor.stats().transfers, executor.stats().predicted) == (1, 1)
+def test_of_a_path_that_was_named_predictions_are_made_and_not_counted(path, route):
+    with Simulated() as gpu:
+        executor, pair = gpu.executor(path), way(gpu, route)
+        assert executor.submit(pair.plan()).result().predicted > 0
+        assert (executor.stats().predicted, executor.stats().prediction_error) == (0, None)
 
 
 def test_transfers_are_counted_by_the_bucket_that_their_seconds_fit_into():

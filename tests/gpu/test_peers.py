@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kvplan.cuda.device import ACCESS_FLAGS, MEMORY_TYPE, Device
+from kvplan.cuda.device import Device
+from kvplan.cuda.driver import ACCESS_FLAGS, MEMORY_TYPE
 from kvplan.cuda.peers import link_between, links
 from kvplan.measure.doctor import examine, gather
 from tests.commands import python

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvplan.execute.gpu.shape import WORDS, Shape, shape_of
-from tests import simulated
 from tests.profiles import examples
+from tests.simulated.kernel import kernel
 
 pytest.importorskip("triton")
 torch = pytest.importorskip("torch")
@@ -77,7 +77,7 @@ def check(several: Copies | Sequence[Copies], shape: Shape, programs: int) -> No
         np.testing.assert_array_equal(copies.dst, dst)
         np.testing.assert_array_equal(copies.src, src)
         copies.dst[:] = 0xA5
-    simulated.kernel(header.data_ptr(), shape, random.Random(0))  # the stand-in of the simulated GPU
+    kernel(header.data_ptr(), shape, random.Random(0))  # the stand-in of the simulated GPU
     for copies, dst in zip(several, want, strict=True):
         np.testing.assert_array_equal(copies.dst, dst)
 

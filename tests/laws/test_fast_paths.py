@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 import kvplan
 from kvplan import KVLayout
-from kvplan.cost.by_layer import LayerCut, statistics_by_layer
-from kvplan.cost.statistics import statistics_of
 from kvplan.plan import loops_numba, loops_numpy, merges, placing_numba
-from kvplan.plan.layers import split_layers
 from tests.compiled_cases import by_dst, compiled
 from tests.plan.slow_twins import uncompiled, without_numba
 from tests.profiles import examples
@@ -61,19 +56,12 @@ def test_ids_are_refused_in_the_same_words(src, dst, tokens, skips):
 @examples(250)
 @given(
     starts=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 12)), min_size=1, max_size=9, unique_by=lambda s: s[1]),
-    nbytes=st.sampled_from((8, 16)), first=st.integers(0, 3), step=st.integers(1, 3),
+    nbytes=st.sampled_from((8, 16)),
 )  # fmt: skip
-def test_the_loops_of_statistics_and_their_twins(starts, nbytes, first, step):
-    """Law 8: compiled loops that count neighbouring units agree with their numpy twins."""
+def test_chains_and_their_twin(starts, nbytes):
+    """Law 8: the compiled loop that merges neighbouring units agrees with its numpy twin."""
     units = np.array(starts, dtype=np.int64).T * [[8], [nbytes]]  # no two destinations overlap
     count = units.shape[1]
-    found, repeated, reach = loops_numpy.adjacency(units, nbytes, None)
-    marks = np.zeros(1 << (16 * count).bit_length(), np.uint8)
-    hashed = loops_numba.adjacency(units, nbytes, marks)
-    assert (found, reach) == (hashed[0], hashed[2])
-    assert found <= repeated <= hashed[1], "of two shifts that fall on one mark, the second counts as repeated"
-    assert loops_numba.adjacency(units, nbytes, np.zeros(2, np.uint8))[1] >= count - 2
-    assert loops_numpy.rising(units[0], first, step, nbytes) == loops_numba.rising(units[0], first, step, nbytes)
     slots = np.empty(1 << (2 * count - 1).bit_length(), dtype=np.int32)
     made = []
     for which in (loops_numpy, loops_numba):
@@ -136,23 +124,3 @@ def test_views_of_whole_blocks_move_what_stretches_one_by_one_do(case):
         for move in program._moves:
             move._whole = None
         assert written([program.plan(*case.ids, *case.skips)]) == fast
-
-
-@examples(150)
-@given(
-    several=st.lists(st.one_of(cases(max_blocks=3), neighbour_cases()), min_size=1, max_size=2),
-    count=st.integers(1, 5),
-    direction=st.sampled_from(("load", "store", "device")),
-)
-def test_groups_of_layers_are_counted_without_splitting_the_plan(several, count, direction):
-    """Law 8: the statistics of a transfer by layers are those of the plans that it is cut into."""
-    plan = replace(kvplan.join([compiled(case)[3] for case in several]), direction=direction)
-    pieces = [part for _, part in split_layers(plan, count) if part.nbytes]
-    assert statistics_by_layer(plan, groups=count) == tuple(map(statistics_of, pieces))
-    cut = LayerCut.of(plan, count)
-    if not cut.merges:
-        counts = cut.counted(plan)
-        assert [one.copies.total for one in cut.statistics(direction, counts)] == [
-            sum(part.group.packed.shape[1] * part.units.shape[1] for part in piece.moving) for piece in pieces
-        ]
-        assert all(granules == -(-units // facts.granule_units) for _, facts, units, _, (granules, *_) in counts)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvplan
-from kvplan.plan.layers import split_layers
+from kvplan.plan.layers import even_edges, split_layers
 from tests.compiled_cases import by_dst, compiled, moves, planned
 from tests.profiles import examples
 from tests.ranks.rank_specs import written
@@ -55,7 +55,7 @@ def test_a_transfer_in_two_steps_moves_what_one_does(case, data):
 def test_the_layers_of_a_plan_together_are_the_plan(several, count):
     """Law 7 by layers: the parts of a split plan together move what the plan moves."""
     plan = kvplan.join([planned(case) for case in several])
-    made = split_layers(plan, count)
+    made = split_layers(plan, even_edges(len(plan.layers), count))
     assert 1 <= len(made) <= count
     layers = [sorted(layers) for layers, _ in made]
     flat = [layer for some in layers for layer in some]

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 import kvplan
 from kvplan import KVLayout
 from kvplan.cost.policy import ROUTES
-from kvplan.execute.gpu.resources import Limits
 from kvplan.plan.packing.chunk_half import Slot
 from kvplan.plan.packing.pack_checks import Offered
 from kvplan.plan.packing.pack_recipe import half_of
@@ -21,8 +20,9 @@ from tests.compiled_cases import compiled, planned
 from tests.plan.packing.rings import Ring, bounds_of, composed, through
 from tests.profiles import examples
 from tests.ranks.topologies import reshards, shards_of
-from tests.simulated import Device
-from tests.simulated.executors import PATHS, TIGHT, Drawn, executor_on
+from tests.simulated.drawn import PATHS, Drawn
+from tests.simulated.drawn import executor as gpu_executor
+from tests.simulated_driver import simulated
 from tests.strategies import cases, neighbour_cases
 
 ORDERS = st.sampled_from(("src", "dst", "auto"))
@@ -118,30 +118,23 @@ def test_every_pair_of_ranks(case, order, most, nbytes):
 
 @pytest.mark.parametrize("path", [path for path in PATHS if path != "staged"])
 @examples(60)
-@given(
-    case=cases(),
-    route=st.sampled_from(ROUTES),
-    order=ORDERS,
-    most=MOST,
-    tight=st.booleans(),
-    seed=st.integers(0, 2**32),
-)
-def test_every_path_gathers_and_scatters(path, case, route, order, most, tight, seed):
+@given(case=cases(), route=st.sampled_from(ROUTES), order=ORDERS, most=MOST, seed=st.integers(0, 2**32))
+def test_every_path_gathers_and_scatters(path, case, route, order, most, seed):
     """Laws 1 to 3: a GPU gathers to its ring and scatters from it, by each path, whatever side is its own."""
-    device = Device(seed)
-    drawn = Drawn(case, device, route)
-    packing = packing_of(drawn.plan, order, most)
-    slot = max(600, packing.unit_nbytes)
-    memory = np.zeros(2 * (slot + 512), np.uint8)
-    device.own(memory, 0)
-    layout = layout_of([Memory(memory.ctypes.data, memory.nbytes, "cuda:0", memory)])
-    slots = [Slot(layout, -(-(memory.ctypes.data + k * (slot + 256)) // 256) * 256, slot) for k in (0, 1)]
-    free: list = [None, None]
-    with executor_on(device, path, limits=Limits(**TIGHT) if tight else Limits()) as executor:
-        for k, (first, last) in enumerate(bounds_of(packing, slot)):
-            gathered = executor.submit(packing.gather(first, last, slots[k % 2]), after=free[k % 2])
-            free[k % 2] = executor.submit(packing.scatter(first, last, slots[k % 2]), after=gathered)
-        for transfer in free:
-            if transfer is not None:
-                transfer.synchronize()
-        drawn.check()
+    with simulated(2, seed) as driver:
+        drawn = Drawn(case, driver, route)
+        packing = packing_of(drawn.plan, order, most)
+        slot = max(600, packing.unit_nbytes)
+        memory = np.zeros(2 * (slot + 512), np.uint8)
+        driver.own(memory, 0)
+        layout = layout_of([Memory(memory.ctypes.data, memory.nbytes, "cuda:0", memory)])
+        slots = [Slot(layout, -(-(memory.ctypes.data + k * (slot + 256)) // 256) * 256, slot) for k in (0, 1)]
+        free: list = [None, None]
+        with gpu_executor(path) as made:
+            for k, (first, last) in enumerate(bounds_of(packing, slot)):
+                gathered = made.submit(packing.gather(first, last, slots[k % 2]), after=free[k % 2])
+                free[k % 2] = made.submit(packing.scatter(first, last, slots[k % 2]), after=gathered)
+            for transfer in free:
+                if transfer is not None:
+                    transfer.synchronize()
+            drawn.check()

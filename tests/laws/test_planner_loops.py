@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -207,23 +205,3 @@ def test_cuts_are_those_of_the_twin(loop, drawn, seams, cap):
     out = [np.empty(count, np.int64) for _ in range(3)]
     assert split(*marks, most, *columns, *out, write=True) == count
     assert [column.tolist() for column in out] == expected
-
-
-STEPS = st.sampled_from(((1, 1), (-1, -1), (1, -1), (1, 0), (0, 1), (2, 2)))
-
-
-@both
-@examples(250)
-@given(steps=st.lists(STEPS, max_size=6))
-def test_neighbouring_units_are_counted(loop, steps):
-    """Law 8: the loop that counts neighbouring units, against plain Python."""
-    units = np.cumsum([(20, 30), *steps], axis=0).astype(np.int64)
-    found, repeated, reach = loop("adjacency")(units.T.copy() * 4, 4, np.zeros(1 << 12, np.uint8))
-    assert found == sum(step in ((1, 1), (-1, -1)) for step in steps)
-    assert repeated >= len(units) - len(set((units[:, 1] - units[:, 0]).tolist()))
-    assert reach == 4 * (max(units[:, 1]) - min(units[:, 1]))
-    for first in range(2):
-        for every in (1, 2):
-            some = units[first::every, 0].tolist()
-            expected = sum(b - a == every for a, b in pairwise(some))
-            assert loop("rising")(units[:, 0] * 4, first, every, 4 * every) == expected

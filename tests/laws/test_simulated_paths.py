@@ -1,124 +1,156 @@
-"""Laws 1 to 3, 5 and 7 for every path of a GPU executor, on a simulated GPU whose streams run in any order."""
+"""Laws 1 to 3, 5 and 7 for every path of a GPU executor, on a simulated driver whose streams run in any order."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import kvplan
-from kvplan.cost.policy import HOST_ROUTES, ROUTES
-from kvplan.execute.gpu.resources import Limits
-from kvplan.plan.staging import stage
+from kvplan.cost.profile import GPU_ROUTES, TERMS, DeviceProfile, PathCosts, default, route_paths
+from tests.contract.gpu.caches import Ids, Paged, way
+from tests.contract.gpu.machines import PATIENCE, Simulated
 from tests.profiles import examples
-from tests.simulated import Device, Stream
-from tests.simulated.executors import ALL_PATHS, PATHS, TIGHT, Drawn, executor_on, paths_in_turn
-from tests.strategies import cases
+from tests.simulated.drawn import PATHS, PLACES, WAYS, Drawn, executor, ring_of
+from tests.simulated.objects import Stream
+from tests.simulated_driver import simulated
+from tests.strategies import cases, neighbour_cases
 
-WAYS = [(path, route) for path in ALL_PATHS for route in ROUTES if path != "staged" or route in HOST_ROUTES]
-LATE = {"inline_effort": 0, "lane_calls": -1}
-
-
-def ring_of(plan: kvplan.Plan, slots: int) -> dict[str, int]:
-    """The policy of a ring of so many slots, each of one granule, or of many where granules are small."""
-    load = plan.direction == "load"
-    needed = max((stage(part.group, host_is_src=load).nbytes for part in plan.parts), default=1)
-    return {"staging_bytes": max(1024, slots * needed), "chunk_bytes": 256}
+SEEDS = st.integers(0, 2**32)
 
 
-@pytest.mark.parametrize(("path", "direction"), WAYS)
+@pytest.mark.parametrize(("path", "route"), WAYS)
 @examples(100)
 @given(
-    case=cases(),
-    seed=st.integers(0, 2**32),
-    tight=st.booleans(),
-    late=st.booleans(),
-    old=st.booleans(),
-    by_layer=st.booleans(),
-    slots=st.integers(1, 4),
-    streams=st.sampled_from((None, 1, 3)),
-)
-def test_every_path_moves_what_the_oracle_moves(
-    path, direction, case, seed, tight, late, old, by_layer, slots, streams
-):
+    case=st.one_of(cases(), cases(max_blocks=12), neighbour_cases()), seed=SEEDS, batches=st.booleans(),
+    by_layer=st.booleans(), slots=st.integers(1, 9), programs=st.sampled_from((None, 1, 3)),
+)  # fmt: skip
+def test_every_path_moves_what_the_oracle_moves(path, route, case, seed, batches, by_layer, slots, programs):
     """Laws 1 to 3 for every path of a GPU executor, in whatever order its streams run."""
-    device = Device(seed)
-    drawn = Drawn(case, device, direction)
-    if old:  # a driver without batches
-        device.driver.cuMemcpyBatchAsync = None
-    policy = ring_of(drawn.plan, slots) if path == "staged" else {}
-    limits = Limits(**(TIGHT if tight else {}), **(LATE if late else {}))
-    with executor_on(device, path, limits=limits, streams=streams, **policy) as executor:
-        reader = Stream(device.stream())
-        transfer = executor.submit(drawn.plan, by_layer=by_layer)
-        transfer.wait(reader)
-        for layer in drawn.plan.layouts[0][0].layers if by_layer else ():
-            transfer.wait_layer(layer, reader)
-        result = transfer.result()
-        assert transfer.done()
-        assert (result.nbytes, result.path) == (drawn.plan.nbytes, path)
-        assert bool(result.launches) == bool(result.descriptors) == bool(drawn.plan.nbytes)
-        drawn.check()
+    with simulated(2, seed, batches=batches) as driver:
+        drawn = Drawn(case, driver, route)
+        with executor(path, max_programs=programs, **ring_of(path, drawn.plan, slots=slots)) as made:
+            for again in (False, True):  # the second time, tables and rings are there
+                reader = Stream(driver.stream())
+                transfer = made.submit(drawn.plan, by_layer=by_layer != again)
+                transfer.wait(reader)
+                for layer in drawn.plan.layouts[0][0].layers if by_layer else ():
+                    transfer.wait_layer(layer, reader)
+                result = transfer.result()
+                assert transfer.done()
+                assert (result.nbytes, result.path) == (drawn.plan.nbytes, path)
+                assert bool(result.launches) == bool(result.descriptors) == bool(drawn.plan.nbytes)
+                drawn.check()
+
+
+NOTATIONS = ("layer: block kv token head dim", "block layer kv token head dim", "layer block kv token head dim",
+             "kv layer block token head dim")  # fmt: skip
+
+
+@examples(20)
+@given(
+    where=st.sampled_from(WAYS), notations=st.tuples(*[st.sampled_from(NOTATIONS)] * 2), layers=st.integers(2, 7),
+    ids=st.tuples(*[st.permutations(range(5))] * 2), count=st.integers(3, 5), several=st.booleans(),
+    slots=st.integers(1, 3), seed=SEEDS,
+)  # fmt: skip
+def test_each_layer_is_there_for_the_stream_that_waits_for_it(
+    where, notations, layers, ids, count, several, slots, seed
+):
+    """Laws 1 and 7, by layers: transfers so long that they are cut, of one run group or of two."""
+    path, route = where
+    dim = -(-(49 << 20) // (2 * 2 * layers * count))
+    forms = [Paged(notation, layer=layers, block=5, dim=dim) for notation in notations]
+    with Simulated(seed % 1000) as gpu:
+        pairs = [way(gpu, route, *forms, seed=3)]
+        if several:
+            pairs.append(way(gpu, route, *(replace(form, dim=48) for form in forms), seed=5))
+        plan = kvplan.join([pair.plan(Ids(*(side[:count] for side in ids))) for pair in pairs])
+        transfer = gpu.executor(path, **ring_of(path, plan, slots=slots)).submit(plan, by_layer=True)
+        assert len(transfer.layer_groups) > 1
+        target, due = pairs[0].targets, pairs[0].dst_bytes
+        for layer in range(layers) if len(target) == layers else ():
+            consumer = gpu.stream()
+            transfer.wait_layer(layer, consumer)
+            gpu.driver.put(
+                consumer.cuda_stream,
+                lambda k=layer: np.testing.assert_array_equal(target[k].root, due[k]),
+            )
+        transfer.synchronize(PATIENCE)
+        for pair in pairs:
+            pair.check()
 
 
 @examples(100)
-@given(case=cases(same_heads=True), seed=st.integers(0, 2**32), path=st.sampled_from(PATHS))
-def test_there_and_back_by_way_of_the_host(case, seed, path):
+@given(case=cases(same_heads=True), seed=SEEDS, path=st.sampled_from(PATHS), slots=st.integers(1, 3))
+def test_there_and_back_by_way_of_the_host(case, seed, path, slots):
     """Law 5: a store by any path and a load behind it restore the cache."""
-    device = Device(seed)
-    drawn = Drawn(case, device, "store")
-    back = kvplan.compile(drawn.program.dst, drawn.program.src)
-    policy = ring_of(drawn.plan, 2) if path == "staged" else {}
-    with executor_on(device, path, **policy, limits=Limits(**TIGHT)) as executor:
-        store = executor.submit(drawn.plan)
-        distinct = len(set(case.src_ids)) == len(case.src_ids)
+    with simulated(1, seed) as driver:
+        drawn = Drawn(case, driver, "store")
+        load, distinct = drawn.plan, len(set(case.src_ids)) == len(case.src_ids)
         if distinct:
+            back = kvplan.compile(drawn.program.dst, drawn.program.src)
             load = back.plan(case.dst_ids, case.src_ids, case.dst_skip, case.src_skip)
-            if path == "staged" and ring_of(load, 1)["staging_bytes"] > policy["staging_bytes"]:
-                with pytest.raises(kvplan.PathError, match="staging_bytes is"):
-                    executor.submit(load, after=store)
-            else:
-                executor.submit(load, after=store).synchronize()
-        store.synchronize()
-        drawn.check()
+        with executor(path, **ring_of(path, drawn.plan, load, slots=slots)) as made:
+            store = made.submit(drawn.plan)
+            if distinct:
+                made.submit(load, after=store).synchronize()
+            store.synchronize()
+            drawn.check()
+
+
+def priced(chance: np.random.Generator) -> DeviceProfile:
+    """Costs by which no path wins for all plans."""
+    made = {}
+    for name, terms in TERMS.items():
+        each = {term: 0.0 if term == "byte" else chance.uniform(0, 50_000 if term == "fixed" else 2000)
+                for term in terms}  # fmt: skip
+        made[name] = PathCosts(each, each, each if name == "kernel" else {})
+    return replace(default(), costs={way: {path: made[path] for path in route_paths(way)} for way in GPU_ROUTES})
+
+
+@examples(150)
+@given(
+    drawn=st.lists(
+        st.tuples(cases(max_blocks=4), st.sampled_from(list(PLACES)), st.booleans(), st.booleans()),
+        min_size=2, max_size=6,
+    ),
+    seed=SEEDS,
+    path=st.sampled_from(("auto", "auto", "staged", "kernel", "copy_engine")),
+    slots=st.integers(1, 4),
+)  # fmt: skip
+def test_several_transfers_of_different_caches_are_in_flight_together(drawn, seed, path, slots):
+    """Laws 1 and 2 for several transfers in flight together: of one priority or two, by one path or several."""
+    with simulated(2, seed) as driver:
+        some = [(case, route if path != "staged" or route in ("load", "store") else "load", urgent, after)
+                for case, route, urgent, after in drawn]  # fmt: skip
+        made = [Drawn(case, driver, route) for case, route, *_ in some]
+        staged = ring_of("staged", *(each.plan for each in made if each.plan.direction != "device"), slots=slots)
+        policy = kvplan.Policy(path=path, **staged)
+        with kvplan.Executor("cuda:0", policy, priced(np.random.default_rng(seed))) as here:
+            flying = []
+            for each, (_, _, urgent, after) in zip(made, some, strict=True):
+                behind = flying[-1] if after and flying else None
+                flying.append(here.submit(each.plan, after=behind, priority="high" if urgent else "normal"))
+            for each, transfer in zip(made, flying, strict=True):
+                assert transfer.result().nbytes == each.plan.nbytes
+                each.check()
 
 
 @examples(100)
 @given(
-    drawn=st.lists(st.tuples(cases(max_blocks=3), st.sampled_from(ROUTES)), min_size=2, max_size=4),
-    seed=st.integers(0, 2**32),
-    paths=st.lists(st.sampled_from(PATHS), min_size=1, max_size=4),
-)
-def test_several_transfers_of_different_caches_are_in_flight_together(drawn, seed, paths):
-    """Laws 1 and 2 for several transfers that are in flight together."""
-    device = Device(seed, eager=False)
-    made = [Drawn(case, device, direction) for case, direction in drawn]
-    with executor_on(device, limits=Limits(**TIGHT, chunk_nbytes=256)) as executor:
-        turns = ["kernel" if path == "staged" and direction not in HOST_ROUTES else path
-                 for path, (_, direction) in zip(paths * 4, drawn, strict=False)]  # fmt: skip
-        with paths_in_turn(turns):
-            flying = [executor.submit(each.plan) for each in made]
-        device.run()
-        for each, transfer in zip(made, flying, strict=True):
-            assert transfer.result().nbytes == each.plan.nbytes
-            each.check()
-
-
-@examples(100)
-@given(
-    several=st.lists(cases(max_blocks=3), min_size=2, max_size=3),
-    way=st.sampled_from([way for way in WAYS if way[0] in PATHS]),
-    groups=st.sampled_from((0, 4)),
-    seed=st.integers(0, 2**32),
-)
-def test_joined_plans_are_one_transfer(several, way, groups, seed):
-    """Law 7: joined plans are one transfer that moves what each of them moves."""
-    device, (path, direction) = Device(seed), way
-    made = [Drawn(case, device, direction) for case in several]
-    plan = kvplan.join([each.plan for each in made])
-    with executor_on(
-        device, path, limits=Limits(launch_groups=groups, chunk_nbytes=256, small_chunk_nbytes=1)
-    ) as executor:
-        assert executor.submit(plan).result().nbytes == sum(each.plan.nbytes for each in made)
-        for each in made:
-            each.check()
+    several=st.lists(cases(max_blocks=3), min_size=2, max_size=4), where=st.sampled_from(WAYS), many=st.booleans(),
+    by_layer=st.booleans(), slots=st.integers(1, 4), seed=SEEDS,
+)  # fmt: skip
+def test_joined_plans_are_one_transfer(several, where, many, by_layer, slots, seed):
+    """Law 7: joined plans are one transfer that moves what each of them moves; also those of many run groups."""
+    path, route = where
+    with simulated(2, seed) as driver:
+        made = [Drawn(case, driver, route) for case in several * (9 if many else 1)]
+        plan = kvplan.join([each.plan for each in made])
+        with executor(path, **ring_of(path, plan, slots=slots)) as here:
+            assert here.submit(plan, by_layer=by_layer).result().nbytes == sum(each.plan.nbytes for each in made)
+            for each in made:
+                each.check()

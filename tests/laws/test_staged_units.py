@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,15 +11,16 @@ from hypothesis import strategies as st
 
 import kvplan
 from kvplan import KVLayout
-from kvplan.execute.gpu.ring_loops import deal
+from kvplan.cuda.rows import BATCH, COPY, LAUNCH, RECORD, SYNC, WAIT
+from kvplan.execute.gpu import row_loops
+from kvplan.execute.gpu.staged import Prepared
+from kvplan.plan.layers import cuts_of, even_edges
 from kvplan.plan.staging import GRAIN, stage
 from tests import oracle
 from tests.compiled_cases import planned
 from tests.profiles import examples
+from tests.simulated.kernel import words as memory
 from tests.strategies import cases, neighbour_cases
-
-RING = 1 << 50  # an address that no cache has
-
 
 loads = st.booleans()
 
@@ -72,85 +75,113 @@ def ranges(first, second, size) -> dict[int, int]:
             for k in range(n)}  # fmt: skip
 
 
+RING, HEADERS, UNIT = 1 << 50, 1 << 40, 8  # addresses that no cache has; bytes of a word
+COPY_STREAM, KERNEL_STREAM, OTHER_STREAM = 80, 81, 82
+
+
 @examples(500)
 @given(
-    case=st.one_of(cases(), neighbour_cases()), load=loads, granules=st.integers(1, 3), slots=st.integers(1, 4),
-    first_slot=st.integers(0, 3), extra=st.integers(0, 1),
+    case=st.one_of(cases(), cases(max_blocks=9), neighbour_cases()), load=loads, granules=st.integers(1, 3),
+    slots=st.integers(1, 4), first_slot=st.integers(0, 3), busy=st.booleans(), late=st.booleans(),
+    other=st.booleans(), groups=st.integers(1, 3), seamed=st.booleans(), least=st.sampled_from((0, 8, 1 << 62)),
+    most=st.integers(1, 4),
 )  # fmt: skip
-def test_dealing_writes_down_every_byte_move_and_what_the_plain_twin_writes(
-    case, load, granules, slots, first_slot, extra
+def test_the_calls_of_chunks_carry_out_the_plan_and_the_compiled_loop_is_its_plain_twin(
+    case, load, granules, slots, first_slot, busy, late, other, groups, seamed, least, most
 ):
-    """Laws 3 and 8: the loop that deals units out to ring slots, against a plain twin."""
+    """Laws 3, 7 and 8: the loop that writes the calls of chunks, of a whole part or of its pieces by layers."""
     plan = planned(case)
-    for part, skips in zip(plan.parts, plan.skips, strict=True):
-        count = part.units.shape[1]
-        if not count:
+    edges = even_edges(len(plan.layers), groups)
+    cuts = cuts_of(plan, edges) if len(plan.parts) == 1 and len(edges) > 2 else None
+    for (group, addresses), skips in zip(plan.parts, plan.skips, strict=True):
+        pieces, steps = (cuts.groups, cuts.steps) if cuts else ((group,), np.zeros((2, 1), np.int64))
+        stagings = [stage(piece, host_is_src=load) for piece in pieces]
+        if not addresses.shape[1] or len({staging.granule_units for staging in stagings}) > 1:
             continue
-        staging = stage(part.group, host_is_src=load)
-        per = staging.granule_units
-        skip = skips[0 if load else 1] if per > 1 else 0
-        last, end = divmod(count - 1 + skip, per)
-        head, tail = staging.part(skip, end + 1 if last == 0 else per), staging.part(0, end + 1)
-        slot_nbytes = granules * staging.nbytes
-        template = np.array([0, 7, 1, 0, 0, 70, 80, 90], np.int64)
-        chunks = last // granules + 1
-        total = head.shape[1] + max(last - 1, 0) * staging.extents.shape[1] + (tail.shape[1] if last else 0)
-        words = np.full(8 * chunks + 2 * count + 1, -1, np.int64)
-        made, edges = np.full((3, extra + total), -1, np.int64), np.full(chunks + 1, -1, np.int64)
-        given_ = (
-            part.units, load, skip, per, staging.unit_hosts, staging.unit_rings, head, staging.extents, tail,
-            RING, slots, slot_nbytes, first_slot % slots, staging.nbytes, granules, template, 1 << 40,
-        )  # fmt: skip
-        deal(*given_, words, made, extra, edges)
-        assert words[-1] == -1
-        assert (made[:, :extra] == -1).all()
-        assert (made[:, edges[-1] :] == -1).all()
-        assert twin(*given_) == (words[:-1].tolist(), made[:, extra : edges[-1]].T.tolist(), (edges - extra).tolist())
-        if slots * granules > last:  # all at once in the ring: both steps together are the part's own moves
-            there = oracle.byte_moves(made[:, extra : edges[-1]])
-            units = words[8 * chunks : -1].reshape(2, count)
-            runs = staging.runs if load else staging.runs[[1, 0, 2]]
-            ours = [(a + src, b + dst, n) for a, b in units.T.tolist() for src, dst, n in runs.T.tolist()]
-            onward = oracle.byte_moves(np.array(ours, np.int64).reshape(-1, 3).T)
-            first, second = (there, onward) if load else (onward, there)
-            src, dst, size = part.group.offsets
-            own = [(a + s, b + d, n) for a, b in part.units.T.tolist()
-                   for s, d, n in zip(src.tolist(), dst.tolist(), size.tolist(), strict=True)]  # fmt: skip
-            assert {at: first[ring] for at, ring in second.items()} == oracle.byte_moves(np.array(own, np.int64).T)
+        shape = SimpleNamespace(rows=1)
+        tables = [SimpleNamespace(header=np.full(9, k), kernel=(k, 32, 0), shape=shape) for k in range(len(pieces))]
+        made, units = Prepared(stagings, tables), np.ascontiguousarray(addresses)
+        count, skip = units.shape[1], skips[0 if load else 1] if made.per > 1 else 0
+        last, end = divmod(count - 1 + skip, made.per)
+        found = made.extents(skip, end + 1 if last == 0 else made.per, end + 1)
+        host = units[0 if load else 1]
+        seams = np.unique(np.sort(host)[::2] + 3) if seamed else np.empty(0, np.int64)
+        chunks = len(pieces) * (last // granules + 1)
+        turns, two = first_slot % slots, other and load and chunks > 1
+
+        def write(loop, made=made, found=found, units=units, steps=steps, skip=skip, seams=seams, chunks=chunks,
+                  turns=turns, last=last, two=two):  # fmt: skip
+            heads, middles, tails = found.counts
+            most_extents = (heads + max(last - 1, 0) * middles + (tails if last else 0)) * (1 + seams.size)
+            words = np.full(9 * chunks + 2 * units.shape[1] * len(made.headers), -1)
+            columns, edges = np.empty((3, most_extents), np.int64), np.empty((chunks + 1, 3), np.int64)
+            rows = np.empty((most_extents + 8 * chunks + 8, 8), np.int64)
+            written = loop(
+                units, steps, load, skip, made.per, made.unit_hosts, made.unit_rings, found.packed, found.at, seams,
+                RING, granules * int(made.granules.max()), turns, busy, np.arange(100, 100 + slots),
+                np.arange(200, 200 + slots), made.granules, np.full(len(made.granules), granules), made.headers,
+                made.kernels, 1, HEADERS - 8, HEADERS, words.nbytes, words, least, most, COPY_STREAM, KERNEL_STREAM,
+                OTHER_STREAM if two else KERNEL_STREAM, 77 if two else 0, late, made.marks,
+                columns, edges, rows,
+            )  # fmt: skip
+            return written, words, columns[:, : written[1]], rows[: written[0]]
+
+        _, words, columns, rows = write(row_loops.write_chunks)
+        plain = write(row_loops.write_chunks.py_func)
+        assert plain[1].tolist() == words.tolist()
+        assert plain[2].tolist() == columns.tolist()
+        assert plain[3][:, [0, 1, 5]].tolist() == rows[:, [0, 1, 5]].tolist()  # others are addresses of the columns
+        check_waits(rows, slots, busy=busy, joined=two)
+        runs = [staging.runs if load else staging.runs[[1, 0, 2]] for staging in stagings]
+        src, dst, size = group.offsets
+        own = [(a + s, b + d, n) for a, b in units.T.tolist()
+               for s, d, n in zip(src.tolist(), dst.tolist(), size.tolist(), strict=True)]  # fmt: skip
+        at, sizes = columns[0 if load else 1][:, None], columns[2][:, None]
+        assert not ((at < seams) & (seams < at + sizes)).any()
+        assert carried_out(rows, words, runs, load=load) == oracle.byte_moves(np.array(own, np.int64).T)
 
 
-def twin(
-    units, load, skip, per, unit_hosts, unit_rings, head, middle, tail, ring, slots, slot_nbytes, first_slot,
-    granule_nbytes, granules, template, address,
-):  # fmt: skip
-    """The dealing, in plain Python: granule by granule."""
-    count = units.shape[1]
-    host, cache = (units[0], units[1]) if load else (units[1], units[0])
-    numbered = [divmod(unit + skip, per) for unit in range(count)]
-    last = numbered[-1][0]
-    chunks = last // granules + 1
-    moves, edges, sides = [], [], [[], []]
-    headers = []
-    for chunk in range(chunks):
-        edges.append(len(moves))
-        mine = [unit for unit, (granule, _) in enumerate(numbered) if granule // granules == chunk]
-        words = template.tolist()
-        words[0] = len(mine)
-        words[3] = address + 8 * (8 * chunks + mine[0])
-        words[4] = words[3] + 8 * count
-        headers += words
-        for granule in range(chunk * granules, min((chunk + 1) * granules, last + 1)):
-            place = ring + (first_slot + chunk) % slots * slot_nbytes + granule % granules * granule_nbytes
-            inside = [(unit, inner) for unit, (its, inner) in enumerate(numbered) if its == granule]
-            start = int(host[inside[0][0]] - unit_hosts[inside[0][1]])
-            for at, to, nbytes in (head if granule == 0 else tail if granule == last else middle).T.tolist():
-                move = [start + at, place + to, nbytes] if load else [place + to, start + at, nbytes]
-                before = moves[-1] if len(moves) > edges[-1] else [0, 0, 0]
-                if [before[0] + before[2], before[1] + before[2]] == move[:2]:
-                    before[2] += nbytes  # they touch on both sides
-                else:
-                    moves.append(move)
-            sides[0] += [int(place + unit_rings[inner]) for _, inner in inside]
-            sides[1] += [int(cache[unit]) for unit, _ in inside]
-    edges.append(len(moves))
-    return headers + (sides[0] + sides[1] if load else sides[1] + sides[0]), moves, edges
+def carried_out(rows, words, runs, *, load: bool) -> dict[int, int]:
+    """Make the calls in order; return destination byte -> source byte."""
+    ring: dict[int, int] = {}
+    moves: dict[int, int] = {}
+    headers = 0
+
+    def move(src: int, dst: int, nbytes: int) -> None:
+        for k in range(nbytes):
+            if dst >= RING:
+                ring[dst + k] = src + k
+            else:
+                assert dst + k not in moves, "a byte is written twice"
+                moves[dst + k] = ring[src + k]
+
+    for kind, _, one, two, three, four, *_ in rows.tolist():
+        if kind == COPY and one == HEADERS:
+            headers += 1
+        elif kind == COPY:
+            move(two, one, three)
+        elif kind == BATCH:
+            for dst, src, nbytes in zip(*(memory(at, four).tolist() for at in (one, two, three)), strict=True):
+                move(src, dst, nbytes)
+        elif kind == LAUNCH:
+            at = (one - HEADERS) // UNIT
+            units = [words[(words[at + 3 + side] - HEADERS) // UNIT :][: words[at]].tolist() for side in (0, 1)]
+            for src, dst in zip(*units, strict=True):
+                for first, second, nbytes in runs[two].T.tolist():
+                    move(src + first, dst + second, nbytes)
+    assert headers == load
+    return moves
+
+
+def check_waits(rows, slots: int, *, busy: bool, joined: bool) -> None:
+    """Each use of a slot waits for the one before: a read for the write, and a write for the last read."""
+    recorded, waits = set(), []
+    for kind, _, event, *_ in rows.tolist():
+        if kind == RECORD:
+            recorded.add(event)
+        elif kind in (WAIT, SYNC):
+            assert event in recorded or (busy and event >= 200), "nothing was recorded yet"
+            waits.append(event)
+    fills = sum(kind == RECORD and 100 <= event < 200 for kind, _, event, *_ in rows.tolist())
+    assert sum(100 <= event < 200 for event in waits) == fills
+    assert sum(event >= 200 for event in waits) == (fills if busy else max(fills - slots, 0)) + joined

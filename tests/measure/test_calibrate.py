@@ -6,8 +6,9 @@ import pytest
 import torch
 
 import kvplan
+from kvplan.cost.model import features
 from kvplan.cost.policy import HOST_ROUTES
-from kvplan.cost.statistics import statistics_of
+from kvplan.cost.statistics import counted
 from kvplan.measure import calibrate as made_by
 from kvplan.measure.calibration.geometries import ROUNDS, geometries
 from kvplan.measure.workload import Buffers, Geometry, work
@@ -47,9 +48,9 @@ def test_each_can_be_laid_over_the_buffers_and_has_the_runs_that_it_says(routes)
     buffers.host, buffers.other = (torch.empty(nbytes, dtype=torch.uint8) for nbytes in (pool, cache))
     wrong = []
     for one in geometries(*routes):
-        plan = statistics_of(work(buffers, one).plan, one.direction)
-        assert (plan.nbytes, plan.route) == (one.nbytes, one.direction)
-        if plan.runs != one.runs:
+        plan = work(buffers, one).plan
+        assert plan.nbytes == one.nbytes
+        if features("kernel", counted(plan)) != (1, one.runs, one.nbytes):
             wrong.append(one)
     assert wrong == []
 
@@ -62,5 +63,5 @@ def test_a_path_that_cannot_serve_has_no_sample():
             raise kvplan.PathError("no")
 
     with kvplan.Executor() as executor:
-        made = made_by.measure(moved, {"a": Refusing(), "b": executor}, verify=True, seconds=1e-9)
-    assert [(one.path, one.plan.nbytes, one.timing.samples) for one in made] == [("b", 32_768, 3)]
+        made = made_by.measure(moved, {"copy_engine": Refusing(), "kernel": executor}, verify=True, seconds=1e-9)
+    assert [(one.path, one.nbytes, one.timing.samples) for one in made] == [("kernel", 32_768, 3)]

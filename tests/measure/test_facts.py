@@ -7,7 +7,7 @@ from importlib import metadata
 
 import pytest
 
-from kvplan.cuda import device as cuda
+from kvplan.cuda import driver as cuda
 from kvplan.cuda.machine import Link, Machine
 from kvplan.measure.doctor import Finding, examine, gather
 from tests.cuda.fake_system import PCI, libraries, sysfs, written
@@ -59,7 +59,7 @@ def test_facts_of_a_tree(fakes, monkeypatch, tmp_path):
     assert found.shared[0] >= found.shared[1] >= 0
     assert (found.nodes, found.cpu_nodes, found.memory_nodes, found.policy) == ((0, 1), (1,), (0, 1), "bind:1")
     assert (found.iommu, found.hypervisor) == ("DMA-FQ", "QEMU")
-    assert set(found.missing) <= {"torch", "triton", "numba", "cuda-bindings", "torch_cuda", "profile"}
+    assert set(found.missing) <= {"torch", "triton", "numba", "nvidia-ml-py", "torch_cuda", "profile"}
     assert found.packages["numba"] == metadata.version("numba")
 
 
@@ -98,9 +98,7 @@ def test_malformed_files_are_missing_facts(fakes, tmp_path, content):
 
 
 def test_torch_is_asked_without_importing_it(monkeypatch, tmp_path):
-    written(
-        tmp_path, {"torch/__init__.py": "raise RuntimeError", "torch/version.py": "", "cuda/bindings/__init__.py": ""}
-    )
+    written(tmp_path, {"torch/__init__.py": "raise RuntimeError", "torch/version.py": ""})
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     for text, expected in (

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from kvplan import KVPlanError
 from kvplan.measure.calibration.fit import fit
 
 COUNTS = st.integers(0, 1000)
@@ -95,15 +94,3 @@ def test_a_term_that_never_counts_costs_nothing():
 
 def test_what_falls_costs_nothing():
     assert fit([[1, 1], [1, 2], [1, 3]], [30.0, 20.0, 10.0], [1, 1, 1]) == [pytest.approx(20.0), 0.0]
-
-
-@pytest.mark.parametrize(
-    ("samples", "shape"),
-    [([], r"\(0,\)"), (np.empty((0, 3)), r"\(0, 3\)"), ([[1.0] * 11], r"\(1, 11\)"), ([1.0, 2.0], r"\(2,\)")],
-)
-def test_nothing_to_fit_or_too_much(samples, shape):
-    with pytest.raises(KVPlanError, match=rf"features are of shape {shape}; give some samples of at most 10 terms"):
-        fit(samples, [1.0] * len(samples), [1.0] * len(samples))
-
-
-# Ratios of two paths that others measured: only what is dearer where can be fitted, which is all that a choice needs.

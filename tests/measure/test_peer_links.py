@@ -98,6 +98,9 @@ def test_links_that_nvml_does_not_tell():
     assert found.state == "unknown"
     assert found.what == "from every GPU to every other: by a link that NVML does not tell"
     assert found.advice == "let a container have NVML: NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+    assert finding(all_pairs(2, linked(None)), missing={"nvidia-ml-py": "not installed"}).advice == (
+        "pip install nvidia-ml-py"
+    )
 
 
 def test_one_gpu_and_no_driver_are_no_finding():

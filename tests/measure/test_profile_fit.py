@@ -2,35 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 import kvplan
 from kvplan import KVPlanError
-from kvplan.cost.model import features, predict, total
-from kvplan.cost.policy import HOST_ROUTES, PEER_ROUTES, Policy
-from kvplan.cost.profile import GPU_ROUTES, TERMS, Beside, default, default_pair, route_paths
-from kvplan.cost.profile_file import from_json
+from kvplan.cost.model import total
+from kvplan.cost.policy import HOST_ROUTES, OVERLAPS, PEER_ROUTES
+from kvplan.cost.profile import GPU_ROUTES, TERMS, default, from_json, route_paths
 from kvplan.measure.calibration.profile_fit import (
-    FEW_PROGRAMS,
     LARGE_NBYTES,
     LEAST_SAMPLES,
     ONE_PROGRAM,
     Sample,
     ceilings_of,
+    guess_beside,
     profile_of,
 )
 from kvplan.measure.timing import Timing
-from kvplan.measure.workload import Geometry
 from tests.measure.known_costs import (
     BETWEEN,
     CEILINGS,
     H100,
     PAIR_CEILINGS,
+    WAIT,
+    beside,
     known,
-    plan_of,
     program,
     samples,
 )
@@ -38,8 +35,8 @@ from tests.measure.known_costs import (
 
 def profiled(some: list[Sample], **pair):
     if pair:
-        return profile_of(H100, some, PAIR_CEILINGS, dict(default_pair().beside), multiprocessors=132, **pair)
-    return profile_of(H100, some, CEILINGS, dict(default().beside), multiprocessors=132)
+        return profile_of(H100, some, PAIR_CEILINGS, multiprocessors=132, **pair)
+    return profile_of(H100, some, CEILINGS, multiprocessors=132)
 
 
 ASKED = pytest.mark.parametrize(("routes", "pair"), [(GPU_ROUTES, {}), (PEER_ROUTES, BETWEEN)], ids=["gpu", "pair"])
@@ -47,7 +44,7 @@ ASKED = pytest.mark.parametrize(("routes", "pair"), [(GPU_ROUTES, {}), (PEER_ROU
 
 @ASKED
 def test_known_costs_are_found(routes, pair):
-    profile = profiled(samples(routes=routes), **pair)
+    profile = profiled(samples(routes=routes) + beside(routes), **pair)
     assert tuple(profile.costs) == profile.routes == routes
     for route in routes:
         assert tuple(profile.costs[route]) == route_paths(route)
@@ -55,8 +52,12 @@ def test_known_costs_are_found(routes, pair):
             wanted = known(path, route)
             assert found.seconds == pytest.approx(wanted, rel=0.01)
             assert found.wall == pytest.approx(wanted | {"fixed": wanted["fixed"] + 60_000}, rel=0.01)
-            assert found.cpu["fixed"] == pytest.approx(25_000, rel=0.01)
-            assert set(found.cpu) == set(found.wall) == set(TERMS[path])
+            for kind in OVERLAPS[1:]:
+                apart = profile.beside[kind][route][path]
+                assert apart.wall == pytest.approx(
+                    wanted | {"fixed": wanted["fixed"] + 60_000 + WAIT}, rel=0.02, abs=0.1
+                )
+                assert apart.slower == pytest.approx(1.25, rel=0.01)
             assert found.program == (pytest.approx(program(route), rel=0.01) if path == "kernel" else {})
     assert (profile.note, profile.guessed) == ("", ())
 
@@ -64,28 +65,18 @@ def test_known_costs_are_found(routes, pair):
 @ASKED
 def test_noise_of_a_tenth_leaves_predictions_within_a_tenth(routes, pair):
     noise, noisy = np.random.default_rng(0), []
-    for path, plan, timing in samples(routes=routes):
+    for one in samples(routes=routes) + beside(routes):
         factors = noise.uniform(0.9, 1.1, 3)
-        noisy.append(Sample(path, plan, Timing(*(value * f for value, f in zip(timing, factors, strict=False)), 8)))
+        timing = Timing(*(value * f for value, f in zip(one.timing, factors, strict=False)), 8)
+        noisy.append(one._replace(timing=timing))
     profile = profiled(noisy, **pair)
-    for path, plan, timing in samples(TERMS, routes):
-        costs = profile.costs[plan.route][path]
-        assert total(features(path, plan), costs.wall, TERMS[path]) == pytest.approx(timing.wall, rel=0.1)
-
-
-@ASKED
-def test_what_is_predicted_beside_compute_is_what_few_programs_took(routes, pair):
-    """Without effects of compute, it takes as long as in the calibration."""
-    nothing = {kind: {route: dict.fromkeys(paths, Beside(1.0, 1.0)) for route, paths in of.items()}
-               for kind, of in (default_pair() if pair else default()).beside.items()}  # fmt: skip
-    profile = replace(profiled(samples(routes=routes), **pair), beside=nothing)
-    for _, plan, timing in samples((FEW_PROGRAMS,), routes):
-        made = predict("kernel", plan, profile, Policy(overlap="decode"))
-        assert made.seconds == pytest.approx(timing.seconds, rel=0.01)
+    for one in samples(TERMS, routes):
+        costs = profile.costs[one.route][one.path]
+        assert total(one.terms, costs.wall, TERMS[one.path]) == pytest.approx(one.timing.wall, rel=0.1)
 
 
 def test_what_a_profile_is_of():
-    profile = profiled(samples())
+    profile = profiled(samples() + beside())
     assert (profile.kind, profile.driver, profile.link, profile.how) == (
         "NVIDIA H100",
         "580.1",
@@ -93,26 +84,34 @@ def test_what_a_profile_is_of():
         "calibrated",
     )
     assert profile.made.startswith(f"kvplan {kvplan.__version__}, 2")
-    assert profile.made.endswith(f", {len(samples())} samples")
-    assert (profile.ceilings, profile.multiprocessors, profile.beside) == (CEILINGS, 132, default().beside)
+    assert profile.made.endswith(f", {len(samples() + beside())} samples")
+    assert (profile.ceilings, profile.multiprocessors) == (CEILINGS, 132)
     assert from_json(profile.to_json()).gpu == "NVIDIA H100"
-    assert profile.programs == from_json(profile.to_json()).programs == {"load": 8, "store": 8, "device": 1056}
 
 
 def test_too_few_samples_of_a_path_leave_the_guess_and_say_so():
     lacking = {("staged", "load"), ("copy_engine", "store"), ("kernel", "device")}
-    few = [one for one in samples() if (one.path, one.plan.route) not in lacking]
+    few = [one for one in samples() if (one.path, one.route) not in lacking]
     few += samples(("staged",), ("load",), LEAST_SAMPLES - 1)
-    profile = profiled(few)
-    assert profile.note == "guessed, for want of samples: load staged; store copy_engine; device kernel"
+    profile = profiled(few + [one for one in beside() if one.path != "staged"])
+    assert set(profile.guessed) == {
+        "load staged", "store copy_engine", "device kernel",
+        *(f"{kind} {route} staged" for kind in OVERLAPS[1:] for route in HOST_ROUTES),
+    }  # fmt: skip
     for path, route in lacking:
         assert profile.costs[route][path] == default().costs[route][path]
+    guess = guess_beside(
+        profile.costs["store"]["staged"],
+        default().costs["store"]["staged"],
+        default().beside["decode"]["store"]["staged"],
+    )
+    assert profile.beside["decode"]["store"]["staged"] == guess
     assert profile.costs["store"]["staged"].seconds == pytest.approx(known("staged", "store"), rel=0.01)
 
 
 def test_if_time_ran_out_before_a_route_its_costs_and_ceilings_are_guesses():
     short = {name: rate for name, rate in CEILINGS.items() if "device" not in name}
-    profile = profile_of(H100, samples(routes=HOST_ROUTES), short, {}, multiprocessors=132)
+    profile = profile_of(H100, samples(routes=HOST_ROUTES), short, multiprocessors=132)
     assert profile.costs["device"] == default().costs["device"]
     assert (profile.ceilings["device"], profile.ceilings["sm_device"]) == (1850.0, 1750.0)
     assert "device kernel" in profile.guessed
@@ -125,14 +124,16 @@ def test_nothing_at_all_is_an_error(some):
         profiled(some)
 
 
+def sample(path: str, route: str, nbytes: int, seconds: float) -> Sample:
+    return Sample(path, route, nbytes, (), Timing(seconds, 1.0, 1.0, 8))
+
+
 def test_ceilings_are_what_was_found_or_exceeded():
     found = {"load": 50.0, "store": 40.0, "memory": 1500.0}
     assert ceilings_of([], found) == found | {"sm_load": 0.0, "sm_store": 0.0}
-    plan = plan_of(Geometry("load", "contiguous", 1 << 10, 1000, 10))  # 1,024,000 bytes
     rates = {"kernel": 60e9, "copy_engine": 51.2e9, "staged": 20e9, ONE_PROGRAM: 90e9}
-    some = [Sample(path, plan, Timing(1_024_000 / rate, 1.0, 1.0, 8)) for path, rate in rates.items()]
-    some += [Sample("staged", replace(plan, route="store"), Timing(1_024_000 / 30e9, 1.0, 1.0, 8)),
-             Sample("kernel", plan, Timing(0.0, 1.0, 1.0, 8))]  # fmt: skip
+    some = [sample(path, "load", 1_024_000, 1_024_000 / rate) for path, rate in rates.items()]
+    some += [sample("staged", "store", 1_024_000, 1_024_000 / 30e9), sample("kernel", "load", 1_024_000, 0.0)]
     assert ceilings_of(some, found) == pytest.approx(
         {"load": 51.2, "store": 40.0, "memory": 1500.0, "sm_load": 60.0, "sm_store": 0.0}
     )
@@ -140,20 +141,20 @@ def test_ceilings_are_what_was_found_or_exceeded():
 
 
 def test_between_gpu_memories_only_large_transfers_without_their_launch_show_a_ceiling():
-    tiny, small, large = (plan_of(Geometry("device", "contiguous", 8 << 10, runs, 16)) for runs in (16, 8192, 65_536))
-    some = [Sample("kernel", tiny, Timing(15e-6, 1.0, 1.0, 8)),
-            Sample("kernel", small, Timing(15e-6 + small.nbytes / 5000e9, 1.0, 1.0, 8)),  # from the GPU's cache
-            Sample("kernel", large, Timing(15e-6 + large.nbytes / 1900e9, 1.0, 1.0, 8)),
-            Sample("copy_engine", large, Timing(large.nbytes / 2100e9, 1.0, 1.0, 8)),
-            Sample("kernel", replace(small, route="push"), Timing(small.nbytes / 350e9, 1.0, 1.0, 8))]  # fmt: skip
+    tiny, small, large = (runs * (8 << 10) for runs in (16, 8192, 65_536))
+    some = [sample("kernel", "device", tiny, 15e-6),
+            sample("kernel", "device", small, 15e-6 + small / 5000e9),  # from the GPU's cache
+            sample("kernel", "device", large, 15e-6 + large / 1900e9),
+            sample("copy_engine", "device", large, large / 2100e9),
+            sample("kernel", "push", small, small / 350e9)]  # fmt: skip
     found = ceilings_of(some, {"device": 2000.0, "push": 390.0})
     assert found == pytest.approx({"device": 2100.0, "sm_device": 1900.0, "push": 390.0, "sm_push": 0.0})
 
 
 def test_if_time_ran_out_before_the_large_transfers_the_kernel_s_costs_are_guesses():
-    short = [one for one in samples() if one.plan.route != "device" or one.plan.nbytes < LARGE_NBYTES]
+    short = [one for one in samples() if one.route != "device" or one.nbytes < LARGE_NBYTES]
     found = ceilings_of(short, {"load": 50.0, "store": 40.0, "device": 2000.0, "memory": 4000.0})
-    profile = profile_of(H100, short, found, dict(default().beside), multiprocessors=132)
+    profile = profile_of(H100, short + beside(), found, multiprocessors=132)
     assert profile.guessed == ("device kernel",)
     assert profile.costs["device"]["kernel"] == default().costs["device"]["kernel"]
     assert profile.ceilings["sm_device"] == default().ceilings["sm_device"]

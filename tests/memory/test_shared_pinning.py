@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
-from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -17,10 +15,10 @@ import kvplan
 from kvplan import KVLayout
 from kvplan.cuda import use
 from kvplan.layout import address_ranges as stretches
-from kvplan.memory import pinning
-from tests.simulated import Device, Tensor
+from tests.simulated.drawn import executor as gpu_executor
+from tests.simulated.drawn import owned
 from tests.simulated.entries import Entries, SimpleEntry
-from tests.simulated.executors import executor_on
+from tests.simulated_driver import simulated
 
 _numbers = count()
 PAGE = 4096
@@ -117,44 +115,27 @@ def test_where_pinning_fails_half_way_the_pool_is_pageable_and_right(name, entri
     assert not pool.tensors[:, :2].any()
 
 
-@contextmanager
-def pinned_on(device):
-    """Whatever is registered is pinned for the simulated device."""
-
-    def register(array, pieces, ordinal):
-        device.pinned += pieces
-
-    with (
-        mock.patch.object(pinning, "register", register),
-        mock.patch.object(torch.cuda, "is_available", return_value=True),
-        mock.patch.object(torch.Tensor, "is_pinned", return_value=False),
-        mock.patch.object(stretches, "APART", 2 * PAGE),
-    ):
-        yield
-
-
 @pytest.mark.parametrize("path", ["kernel", "staged", "copy_engine"])
 @pytest.mark.parametrize("notation", ["kv layer block token head dim", "block layer kv token head dim"])
-def test_a_gpu_reaches_the_part_that_was_pinned_and_no_other(name, path, notation):
-    device = Device()
-    host = rank((1, 2))
+def test_a_gpu_reaches_the_part_that_was_pinned_and_no_other(name, monkeypatch, path, notation):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: False)
+    monkeypatch.setattr(stretches, "APART", 2 * PAGE)
     cache = [np.zeros((BLOCKS, 2, 4, 2, DIM), np.uint8) for _ in range(2)]
-    gpu = KVLayout.from_tensors("layer: block kv token head dim", [Tensor(each, "cuda:0") for each in cache],
-                                layers=(1, 2))  # fmt: skip
-    with pinned_on(device):
-        pool = kvplan.allocate(notation, like=host, layers=range(4), shared=name)
+    with simulated() as driver:
+        there = [owned(driver, each) for each in cache]
+        gpu, others = (KVLayout.from_tensors("layer: block kv token head dim", there, layers=layers)
+                       for layers in ((1, 2), (2, 3)))  # fmt: skip
+        pool = kvplan.allocate(notation, like=rank((1, 2)), layers=range(4), shared=name)
         pool.tensors[...] = torch.arange(pool.tensors.numel()).reshape(pool.tensors.shape) % 241
-        used = pool.slice(layers=(1, 2))
-        with executor_on(device, path) as executor:
-            executor.submit(kvplan.compile(used, gpu).plan([3, 0], [1, 2])).synchronize()
-            others = KVLayout.from_tensors("layer: block kv token head dim",
-                                           [Tensor(each, "cuda:0") for each in cache], layers=(2, 3))  # fmt: skip
-            plan = kvplan.compile(pool.slice(layers=(2, 3)), others).plan([3], [1])
+        with gpu_executor(path) as executor:
+            executor.submit(kvplan.compile(pool.slice(layers=(1, 2)), gpu).plan([3, 0], [1, 2])).synchronize()
             if path != "copy_engine":
                 with pytest.raises(kvplan.HostMemoryError, match="is not pinned"):
-                    executor.submit(plan)
-    order = [notation.split().index(axis) for axis in ("layer", "block", "kv", "token", "head", "dim")]
-    wanted = pool.tensors.permute(order).numpy()
+                    executor.submit(kvplan.compile(pool.slice(layers=(2, 3)), others).plan([3], [1]))
+        order = [notation.split().index(axis) for axis in ("layer", "block", "kv", "token", "head", "dim")]
+        wanted = pool.tensors.permute(order).numpy().copy()
+        del pool
     for layer in range(2):
         np.testing.assert_array_equal(cache[layer][[1, 2]], wanted[layer + 1, [3, 0]])
         assert not cache[layer][[0, 3]].any()

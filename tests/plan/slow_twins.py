@@ -23,9 +23,9 @@ def without_numba():
 
 
 @contextmanager
-def uncompiled():
-    """Run the compiled loops as the Python they are written in."""
-    modules = (loops_numba, placing_numba)
+def uncompiled(*modules):
+    """Run the compiled loops of modules, by default of the planner, as the Python they are written in."""
+    modules = modules or (loops_numba, placing_numba)
     made = [(module, *item) for module in modules for item in vars(module).items() if hasattr(item[1], "py_func")]
     for module, name, loop in made:
         setattr(module, name, loop.py_func)

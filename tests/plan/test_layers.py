@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvplan
-from kvplan.plan.layers import split_layers
+from kvplan.plan.layers import even_edges, split_layers
 from tests.compiled_cases import moves, planned
 from tests.profiles import examples
 from tests.strategies import cases
@@ -18,7 +18,7 @@ from tests.strategies import cases
 @given(case=cases(), count=st.integers(1, 3))
 def test_each_part_moves_the_bytes_of_its_layers(case, count):
     plan = planned(case)
-    for layers, part in split_layers(plan, count):
+    for layers, part in split_layers(plan, even_edges(len(plan.layers), count)):
         src, dst = plan.layouts[0]
         program = kvplan.compile(src.slice(layers=sorted(layers)), dst.slice(layers=sorted(layers)))
         if len(layers) == len(src.layers) or program.unit_tokens == case.unit_tokens:
@@ -31,7 +31,7 @@ def test_layers_are_dealt_out_evenly(count, sizes):
     cache = kvplan.KVLayout.from_tensors("layer block token dim", np.zeros((5, 4, 2, 8), np.int8), layer_start=3)
     host = kvplan.KVLayout.from_tensors("block layer token dim", np.zeros((4, 5, 2, 8), np.int8), layer_start=3)
     plan = kvplan.compile(cache, host).plan([1, 2], [3, 0])
-    made = split_layers(plan, count)
+    made = split_layers(plan, even_edges(len(plan.layers), count))
     assert [len(layers) for layers, _ in made] == sizes
     assert [layer for layers, _ in made for layer in sorted(layers)] == [3, 4, 5, 6, 7]
     assert [part.nbytes for _, part in made] == [32 * size for size in sizes]

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvplan
-from kvplan.execute.gpu.resources import Limits
 from kvplan.plan.row_plans import Memory, RowProgram, layout_of
-from tests.simulated import Device
-from tests.simulated.executors import TIGHT, executor_on
+from tests.simulated.drawn import PATHS, PLACES
+from tests.simulated.drawn import executor as gpu_executor
+from tests.simulated_driver import simulated
 
 SIZE = 1 << 14
 
@@ -64,41 +64,31 @@ def test_rows_of_any_size_and_alignment(executor, drawn, random):
     np.testing.assert_array_equal(dst, wanted)
 
 
-PLACES = {"load": ("cpu", "cuda:0"), "store": ("cuda:0", "cpu"), "device": ("cuda:0", "cuda:0"),
-          "pull": ("cuda:1", "cuda:0"), "push": ("cuda:0", "cuda:1")}  # fmt: skip
-GPU_PATHS = [(route, path) for route in PLACES for path in ("auto", "copy_engine", "copy_engine_2d", "kernel", "staged")
-             if path != "staged" or route in {"load", "store"}]  # fmt: skip
-
-
-@pytest.mark.parametrize("tight", [False, True])
+@pytest.mark.parametrize("count", [60, 1200])  # more rows are uploaded to the GPU, and need many calls
 @pytest.mark.parametrize("sizes", [[48], [16, 48], list(range(1, 41))])
-@pytest.mark.parametrize(("route", "path"), GPU_PATHS)
-def test_every_path_of_a_gpu_moves_rows(route, path, sizes, tight):
-    device = Device(5)
+@pytest.mark.parametrize("path", ["auto", *PATHS])
+def test_every_path_of_a_gpu_moves_rows(path, sizes, count):
     rng = np.random.default_rng(len(sizes))
-    src, dst = (rng.integers(0, 256, 1 << 13, np.uint8) for _ in range(2))
-    for pool, place in zip((src, dst), PLACES[route], strict=True):
-        if place == "cpu":
-            device.pin(pool)
-        else:
-            device.own(pool, int(place[-1]))
-    program = RowProgram(*(
-        layout_of([Memory(pool.ctypes.data, pool.nbytes, place, pool)])
-        for pool, place in zip((src, dst), PLACES[route], strict=True)
-    ))  # fmt: skip
-    with executor_on(device, path, limits=Limits(**TIGHT) if tight else Limits()) as executor:
-        for turn in range(2):
-            slots = rng.permutation(100)[:60]
-            size = rng.choice(sizes, 60)
-            rows = [
-                (64 * int(source), 64 * int(slot), int(n))
-                for source, slot, n in zip(rng.integers(0, 100, 60), slots, size, strict=True)
-            ]
-            wanted = moved((src, dst), rows)
-            columns = np.array(rows, dtype=np.int64).T
-            given = columns[2] if len(sizes) > 1 else sizes[0]
-            alignment = 16 if len(sizes) < 3 else 1
-            plan = program.plan(columns[0] + src.ctypes.data, columns[1] + dst.ctypes.data, given, alignment)
-            result = executor.submit(plan).result()
-            assert result.nbytes == plan.nbytes, turn
-            np.testing.assert_array_equal(dst, wanted)
+    for places in PLACES.values():
+        if path == "staged" and None not in places:
+            continue
+        src, dst = (rng.integers(0, 256, 64 * (count + 20), np.uint8) for _ in range(2))
+        with simulated(2, 5) as driver, gpu_executor(path, staging_bytes=1 << 16) as made:
+            layouts = []
+            for pool, place in zip((src, dst), places, strict=True):
+                if place is None:
+                    driver.pin(pool)
+                else:
+                    driver.own(pool, place)
+                name = "cpu" if place is None else f"cuda:{place}"
+                layouts.append(layout_of([Memory(pool.ctypes.data, pool.nbytes, name, pool)]))
+            program = RowProgram(*layouts)
+            for _ in range(2):
+                at, to = rng.integers(0, count, count), rng.permutation(count + 20)[:count]
+                size = rng.choice(sizes, count)
+                wanted = moved((src, dst), zip(64 * at, 64 * to, size, strict=True))
+                nbytes, alignment = (size if len(sizes) > 1 else sizes[0]), (16 if len(sizes) < 3 else 1)
+                plan = program.plan(64 * at + src.ctypes.data, 64 * to + dst.ctypes.data, nbytes, alignment)
+                assert made.submit(plan).result().nbytes == plan.nbytes
+                np.testing.assert_array_equal(dst, wanted)
+            del plan, program

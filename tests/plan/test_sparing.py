@@ -7,11 +7,9 @@ import pytest
 
 import kvplan
 from kvplan import KVLayout
-from kvplan.cost.statistics import chains, follow
 from kvplan.execute.host import memcpy, memmove
 from tests.compiled_cases import by_dst
 from tests.plan.slow_twins import without_numba
-from tests.plan.small_caches import LAYERED, PAGED, zeros
 
 
 def test_seams_cut_rows_without_numba():
@@ -24,33 +22,6 @@ def test_seams_cut_rows_without_numba():
         assert plan.strided().tolist() == rows
         assert by_dst(plan.descriptors()) == flat
     assert len(flat) == 5  # 2 layers x 2 blocks, and a cut
-
-
-def test_units_that_touch_are_one_chain_without_numba():
-    units = np.array([[128, 0, 64], [192, 64, 128]])
-    with without_numba():
-        assert chains(units, 64) == 1
-    part = statistics_part()
-    assert follow(*part) == 2
-    with without_numba():
-        assert follow(*part) == 2
-
-
-def statistics_part():
-    """A store of blocks 0 to 2 onto neighbouring host blocks: two of them follow another."""
-    from kvplan.cost.statistics import facts_of
-    from tests.simulated.objects import Tensor
-
-    sides = (
-        KVLayout.from_tensors(LAYERED, Tensor(zeros(4, 8, 16, 64))),
-        KVLayout.from_tensors(PAGED, zeros(8, 4, 16, 64)),
-    )
-    plan = kvplan.compile(*sides).plan([0, 1, 2], [4, 5, 6])
-    part = plan.parts[0]
-    return part, facts_of(part.group, "store"), "store", (0, 0)
-
-
-# ---- what is chosen, and when ------------------------------------------------------------------------------------
 
 
 # ---- the host path -----------------------------------------------------------------------------------------------

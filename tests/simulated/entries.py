@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 
-from kvplan.cuda import driver as cuda
+from kvplan.cuda import device as cuda
 
 
 class Entries:

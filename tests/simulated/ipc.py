@@ -1,7 +1,8 @@
 """GPU memory and words of several processes, played within one process.
 
-An owner's handle holds an address. To open it gives the same address, so both sides see the same bytes. The entry
-points count what is opened, so that a test sees what was left.
+An owner's handle holds an address. To open it gives the same address, so both sides see the same bytes. Memory of
+pieces, as torch's expandable segments have it, is files of memory: another process maps them at other addresses, and so
+does a visitor within one process.
 """
 
 # ruff: noqa: N802  # the driver's names
@@ -9,131 +10,200 @@ points count what is opened, so that a test sees what was left.
 from __future__ import annotations
 
 import ctypes
+import os
 import struct
-from typing import TYPE_CHECKING, Any
+from ctypes import c_int, c_uint64
 
-from kvplan.cuda.device import SUCCESS
+import numpy as np
+
 from kvplan.cuda.driver import IpcHandle
-from tests.simulated.pieces import PieceEntries
 
-if TYPE_CHECKING:
-    from tests.simulated.device import Device
-
-INVALID, INVALID_CONTEXT = 1, 201
+INVALID = 1
+HANDLE = "<4sQ52x"
 UUID = bytes(range(15))
+NONE, READ_WRITE, SHARED, PRIVATE, FIXED, ANONYMOUS = 0, 3, 1, 2, 16, 32  # of mmap(2)
+FAILED = ctypes.c_void_p(-1).value
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 
 
-def handle_of(number: int, kind: bytes) -> IpcHandle:
-    return IpcHandle.from_buffer_copy(struct.pack("<4sQ52x", kind, number))
+def reserved(nbytes: int, at: int | None = None) -> int:
+    """Addresses without memory; at given ones, the memory there is unmapped."""
+    found = _libc.mmap(at, nbytes, NONE, PRIVATE | ANONYMOUS | (FIXED if at else 0), -1, 0)
+    assert found not in (None, FAILED)
+    return found
 
 
-def number_in(handle: IpcHandle, kind: bytes) -> int | None:
-    found, number = struct.unpack("<4sQ52x", bytes(handle))
-    return number if found == kind else None
+def mapped(file: int, nbytes: int, at: int) -> None:
+    assert _libc.mmap(at, nbytes, READ_WRITE, SHARED | FIXED, file, 0) == at
 
 
-class IpcEntries(PieceEntries):
-    """The driver's entry points of memory, events and words that processes share.
+class Pieces:
+    """Memory of some pieces, one after another.
 
     Attributes:
-        mapped: how often each address was opened and not closed.
-        registered: addresses of pinned pages.
-        visible: how many GPUs this process sees.
+        array: all bytes.
+        files: of each piece, its address, its bytes and its file.
     """
 
-    def __init__(self, device: Device) -> None:
-        super().__init__()
-        self._device = device
-        first = min(device.peers.values(), key=lambda one: one.ordinal)
-        machine = self if first is device else first.driver
-        self.visible = 1 + max(device.peers)
-        self.mapped: dict[int, int] = {} if machine is self else machine.mapped
-        self.registered: set[int] = set() if machine is self else machine.registered
-        if machine is not self:
-            self.pieces, self.handles = machine.pieces, machine.handles
-            self.spans, self.held = machine.spans, machine.held
+    def __init__(self, *sizes: int) -> None:
+        self._start = at = reserved(sum(sizes))
+        self.files: list[tuple[int, int, int]] = []
+        for nbytes in sizes:
+            file = os.memfd_create("piece")
+            os.ftruncate(file, nbytes)
+            mapped(file, nbytes, at)
+            self.files.append((at, nbytes, file))
+            at += nbytes
+        self.array = np.ctypeslib.as_array((ctypes.c_uint8 * sum(sizes)).from_address(self._start))
 
-    # GPUs.
+    def close(self) -> None:
+        for _, _, file in self.files:
+            os.close(file)
+        _libc.munmap(self._start, self.array.nbytes)
 
-    def devices(self) -> int:
-        return self.visible
 
-    def handle(self, ordinal: int) -> int:
-        return ordinal
+class SharedMemory:
+    """The driver's entry points of memory and of words that processes share.
 
-    def cuDeviceGetUuid_v2(self, out: Any, handle: int) -> int:
-        out._obj.raw = UUID + bytes([handle])
-        return SUCCESS
+    Attributes:
+        visible: how many GPUs this process sees.
+        pieces: address, bytes and file of each mapped piece of this process.
+        opened: how often each address was opened and not closed.
+        registered: bytes of pinned pages, by address.
+    """
 
-    def cuDeviceCanAccessPeer(self, out: Any, gpu: int, peer: int) -> int:
-        out._obj.value = int(peer not in self._device.peers[gpu].unreachable)
-        return SUCCESS
+    visible: int
+    _ranges: list[tuple[int, int, int | None]]
 
-    # Memory.
+    def __init__(self) -> None:
+        self.pieces: list[tuple[int, int, int]] = []
+        self.opened: dict[int, int] = {}
+        self.registered: dict[int, int] = {}
+        self._files: dict[int, tuple[int, bool]] = {}  # by handle: the file of an allocation, and whether it came in
+        self._spans: dict[int, int] = {}  # bytes of reserved addresses, by the first one
+        self._mapped: dict[int, int] = {}  # bytes of each piece of another process, by its address here
 
-    def cuMemGetAddressRange_v2(self, start: Any, nbytes: Any, address: int) -> int:
-        pieces = [(first, first + held, 0) for first, held, _ in self.pieces]
-        for first, last, _ in pieces + self._device.owned:
-            if first <= address < last:
-                start._obj.value, nbytes._obj.value = first, last - first
-                return self._device.fault("cuMemGetAddressRange")
-        return INVALID
+    def shared(self) -> dict[str, int]:
+        """What is open of other processes, and pinned for them. Nothing, once agents have closed."""
+        counts = {
+            "handles": len(self.opened), "pages": len(self.registered), "files": len(self._files),
+            "spans": len(self._spans), "pieces": len(self._mapped),
+        }  # fmt: skip
+        return {name: count for name, count in counts.items() if count}
 
-    def cuIpcGetMemHandle(self, out: Any, address: int) -> int:
-        self._fill(out, handle_of(address, b"mem "))
-        return self._device.fault("cuIpcGetMemHandle")
+    def in_piece(self, address: int) -> tuple[int, int, int] | None:
+        return next((one for one in self.pieces if one[0] <= address < one[0] + one[1]), None)
 
-    def cuIpcOpenMemHandle_v2(self, out: Any, handle: IpcHandle, flags: int) -> int:
+    def cuDeviceGetUuid_v2(self, out: int, handle: int) -> None:
+        ctypes.memmove(out, UUID + bytes([handle]), 16)
+
+    def cuMemGetAddressRange_v2(self, start: int, nbytes: int, address: int) -> int:
+        held = self.in_piece(address)
+        first, last, gpu = (held[0], held[0] + held[1], 0) if held else self._range(address) or (0, 0, None)
+        if gpu is None:
+            return INVALID
+        c_uint64.from_address(start).value, c_uint64.from_address(nbytes).value = first, last - first
+        return 0
+
+    def cuIpcGetMemHandle(self, out: int, address: int) -> None:
+        ctypes.memmove(out, struct.pack(HANDLE, b"mem ", address), 64)
+
+    def cuIpcOpenMemHandle_v2(self, out: int, handle: IpcHandle, flags: int) -> int:
         assert flags == 1
-        code, address = self._device.fault("cuIpcOpenMemHandle"), number_in(handle, b"mem ")
-        owner = next((ordinal for first, _, ordinal in self._device.owned if first == address), None)
-        if code or address is None or owner is None:
-            return code or INVALID
-        self._device.enabled.append(owner)
-        self.mapped[address] = self.mapped.get(address, 0) + 1
-        out._obj.value = address
-        return SUCCESS
+        kind, address = struct.unpack(HANDLE, bytes(handle))
+        owner = (self._range(address) or (0, 0, None))[2]
+        if kind != b"mem " or owner is None:
+            return INVALID
+        self._reached.add((self._gpu, owner))
+        self.opened[address] = self.opened.get(address, 0) + 1
+        c_uint64.from_address(out).value = address
+        return 0
 
-    def cuIpcCloseMemHandle(self, address: int) -> int:
-        return self._less(self.mapped, address)
+    def cuIpcCloseMemHandle(self, address: int) -> None:
+        self.opened[address] -= 1
+        if not self.opened[address]:
+            del self.opened[address]
 
     # Words.
 
-    def cuMemHostRegister_v2(self, address: int, nbytes: int, flags: int) -> int:
-        code = self._device.fault("cuMemHostRegister")
-        if not code:
-            self.registered.add(address)
-            self._device.pinned.append((address, address + nbytes))
-        return code
+    def cuMemHostRegister_v2(self, address: int, nbytes: int, flags: int) -> None:
+        self.registered[address] = nbytes
+        self._ranges.append((address, address + nbytes, None))
 
-    def cuMemHostUnregister(self, address: int) -> int:
-        self.registered.remove(address)
-        self._device.pinned[:] = [one for one in self._device.pinned if one[0] != address]
-        return SUCCESS
+    def cuMemHostUnregister(self, address: int) -> None:
+        nbytes = self.registered.pop(address)
+        self._ranges.remove((address, address + nbytes, None))
 
-    def cuStreamWriteValue64_v2(self, stream: int, address: int, value: int, flags: int) -> int:
-        code = self._device.fault("cuStreamWriteValue64")
-        if not code:
-            assert any(first <= address < last for first, last in self._device.pinned)
-            self._device.write_word(stream, address, value)
-        return code
+    def cuStreamWriteValue64_v2(self, stream: int, address: int, value: int, flags: int) -> None:
+        assert self._pinned(address)
 
-    def cuStreamWaitValue64_v2(self, stream: int, address: int, value: int, flags: int) -> int:
-        code = self._device.fault("cuStreamWaitValue64")
-        if not code:
-            assert flags == 0
-            assert any(first <= address < last for first, last in self._device.pinned)
-            with self._device.lock:
-                self._device.streams[stream].append(lambda: ctypes.c_uint64.from_address(address).value >= value)
-        return code
+        def writes() -> None:
+            c_uint64.from_address(address).value = value
 
-    @staticmethod
-    def _less(counts: dict[int, int], key: int) -> int:
-        counts[key] -= 1
-        if not counts[key]:
-            del counts[key]
-        return SUCCESS
+        self.put(stream, writes)
 
-    @staticmethod
-    def _fill(out: Any, handle: IpcHandle) -> None:
-        out._obj.reserved[:] = handle.reserved[:]
+    def cuStreamWaitValue64_v2(self, stream: int, address: int, value: int, flags: int) -> None:
+        assert flags == 0
+        assert self._pinned(address)
+        with self._lock:
+            self._streams[stream].append(lambda: c_uint64.from_address(address).value >= value)
+
+    def _pinned(self, address: int) -> bool:
+        known = self._range(address)
+        return known is not None and known[2] is None
+
+    # Pieces.
+
+    def cuMemRetainAllocationHandle(self, out: int, address: int) -> int:
+        found = self.in_piece(address)
+        return INVALID if found is None else self._file(out, found[2], came_in=False)
+
+    def cuMemExportToShareableHandle(self, out: int, handle: int, kind: int, flags: int) -> None:
+        assert (kind, flags) == (1, 0)
+        c_int.from_address(out).value = os.dup(self._files[handle][0])
+
+    def cuMemImportFromShareableHandle(self, out: int, descriptor: int, kind: int) -> int:
+        assert kind == 1
+        return self._file(out, os.dup(descriptor), came_in=True)
+
+    def _file(self, out: int, file: int, *, came_in: bool) -> int:
+        c_uint64.from_address(out).value = made = next(self._handles)
+        self._files[made] = file, came_in
+        return 0
+
+    def cuMemRelease(self, handle: int) -> None:
+        file, came_in = self._files.pop(handle)
+        if came_in:
+            os.close(file)
+
+    def cuMemAddressReserve(self, out: int, nbytes: int, align: int, at: int, flags: int) -> None:
+        assert (align, at, flags) == (0, 0, 0)
+        c_uint64.from_address(out).value = made = reserved(nbytes)
+        self._spans[made] = nbytes
+
+    def cuMemMap(self, at: int, nbytes: int, offset: int, handle: int, flags: int) -> int:
+        assert (offset, flags) == (0, 0)
+        file = self._files[handle][0]
+        if os.fstat(file).st_size < nbytes:
+            return INVALID
+        mapped(file, nbytes, at)
+        self._mapped[at] = nbytes
+        return 0
+
+    def cuMemSetAccess(self, at: int, nbytes: int, access: int, count: int) -> None:
+        assert self._spans[at] == nbytes == sum(self._mapped[each] for each in self._mapped if at <= each < at + nbytes)
+        assert count == 1
+        self._ranges.append((at, at + nbytes, self._gpu))
+
+    def cuMemUnmap(self, at: int, nbytes: int) -> None:
+        assert self._mapped.pop(at) == nbytes
+        reserved(nbytes, at)
+
+    def cuMemAddressFree(self, at: int, nbytes: int) -> None:
+        assert self._spans.pop(at) == nbytes
+        assert not any(at <= each < at + nbytes for each in self._mapped)
+        self._ranges[:] = [one for one in self._ranges if one[0] != at]
+        _libc.munmap(at, nbytes)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from unittest import mock
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from tests.simulated.device import Device
 
 
 @dataclass(eq=False)
@@ -52,13 +54,27 @@ class Event:
 
     cuda_event: int
 
-    @classmethod
-    def on(cls, device: Device, stream: int) -> Event:
-        """One recorded on a stream."""
-        event = device.event()
-        device.theirs.add(event)
-        device.record(event, stream)
-        return cls(event)
-
     def synchronize(self) -> None:
         raise AssertionError("kvplan blocked the CPU on an event")
+
+
+class Torch(ModuleType):
+    """Torch, on whose GPUs some stream is the current one."""
+
+    def __init__(self, stream: int) -> None:
+        import torch
+
+        super().__init__("torch")
+        self._torch = torch
+        self.cuda = SimpleNamespace(is_initialized=lambda: True, is_available=lambda: False)
+        self._C = SimpleNamespace(_cuda_getCurrentRawStream=lambda ordinal: stream)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._torch, name)
+
+
+@contextmanager
+def current_stream(stream: int) -> Iterator[None]:
+    """Make a stream torch's current one."""
+    with mock.patch.dict(sys.modules, torch=Torch(stream)):
+        yield

@@ -24,11 +24,12 @@ from kvplan.agents.cuda_ipc.cuda_ipc_messages import (
 )
 from kvplan.agents.way import Deliver, Tell, delivered
 from kvplan.base.process import generation
-from kvplan.cuda.device import Device
+from kvplan.cuda.device import Device, Uncaptured
 from kvplan.cuda.handles import event_handle, stream_handle
 from kvplan.cuda.ipc.shared_words import SharedWords
-from kvplan.cuda.scopes import Uncaptured
 from kvplan.errors import TransferError
+
+WITHIN = "a transfer was submitted within the submit of another one of the same thread"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,7 @@ class VisitorLane:
         self._ended_at = (words.address(ENDED_WORD + number),)
         self._issued_word, self._taken_word = ISSUED_WORD + number, TAKEN_WORD + number
         self._notes = self._issued = 0
+        self._submitting = False
         self._lock = threading.RLock()
         self._made_in = generation()
         self._stream = self._gate_stream = self._gate = 0
@@ -81,22 +83,20 @@ class VisitorLane:
         Raises:
             TransferError: it is called within itself.
         """
-        self._check_nested()
         with self._lock:  # several threads may submit
-            if not self._stream:
-                return
+            if self._submitting:  # this thread
+                raise TransferError(WITHIN)
             before = self._notes
+            self._submitting = True
             try:
-                self._order(transfer, note, taken)
+                if self._stream:
+                    self._order(transfer, note, taken)
             except BaseException:  # later notes must not wait for this one
                 if self._notes > before:
                     self._tell(Message(DROPPED, self._number, self._notes).written())
                 raise
-
-    def _check_nested(self) -> None:
-        """Raise TransferError if a signal handler or a finalizer submits within a submit of the same thread."""
-        if self._lock._is_owned():  # type: ignore[attr-defined]
-            raise TransferError("a transfer was submitted within the submit of another one of the same thread")
+            finally:
+                self._submitting = False
 
     def _order(self, transfer: Any, note: bytes, taken: list[Deliver]) -> None:
         self._notes += bool(note)
@@ -158,12 +158,18 @@ class VisitorLane:
             waits: words and the numbers that they must have.
         """
         device = self._device
-        self._check_nested()
-        with self._lock, device.current():  # several threads may submit, and they share the event
-            if not self._wait_for(after):
-                return None
-            for word, number in waits:
-                self._words.wait(device, self._gate_stream, word, number)
+        with self._lock:  # several threads may submit, and they share the event
+            if self._submitting:  # this thread
+                raise TransferError(WITHIN)
+            self._submitting = True
+            try:
+                with device.current():
+                    if not self._wait_for(after):
+                        return None
+                    for word, number in waits:
+                        self._words.wait(device, self._gate_stream, word, number)
+            finally:
+                self._submitting = False
         return Waited(self._gate_stream, device.ordinal)
 
     def _wait_for(self, after: Any) -> bool:

@@ -163,7 +163,7 @@ class CudaIpcOffer:
         found: list[int] = []
         try:
             for device, export in self.exports:
-                found += descriptors(device, export, 0, len(export.pieces))
+                found += descriptors(device, export)
         except BaseException:
             for each in found:
                 os.close(each)

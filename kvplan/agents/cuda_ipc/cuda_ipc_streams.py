@@ -5,8 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 from kvplan.base.process import generation
-from kvplan.cuda.device import NOT_READY, Device
-from kvplan.cuda.scopes import Uncaptured
+from kvplan.cuda.device import NOT_READY, Device, Uncaptured
 from kvplan.errors import KVPlanError, TransferError
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from kvplan.agents.cuda_ipc.cuda_ipc_lane import VisitorLane
@@ -13,7 +12,7 @@ from kvplan.agents.cuda_ipc.cuda_ipc_messages import LANES, PASSED_WORD, PUBLISH
 from kvplan.agents.way import Deliver, Mapped, Tell
 from kvplan.cuda.device import Device
 from kvplan.cuda.ipc.exports import Export
-from kvplan.cuda.ipc.openings import Opening, opened
+from kvplan.cuda.ipc.openings import Opening
 from kvplan.cuda.ipc.shared_words import RELEASED, SharedWords
 from kvplan.errors import LayoutError
 from kvplan.plan.plan import Plan
@@ -57,7 +56,7 @@ class OpenedByCudaIpc:
         for export in exports:
             mine = descriptors[at : at + len(export.pieces)]
             at += len(export.pieces)
-            made = opened(self._device, export, partial(_some, mine))
+            made = Opening(self._device, export, mine)
             self._openings.append(made)
             found.append(Mapped(export.address, export.nbytes, made.address, f"cuda:{made.owner}", made))
         return found
@@ -117,10 +116,6 @@ class OpenedByCudaIpc:
             lane.close()
         if words is not None:
             words.close()
-
-
-def _some(descriptors: Sequence[int], first: int, last: int) -> Sequence[int]:
-    return descriptors[first:last]
 
 
 def _behind(words: SharedWords, gpus: range) -> list[tuple[int, int]]:

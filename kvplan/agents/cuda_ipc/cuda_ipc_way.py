@@ -8,9 +8,11 @@ from typing import Any
 from kvplan.agents.cuda_ipc.cuda_ipc_owner import CudaIpcOffer
 from kvplan.agents.cuda_ipc.cuda_ipc_visitor import OpenedByCudaIpc
 from kvplan.agents.way import Checked, Origin, Table, Tell
-from kvplan.cuda.device import Device, driver
+from kvplan.cuda.device import Device
+from kvplan.cuda.driver import driver
 from kvplan.cuda.ipc.exports import Export, exported
-from kvplan.cuda.ipc.gpu_uuids import check_reach, ordinal_here
+from kvplan.cuda.machine import ordinal_here
+from kvplan.cuda.peers import check_reach
 from kvplan.cuda.reach import ordinal_of
 from kvplan.errors import PathError, TransferError
 from kvplan.layout.components import Region

@@ -208,8 +208,6 @@ class Gathers:
         while job.next < len(rows) and not job.over:
             ready = job.ready[rows[job.next].piece] if job.ready else None
             if ready is not None and not ready.completed():
-                if self._slots and not (self._gathering or self._writing):
-                    self._copier.expect(rows[job.next], self._slots[-1].place)
                 return began
             if not self._room:
                 return began
@@ -221,8 +219,7 @@ class Gathers:
             some = self._next(job)
             after = None if ready is None else ready.left
             chunks = [(rows[one.number], one.slot.place) for one in some]
-            spare = len(self._writing) >= AHEAD_WRITES or rows[some[0].number].half is not rows[0].half
-            moved = self._copier.submit(chunks, after, urgent=job.urgent, spare=spare)
+            moved = self._copier.submit(chunks, after, urgent=job.urgent)
             for chunk in some:
                 chunk.moved = moved
             began = True

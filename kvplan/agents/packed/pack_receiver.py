@@ -263,14 +263,7 @@ class Receiver:
                         inbound.own.arrive(one.row.piece)
                     if inbound.whole and inbound.scattered == len(inbound.rows):
                         self._complete(inbound)
-                    elif inbound.own is None and self.quiet:
-                        self._expect(inbound, one)
         return bool(over)
-
-    def _expect(self, inbound: Inbound, last: Scatter) -> None:
-        """Make the scatter of a push's next chunk quicker, if it is of another layer, which may still be computed."""
-        if inbound.come < len(inbound.rows) and inbound.rows[inbound.come].half is not last.row.half:
-            self._copier.expect(inbound.rows[inbound.come], self.granted[last.credit.slot].place)
 
     def _complete(self, inbound: Inbound) -> None:
         if inbound.own is not None:

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
-from weakref import WeakKeyDictionary
 
 from kvplan.agents.packed.readiness import Ready
 from kvplan.errors import KVPlanError
-from kvplan.execute.executor import Executor
 from kvplan.execute.transfer import Transfer, check_after
-from kvplan.plan.packing.chunk_half import Half, Resident, Slot
+from kvplan.plan.packing.chunk_half import Half, Slot
 from kvplan.plan.packing.packing import Packing, packing_of, packings_by_layer
 from kvplan.plan.plan import Plan
 
 GROUPS = 8  # most groups of layers of a transfer by layer
 
 TOGETHER = 2  # one launch copies at most this part of the slots, so that the wire has others meanwhile
-KEPT_CHUNKS = 3  # a half of fewer bytes than so many slots does not keep the addresses of its units on the GPU
-KEPT_FROM = 2  # submits of a half before they are uploaded: the first chunks do not wait for that
-KEPT_SOON = 1 << 17  # units that are uploaded without waiting for so many submits, as those of a leg of an order
 
 
 class Mover(Protocol):
@@ -34,85 +28,26 @@ class Mover(Protocol):
 class Copier:
     """Submits chunks to a mover.
 
-    An executor's checks of the arguments are left out: plans of chunks are right, and a submit of a packed transfer has
-    checked its ``after=``. Its backend checks all else. A GPU keeps the addresses of units that fill several chunks, or
-    that are expected, until the last of these chunks is submitted.
-
     Args:
         mover: gathers or scatters.
     """
 
     def __init__(self, mover: Mover) -> None:
-        self._mover, self._queue, self._keep = mover, None, None
-        if isinstance(mover, Executor):
-            self._queue, self._keep = mover._submit, getattr(mover._backend, "keep", None)
-        # By half: the submits so far, until its units are on the GPU; None if they cannot be.
-        self._kept: WeakKeyDictionary[Half, int | Resident | None] = WeakKeyDictionary()
+        self._mover = mover
 
-    def submit(
-        self, chunks: Sequence[tuple[Row, Slot]], after: Any, *, urgent: bool, spare: bool = True
-    ) -> Transfer:  # fmt: skip
+    def submit(self, chunks: Sequence[tuple[Row, Slot]], after: Any, *, urgent: bool) -> Transfer:
         """Copy chunks of one piece between their units and their slots.
 
         Args:
             chunks: them and their slots, at least one.
             after: what the copies wait for.
             urgent: whether they have high priority.
-            spare: whether there is time to upload the addresses of units.
 
         Raises:
             KVPlanError: the mover refuses them.
         """
-        half = chunks[0][0].half
-        resident = None if self._keep is None else self._resident(self._keep, half, chunks, spare=spare)
-        plan = half.plan_all([(row.first, row.last, slot) for row, slot in chunks], resident)
-        if resident is not None and half.units in [row.last for row, _ in chunks]:
-            self._kept[half] = None  # the plan holds its units until it has ended
-        if self._queue is None:
-            return self._mover.submit(plan, after, priority="high" if urgent else "normal")
-        return self._queue(plan, after, by_layer=False, urgent=urgent)
-
-    def expect(self, row: Row, slot: Slot) -> None:
-        """Upload the addresses of the units of a chunk, so that its submit is quick, unless they are very many.
-
-        Call it while the chunk waits for compute to end, and nothing else is to be done. It is tried once.
-
-        Args:
-            row: the chunk.
-            slot: a slot of the ring that it will go to, or come from.
-        """
-        half = row.half
-        if self._keep is None or half.units > KEPT_SOON or not isinstance(self._kept.get(half, 0), int):
-            return
-        self._kept[half] = None
-        with suppress(Exception):  # it is a help only
-            self._kept[half] = self._upload(self._keep, row, slot)
-
-    def _resident(
-        self, keep: Callable[..., Resident | None], half: Half, chunks: Sequence[tuple[Row, Slot]], *, spare: bool
-    ) -> Resident | None:  # fmt: skip
-        """Return the units on the GPU; None if they are not there. A later submit of many chunks uploads them."""
-        known = self._kept.get(half, 0)
-        if not isinstance(known, int):
-            return known
-        if not spare or (known < KEPT_FROM and half.units > KEPT_SOON):
-            self._kept[half] = known + 1
-            return None
-        row, slot = chunks[0]
-        made = self._upload(keep, row, slot) if half.nbytes >= KEPT_CHUNKS * slot.nbytes else None
-        self._kept[half] = made
-        return made
-
-    def _upload(self, keep: Callable[..., Resident | None], row: Row, slot: Slot) -> Resident | None:
-        half = row.half
-        if len(half.sections) != 1:
-            return None
-        _, nbytes, addresses, _ = half.sections[0]
-        offsets = half.offsets_of(nbytes, min(slot.nbytes // nbytes, addresses.size))
-        with suppress(KVPlanError):  # it copies as before
-            sample = half.plan_all([(row.first, row.last, slot)], sample=True)
-            return keep(sample, addresses, offsets, gathers=half.side == "src")
-        return None
+        plan = chunks[0][0].half.plan_all([(row.first, row.last, slot) for row, slot in chunks])
+        return self._mover.submit(plan, after, priority="high" if urgent else "normal")
 
 
 def ended(moved: Transfer | None, urgent: bool, running: set[tuple[bool, str]]) -> bool:

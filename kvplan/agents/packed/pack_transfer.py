@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, Protocol
 from kvplan.agents.latched_transfer import BEGUN, LatchedTransfer
 from kvplan.agents.packed.pack_messages import Credit
 from kvplan.agents.packed.pack_rows import Piece, Row, chunks_of_pieces
-from kvplan.base.latch import sleep
 from kvplan.base.process import check_process
+from kvplan.base.threads import Call, Latch
 from kvplan.errors import TransferError
 from kvplan.execute.stats import Tally
 from kvplan.execute.transfer import Transfer, TransferResult, cancellation, check_layer
@@ -96,6 +96,7 @@ class PackedTransfer(LatchedTransfer):
         self.chunks = self.posted = self._chunk_nbytes = 0
         self._end, self._make = end, make
         self._began = time.perf_counter()
+        self._step = Latch()  # set when a piece has arrived, and replaced
         self._left: list[int] = []  # of each piece, chunks that have not arrived
         self.left: Callable[[PackedTransfer], object] | None = None  # tells the lane that it has ended
 
@@ -108,7 +109,7 @@ class PackedTransfer(LatchedTransfer):
 
     def synchronize(self, timeout: float | None = None) -> None:
         """Block until it has ended; see :meth:`kvplan.Transfer.synchronize`."""
-        if not self._await(self._over.is_set, timeout):
+        if not self._await(lambda: self._over.happened, timeout):
             raise self._late(timeout)
         self._raise()
 
@@ -121,13 +122,17 @@ class PackedTransfer(LatchedTransfer):
             if not self._over.happened:
                 return
         else:
-            self._await(self._over.is_set, None)
+            self._await(lambda: self._over.happened, None)
         self._raise()
 
     @property
     def layer_groups(self) -> tuple[tuple[int, ...], ...]:
         """See :attr:`kvplan.Transfer.layer_groups`."""
         return tuple(piece.layers for piece in self.pieces) or (self.plan.layers,)
+
+    def add_done_callback(self, function: Call) -> bool:
+        """See :meth:`kvplan.Transfer.add_done_callback`; without a thread, its callers end it."""
+        return self._end.threaded and super().add_done_callback(function)
 
     def cancel(self) -> bool:
         """Cancel it if it has not begun: nothing was scattered, or written. Its note is not sent.
@@ -174,8 +179,7 @@ class PackedTransfer(LatchedTransfer):
         """Count a chunk of a piece as arrived."""
         self._left[piece] -= 1
         if not self._left[piece]:
-            for sleeper in list(self.sleepers or ()):
-                sleeper.put(None)
+            self._next_step()
 
     def finish(self) -> None:
         """End it well."""
@@ -195,10 +199,15 @@ class PackedTransfer(LatchedTransfer):
         if len(self._ends) == 1:
             self._count(result, error)
         self._over.set()
+        self._next_step()
         self.pieces = [piece._replace(packing=None) for piece in self.pieces]
         self._make = _ended
         if self.left is not None:
             self.left(self)
+
+    def _next_step(self) -> None:
+        step, self._step = self._step, Latch()
+        step.set()
 
     def _count(self, result: TransferResult | None, error: TransferError | None) -> None:
         if not self.wish.counted:
@@ -230,8 +239,11 @@ class PackedTransfer(LatchedTransfer):
         check_process(self._generation)
         if self._end.threaded:
             self._end.wake()
-            return sleep(over, self._over.sleepers, timeout)
         until = None if timeout is None else time.monotonic() + timeout
+        while self._end.threaded:
+            step = self._step
+            if over() or not step.wait(None if until is None else until - time.monotonic()):
+                return over()
         while not over():
             if until is not None and time.monotonic() > until:
                 return False

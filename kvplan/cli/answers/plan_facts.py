@@ -77,7 +77,6 @@ def plan_of(args: argparse.Namespace, program: CopyProgram) -> Plan | None:
 
 def candidates_of(
     plan: Plan, name: str | None, policy: Policy, width: int = 80, *, by_layer: bool = False,
-    beside_seconds: float | None = None,
 ) -> tuple[dict[str, Any], str]:  # fmt: skip
     """Return the candidates of a plan as facts, and as text after a line about the plan.
 
@@ -87,13 +86,11 @@ def candidates_of(
         policy: limits, and the compute that runs at the same time.
         width: width of the text in columns.
         by_layer: whether the plan is submitted ``by_layer``.
-        beside_seconds: as in :meth:`kvplan.Executor.submit`.
     """
-    from kvplan.cost import model as cost
-    from kvplan.cost.by_layer import LayerCut, candidates_by_layer, hiding_of
-    from kvplan.cost.explain import explain, facts
-    from kvplan.cost.policy import layer_groups
-    from kvplan.cost.statistics import statistics_of
+    from kvplan.cost.explain import Explained, explain, facts
+    from kvplan.cost.model import candidates
+    from kvplan.cost.policy import layer_edges
+    from kvplan.cost.statistics import counted
     from kvplan.cost.store import profile_of
 
     profile, where = profile_of(name)
@@ -107,18 +104,14 @@ def candidates_of(
     if plan.direction not in profile.routes:
         why = f"no cost model for a {plan.direction!r} plan; a profile has {', '.join(profile.routes)}"
         return {**about, "candidates": [], "verdict": why}, f"{text}{why}"
-    statistics = statistics_of(plan)
-    refused, most = {}, policy.staging_bytes
-    if most is not None and statistics.granule_nbytes > most:
-        refused["staged"] = f"a block takes {statistics.granule_nbytes:,} bytes of the ring, which has {most:,}"
-    cut = None
-    if by_layer and plan.nbytes:
-        hiding = hiding_of(plan.nbytes, plan.direction, profile, beside_seconds)
-        cut = LayerCut.of(plan, layer_groups(plan.nbytes, plan.units, len(plan.layers), hiding=hiding))
-    if cut is not None and len(cut.pieces) > 1:
-        counts = cut.counted(plan)
-        pieces = cut.statistics(plan.direction, counts)
-        in_order = candidates_by_layer(pieces, profile, policy, refused), pieces, profile, policy
-        return {**about, **facts(*in_order)}, f"{text}{explain(*in_order, width)}"
-    given = cost.candidates(statistics, profile, policy, refused), statistics, profile, policy
-    return {**about, **facts(*given)}, f"{text}{explain(*given, width)}"
+    edges = layer_edges(plan.nbytes, len(plan.layers)) if by_layer else ()
+    counts, most = counted(plan, edges), policy.staging_bytes
+    granule = max((one.granule_nbytes for one, _ in counts), default=0)
+    refused = {}
+    if most is not None and granule > most:
+        refused["staged"] = f"a block takes {granule:,} bytes of the ring, which has {most:,}"
+    if len(edges) > 2:
+        text += f"layers:  {len(edges) - 1} groups, one after another\n"
+    explained = Explained(counts, plan.direction, profile, policy)
+    found = candidates(counts, plan.direction, profile, policy, refused)
+    return {**about, **facts(found, explained)}, f"{text}{explain(found, explained, width)}"

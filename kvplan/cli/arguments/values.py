@@ -40,15 +40,6 @@ def rate(text: str) -> float:
     return _above_0(text, "a rate in GB/s")
 
 
-def milliseconds(text: str) -> float:
-    """Read a time in milliseconds, and return it in seconds.
-
-    >>> milliseconds("15")
-    0.015
-    """
-    return _above_0(text, "a time in milliseconds", 1000)
-
-
 def _above_0(text: str, what: str, divisor: int = 1) -> float:
     try:
         number = float(text) / divisor

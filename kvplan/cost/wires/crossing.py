@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kvplan.cost.statistics import counted, total
 from kvplan.cost.wires.wire_profile import MIB
 from kvplan.plan.packing.pack_order import sections_of
 from kvplan.plan.plan import Plan
@@ -54,12 +53,14 @@ def crossing_of(plan: Plan, most: int = SLOT) -> Crossing:
     >>> crossing_of(kvplan.compile(gpu, host).plan([1, 3], [3, 5]))
     Crossing(nbytes=8192, units=2, descriptors=8, gather_runs=8, scatter_runs=2)
     """
-    whole = total(plan.direction, counted(plan))
-    units = gather = scatter = 0
-    for part in plan.moving:
-        count, halves = int(part.units.shape[1]), _halves(part.group, most)
-        units, gather, scatter = (a + count * b for a, b in zip((units, gather, scatter), halves, strict=True))
-    return Crossing(whole.nbytes, units, whole.copies.total, gather, scatter)
+    units = gather = scatter = descriptors = 0
+    for part in plan.parts:
+        count, (sections, gathers, scatters) = int(part.units.shape[1]), _halves(part.group, most)
+        units, gather, scatter = units + count * sections, gather + count * gathers, scatter + count * scatters
+        descriptors += count * part.group.packed.shape[1]
+    if any(part.group.chainable for part in plan.parts):  # units that touch share a descriptor
+        descriptors = plan.descriptors().size.size
+    return Crossing(plan.nbytes, units, descriptors, gather, scatter)
 
 
 def _halves(group: RunGroup, most: int) -> tuple[int, int, int]:

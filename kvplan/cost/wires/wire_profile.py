@@ -9,8 +9,7 @@ from typing import Any
 
 from kvplan.base.limits import LIMITS
 from kvplan.base.quoting import quoted
-from kvplan.cost.profile import DeviceProfile
-from kvplan.cost.profile_file import document_of, number_of, text_of
+from kvplan.cost.profile import DeviceProfile, document_of, number_of, text_of
 from kvplan.errors import KVPlanError
 
 SCHEMA, VERSION = "kvplan.wire-profile", 2

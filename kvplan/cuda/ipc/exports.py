@@ -7,17 +7,13 @@ segments, vLLM's sleep mode) consists of pieces, each of which another process o
 from __future__ import annotations
 
 import os
-from ctypes import byref, c_int, c_size_t, c_uint64
+from ctypes import byref
 from dataclasses import dataclass
 
-from kvplan.cuda.device import Device
+from kvplan.cuda.device import Device, Uncaptured
 from kvplan.cuda.driver import FABRIC, HANDLE_TYPES, LEGACY_IPC, MEMORY_POOL, POSIX_FD, IpcHandle
-from kvplan.cuda.ipc.gpu_uuids import uuid_of
-from kvplan.cuda.scopes import Uncaptured
-from kvplan.errors import PathError, TransferError
-
-HANDLE_NBYTES = 64
-MOST_PIECES = 1 << 17  # of 2 MiB: 256 GiB
+from kvplan.cuda.machine import uuid_of
+from kvplan.errors import PathError
 
 TORCH = "with torch, set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False"
 VLLM = "with vLLM, leave out --enable-sleep-mode and --enable-cumem-allocator, or take a newer vLLM"
@@ -59,45 +55,35 @@ def exported(device: Device, address: int, nbytes: int) -> Export:
         PathError: another process cannot open this memory; the message names the setting that helps.
         TransferError: the driver does not know the memory.
     """
-    gpu = uuid_of(device.driver, device.ordinal)
+    gpu, end = uuid_of(device.driver, device.ordinal), address + nbytes
     with device.current(), Uncaptured(device):
-        if device.pointer(address, LEGACY_IPC):
-            start, held = _range(device, address)
-            if address + nbytes > start + held:
-                more = f"{nbytes} bytes at {address:#x} of cuda:{device.ordinal}"
-                raise PathError(f"{more} are of several allocations; describe each allocation as a layout of its own")
-            handle = IpcHandle()
-            device.driver.check("cuIpcGetMemHandle", device.driver.cuIpcGetMemHandle(byref(handle), start))
-            return Export(gpu, start, held, bytes(handle))
-        return _pieces(device, gpu, address, nbytes)
+        if not device.pointer(address, LEGACY_IPC):
+            return _pieces(device, gpu, address, end)
+        start, held = _range(device, address)
+        if end > start + held:
+            more = f"{nbytes} bytes at {address:#x} of cuda:{device.ordinal}"
+            raise PathError(f"{more} are of several allocations; describe each allocation as a layout of its own")
+        handle = IpcHandle()
+        device.driver.call("cuIpcGetMemHandle", byref(handle), start)
+        return Export(gpu, start, held, bytes(handle))
 
 
-def descriptors(device: Device, export: Export, first: int, last: int) -> list[int]:
-    """Open file descriptors of some pieces of an export. The caller closes them once they are sent.
-
-    A process may open few descriptors (``ulimit -n``), and an export may have thousands of pieces: ask in portions.
-
-    Args:
-        device: the GPU that has the memory.
-        export: the export, with pieces.
-        first, last: index of the first piece, and the index behind the last piece.
+def descriptors(device: Device, export: Export) -> list[int]:
+    """Open a file descriptor of each piece of an export. The caller closes them once they are sent.
 
     Raises:
         TransferError: the driver gives no descriptor; then none stays open.
     """
-    cu, opened = device.driver, list[int]()
-    at = export.address + sum(export.pieces[:first])
+    cu, opened, at = device.driver, list[int](), export.address
     try:
         with device.current(), Uncaptured(device):
-            for nbytes in export.pieces[first:last]:
-                handle, descriptor = c_uint64(), c_int(-1)
-                cu.check("cuMemRetainAllocationHandle", cu.cuMemRetainAllocationHandle(byref(handle), at))
+            for nbytes in export.pieces:
+                what = f"{nbytes} bytes at {at:#x}"
+                handle = cu.get("cuMemRetainAllocationHandle", at)
                 try:
-                    code = cu.cuMemExportToShareableHandle(byref(descriptor), handle.value, POSIX_FD, 0)
-                    cu.check("cuMemExportToShareableHandle", code, f"{nbytes} bytes at {at:#x}")
+                    opened.append(cu.get("cuMemExportToShareableHandle", handle, POSIX_FD, 0, what=what))
                 finally:
-                    cu.cuMemRelease(handle.value)
-                opened.append(descriptor.value)
+                    cu.cuMemRelease(handle)
                 at += nbytes
     except BaseException:
         for each in opened:
@@ -106,19 +92,16 @@ def descriptors(device: Device, export: Export, first: int, last: int) -> list[i
     return opened
 
 
-def _pieces(device: Device, gpu: str, address: int, nbytes: int) -> Export:
+def _pieces(device: Device, gpu: str, address: int, end: int) -> Export:
     """Walk the mapped pieces that hold some bytes, and check that each has a file descriptor."""
     pieces = list[int]()
     start = at = _range(device, address)[0]
-    while at < address + nbytes:
+    while at < end:
         why = _refusal(device, at)
         if why:
             raise PathError(f"memory of cuda:{device.ordinal} at {at:#x} cannot be opened by another process: {why}")
-        found, held = _range(device, at)
-        if found != at or held <= 0 or len(pieces) >= MOST_PIECES:
-            raise TransferError(f"the driver maps {held} bytes at {found:#x}, where memory at {at:#x} was expected")
-        pieces.append(held)
-        at += held
+        pieces.append(_range(device, at)[1])
+        at += pieces[-1]
     return Export(gpu, start, at - start, b"", tuple(pieces))
 
 
@@ -139,7 +122,6 @@ def _refusal(device: Device, address: int) -> str:
 
 def _range(device: Device, address: int) -> tuple[int, int]:
     """Return address and bytes of the allocation, or of the mapped piece, that holds an address."""
-    start, nbytes, cu = c_uint64(), c_size_t(), device.driver
-    code = cu.cuMemGetAddressRange_v2(byref(start), byref(nbytes), address)
-    cu.check("cuMemGetAddressRange", code, f"{address:#x} is no memory of cuda:{device.ordinal}")
-    return start.value, nbytes.value
+    what = f"{address:#x} is no memory of cuda:{device.ordinal}"
+    start, nbytes = device.driver.get("cuMemGetAddressRange_v2", address, what=what)
+    return start, nbytes

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from kvplan.engines.nixl.descriptor_rows import Rows
-from kvplan.errors import KVPlanError
-from kvplan.execute.executor import Executor
 from kvplan.layout.strides import Int64Array
 from kvplan.plan import loops
 from kvplan.plan.plan import Plan
 from kvplan.plan.row_plans import RowProgram
 
-if TYPE_CHECKING:
-    from kvplan.execute.gpu.launches.ahead import Ahead
-
 MOST_ROWS = (1 << 32) - 1  # of a list: kept indices have 32 bits
-log = logging.getLogger("kvplan.engines.nixl")
 
 
 class ChosenRows(NamedTuple):
@@ -29,25 +22,14 @@ class ChosenRows(NamedTuple):
     Attributes:
         units: (2, n) int64: source and destination address of each row.
         kept: (2, n) uint32: the indices of this process's rows, and of the peer's.
-        executor: executor that will move them, if it has lent room for ``units``; otherwise None.
-        ahead: this room, or None.
     """
 
     units: Int64Array
     kept: np.ndarray[Any, Any]
-    executor: Executor | None
-    ahead: Ahead | None
 
     def plan(self, program: RowProgram, size: int, alignment: int) -> Plan:
-        """Plan the copies of the rows; with a room, also begin to upload what the launch needs."""
-        plan = program.of_units(self.units, size, alignment)
-        if self.executor is not None and self.ahead is not None:
-            backend: Any = self.executor._backend
-            try:
-                backend.upload(self.ahead, plan)
-            except KVPlanError as error:  # the submit uploads, or is refused
-                log.debug("a transfer is not prepared ahead: %s", error)
-        return plan
+        """Plan the copies of the rows."""
+        return program.of_units(self.units, size, alignment)
 
     def pass_on(self, by_nixl: Callable[..., Any]) -> Callable[[bytes], Any]:
         """Return a function that makes the transfer by NIXL, of a notification."""
@@ -55,16 +37,13 @@ class ChosenRows(NamedTuple):
         return lambda note: by_nixl(note, *kept.astype(np.int64))
 
 
-def chosen_rows(
-    operation: str, here: Rows, there: Rows, chosen: tuple[Any, Any], executor: Executor | None
-) -> ChosenRows | None:
+def chosen_rows(operation: str, here: Rows, there: Rows, chosen: tuple[Any, Any]) -> ChosenRows | None:
     """Check indices, and return the rows; None if an index is wrong, or if there is no compiled loop for such lists.
 
     Args:
         operation: ``"READ"`` or ``"WRITE"``.
         here, there: the lists of this process and of the peer, at their addresses in this process.
         chosen: the indices in each list; the caller may change them afterwards.
-        executor: executor that may prepare the launch ahead, or None.
     """
     mine, its = here.expanded, there.expanded
     if loops.loaded is None or mine is None or its is None or max(mine.size, its.size) > MOST_ROWS:
@@ -75,26 +54,14 @@ def chosen_rows(
     if any(one.ndim != 1 or not one.size or one.dtype.kind not in "iu" for one in (at, to)) or at.size != to.size:
         return None
     at, to = plain(at), plain(to)
-    ahead = _room(executor, at.size)
-    units = np.empty((2, at.size), dtype=np.int64) if ahead is None else ahead.units
+    units = np.empty((2, at.size), dtype=np.int64)
     kept = np.empty((2, at.size), dtype=np.uint32)
     src, dst = units
     sides = (dst, src) if operation == "READ" else (src, dst)
     for rows, known, indices_of, written, own in zip((here, there), (mine, its), (at, to), sides, kept, strict=True):
         if not row_loops.choose(known, rows.up_to, rows.address, rows.stride, indices_of, written, own):
             return None
-    return ChosenRows(units, kept, None if ahead is None else executor, ahead)
-
-
-def _room(executor: Executor | None, count: int) -> Ahead | None:
-    room: Callable[[int], Ahead | None] | None = getattr(getattr(executor, "_backend", None), "room", None)
-    if room is None:
-        return None
-    try:
-        return room(count)
-    except KVPlanError as error:
-        log.debug("no room ahead of a transfer: %s", error)
-        return None
+    return ChosenRows(units, kept)
 
 
 def plain(indices: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

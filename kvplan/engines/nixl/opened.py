@@ -7,7 +7,6 @@ from kvplan.agents.agent_card import read_card
 from kvplan.base.numbers import binary
 from kvplan.engines.nixl.spans import Span, Spans
 from kvplan.errors import LayoutError
-from kvplan.execute.executor import Executor
 from kvplan.execute.transfer import Transfer
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.plan.plan import Plan
@@ -56,14 +55,6 @@ class OtherProcess:
     def prepare(self, plan: Plan) -> None:
         """See :meth:`Neighbour.prepare`."""
         self._agent._core.executor_for(plan).prepare(plan)
-
-    def executor(self, src: KVLayout, dst: KVLayout) -> Executor | None:
-        """See :meth:`Neighbour.executor`."""
-        link = self._peer.link
-        opened = None if link is None else link.opened.get("cuda_ipc")
-        if opened is None or "cpu" in (src.device, dst.device):
-            return None
-        return self._agent._core.executor_for(None, opened.gpu)
 
     def gone(self) -> str | None:
         """See :meth:`Neighbour.gone`."""

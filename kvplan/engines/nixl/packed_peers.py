@@ -288,11 +288,6 @@ class PackedPeer:
     def prepare(self, plan: Plan) -> None:
         """Do nothing: the ring is allocated with the first transfer that is packed."""
 
-    def executor(self, src: KVLayout, dst: KVLayout) -> Executor | None:
-        """Return None: no executor reaches the memory of both sides."""
-        del src, dst
-        return None
-
     def gone(self) -> str | None:
         """See :meth:`Neighbour.gone`."""
         if self.why is None and self._mine.way.lanes.lost(self.name):

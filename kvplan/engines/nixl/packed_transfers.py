@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 from kvplan.agents.packed.pack_transfer import PackedTransfer
+from kvplan.base.threads import Call
 from kvplan.engines.nixl.descriptor_rows import Rows
 from kvplan.engines.nixl.spans import Placed
 from kvplan.execute.transfer import StreamlessTransfer
@@ -58,7 +59,7 @@ class FarTransfer(StreamlessTransfer):
         self, inner: PackedTransfer, greeted: Callable[[], bool], silent: Callable[[], object],
         let_go: Callable[[PackedTransfer], bool],
     ) -> None:  # fmt: skip
-        self.plan, self.sleepers = inner.plan, inner.sleepers
+        self.plan = inner.plan
         self._inner, self._greeted, self._silent, self._let_go = inner, greeted, silent, let_go
         self._until = time.monotonic() + GREET_SECONDS
 
@@ -81,6 +82,10 @@ class FarTransfer(StreamlessTransfer):
     def synchronize(self, timeout: float | None = None) -> None:
         """Block until it has ended, or raise TransferError."""
         self._inner.synchronize(timeout)
+
+    def add_done_callback(self, function: Call) -> bool:
+        """See :meth:`kvplan.Transfer.add_done_callback`."""
+        return self._inner.add_done_callback(function)
 
     def cancel(self) -> bool:
         """Give it up. This waits for the copies that run here, and not for the peer.

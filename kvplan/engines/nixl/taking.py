@@ -119,7 +119,7 @@ class State(AgentPeers):
         program = self._program(src.layout, dst.layout)
         alignment, size = min(here.rows.alignment, there.rows.alignment), here.rows.one_size
         if size and size == there.rows.one_size:
-            rows = chosen_rows(operation, here.rows, there.rows, chosen, neighbour.executor(src.layout, dst.layout))
+            rows = chosen_rows(operation, here.rows, there.rows, chosen)
             if rows is not None:
                 plan = rows.plan(program, size, alignment)
                 return self._taken(remote, plan, rows.pass_on(by_nixl), note)

@@ -14,9 +14,7 @@ from typing import Any, NamedTuple, Protocol
 from kvplan.engines.nixl.descriptor_rows import Rows
 from kvplan.engines.nixl.spans import Placed, Spans
 from kvplan.errors import TransferError
-from kvplan.execute.executor import Executor
 from kvplan.execute.transfer import Transfer
-from kvplan.layout.kvlayout import KVLayout
 from kvplan.plan.plan import Plan
 
 RELEASE_SECONDS = 30.0  # that a release waits for bytes in flight
@@ -47,9 +45,6 @@ class Neighbour(Protocol):
 
     def prepare(self, plan: Plan) -> None:
         """Warm up for plans like this one; move nothing."""
-
-    def executor(self, src: KVLayout, dst: KVLayout) -> Executor | None:
-        """Return the executor that moves plans between memory of GPUs; None for other memory."""
 
     def gone(self) -> str | None:
         """Return why the peer can no longer be moved to and from, or None."""

@@ -174,11 +174,7 @@ def classes() -> tuple[type[Any], ...]:
                 and forward_context.cudagraph_runtime_mode != CUDAGraphMode.FULL
             )
             self.connector_worker._load_jobs.update(dict.fromkeys(now))  # their requests run already
-            self._layers.load(
-                [(number, job.src_spec, job.dst_spec) for number, job in now.items()],
-                hooked=hooked,
-                beside_seconds=self._step_pace.expected(getattr(jobs, "tokens", 0)),
-            )
+            self._layers.load([(number, job.src_spec, job.dst_spec) for number, job in now.items()], hooked=hooked)
             later = {number: job for number, job in jobs.load_jobs.items() if not job.sync}
             self.connector_worker.start_kv_transfers(replace(jobs, load_jobs=later))
 

@@ -146,7 +146,7 @@ class LayerLoads:
         self._in_forward, self._called = True, False
         self.waiting = self._noting
 
-    def load(self, loads: Sequence[tuple[int, Any, Any]], *, hooked: bool, beside_seconds: float | None = None) -> None:
+    def load(self, loads: Sequence[tuple[int, Any, Any]], *, hooked: bool) -> None:
         """Submit the loads of this step, and let the stream wait for the bytes that no hook waits for.
 
         An error of a job is kept until :meth:`settle`, because the forward pass runs in any case.
@@ -154,12 +154,11 @@ class LayerLoads:
         Args:
             loads: for each load, its number, its host chunks and its device blocks.
             hooked: whether the hooks of this forward pass will be called. If not, the stream waits for all bytes.
-            beside_seconds: expected seconds of this forward pass; None if unknown.
         """
         known = self._hooked if hooked else {}
         split = {place.group for name in known for place in self._places.get(name, ()) if place.layer is not None}
         whole = self._groups - split
-        jobs, transfers = self._worker.submit_layers(loads, whole, beside_seconds if hooked else None)
+        jobs, transfers = self._worker.submit_layers(loads, whole)
         self._jobs += jobs
         for transfer, groups, mine in transfers:
             flight = _Flight(mine, transfer, self._route(transfer, groups))

@@ -165,26 +165,20 @@ class Line:
 
     def submit_layers(
         self, jobs: Sequence[Job], plan: Callable[[Sequence[int]], Sequence[LayerPlan]],
-        beside_seconds: float | None = None,
     ) -> list[LayerTransfer]:  # fmt: skip
         """Plan and queue the loads by layer of one step. Their transfers overtake whole loads of the same line.
 
         Args:
             jobs: a new job for each load.
             plan: function that plans some of the loads, given their places in ``jobs``.
-            beside_seconds: expected seconds of the step's forward pass, which hides all of the loads; None if unknown.
         """
         self.jobs.extend(jobs)
-        found, parts = [], _planned(jobs, plan)
-        total = max(sum(part.plan.nbytes for part in parts), 1)
-        for part in parts:
+        found = []
+        for part in _planned(jobs, plan):
             mine = [jobs[place] for place in part.nbytes]
-            share = None if beside_seconds is None else beside_seconds * part.plan.nbytes / total
             try:
                 after = current_stream(self.executor.device)
-                transfer = self.executor.submit(
-                    part.plan, after, by_layer=part.by_layer, priority="high", beside_seconds=share
-                )
+                transfer = self.executor.submit(part.plan, after, by_layer=part.by_layer, priority="high")
             except Exception as error:  # noqa: BLE001  # as in submit
                 for job in mine:
                     job.fail(error)

@@ -14,8 +14,6 @@ MEASURED = 4  # most steps whose end has not been seen; further steps are not me
 # The first steps are all measured, then one of seven on average: events, two for each wait for a load, keep launches
 # waiting. The gaps differ. With one gap, of prompts of so many steps the same part would be measured each time.
 ALL_MEASURED, GAPS = 32, range(4, 11)
-# A step takes at least as long as the shortest of so many latest ones that have as many tokens, or down to half.
-LATEST_STEPS, LEAST_NEAR, LEAST_SIZE = 16, 3, 0.5
 
 
 class Pace(NamedTuple):
@@ -187,22 +185,11 @@ class StepPace:
 
     def __init__(self, clock: StepClock, bytes_per_second: float) -> None:
         self._clock, self._rate, self._line = clock, bytes_per_second, StepLine()
-        self._latest: deque[tuple[int, float]] = deque(maxlen=LATEST_STEPS)
-
-    def expected(self, tokens: int) -> float | None:
-        """Return seconds that a step of some tokens takes at least; None if too few such steps were measured lately.
-
-        Of the latest steps that have as many tokens, or down to half as many, the shortest counts. The CPU has other
-        paces at other times, and the first steps compile. A line through other sizes could promise far too much.
-        """
-        near = [seconds for size, seconds in self._latest if LEAST_SIZE * tokens <= size <= tokens]
-        return min(near) if len(near) >= LEAST_NEAR else None
 
     def take(self) -> Pace | None:
         """Take what has been measured; return the pace in a step that is measured itself, and None in all others."""
         for tokens, seconds in self._clock.measured():
             self._line.add(tokens, seconds)
-            self._latest.append((tokens, seconds))
         if not self._clock.chosen or not self._line.known:
             return None
         return Pace(*self._line.terms(), self._rate)

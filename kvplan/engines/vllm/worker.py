@@ -142,7 +142,7 @@ class Worker:
         return True
 
     def submit_layers(
-        self, loads: Sequence[tuple[int, Any, Any]], whole: Container[int] = (), beside_seconds: float | None = None
+        self, loads: Sequence[tuple[int, Any, Any]], whole: Container[int] = ()
     ) -> tuple[list[Job], list[LayerTransfer]]:
         """Queue the expedited loads of one step, whose layers arrive in their order.
 
@@ -153,7 +153,6 @@ class Worker:
         Args:
             loads: for each load, the scheduler's number of the job, its host chunks and its device blocks.
             whole: KV-cache groups whose layers are not awaited one by one; they are moved first, in one piece.
-            beside_seconds: expected seconds of the step's forward pass; None if unknown.
 
         Returns:
             The job of each load, and the transfers.
@@ -172,7 +171,7 @@ class Worker:
             return [part._replace(nbytes={places[k]: own for k, own in part.nbytes.items()}) for part in found]
 
         jobs = [Job(number, device_spec) for number, _, device_spec in loads]
-        return jobs, self._line("expedited load").submit_layers(jobs, plan, beside_seconds)
+        return jobs, self._line("expedited load").submit_layers(jobs, plan)
 
     def load_rate(self) -> float | None:
         """Return the bytes per second that the cost model predicts for a long load; None on the CPU.

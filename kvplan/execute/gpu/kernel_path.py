@@ -1,37 +1,72 @@
-"""The kernel path: one launch over the units and run tables of several run groups; or one over flat descriptors."""
+"""The kernel path: launches of the copy kernel over units and run tables, or over flat descriptors."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import ModuleType
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from kvplan.base.cached_property import cached_property
 from kvplan.cost.policy import HOST_ROUTES, ROUTES, KernelSize
-from kvplan.cuda.call_list import CallList
-from kvplan.execute.gpu.arena import Piece
-from kvplan.execute.gpu.by_layer.kernel_layers import KernelLayers
-from kvplan.execute.gpu.device_transfer import DeviceTransfer
-from kvplan.execute.gpu.launches.ahead import Ahead
-from kvplan.execute.gpu.launches.headers import HEADER, write_flat, write_units
-from kvplan.execute.gpu.launches.recipes import Ready, Recipe, Recipes, programs_of
-from kvplan.execute.gpu.launches.resident import Resident
-from kvplan.execute.gpu.path import Path, Refusal, Sides, Streams, refuse_kernels, route_of
+from kvplan.cuda.rows import COPY, LAUNCH, RECORD, rows_of
+from kvplan.errors import PathError
+from kvplan.execute.gpu import row_loops
+from kvplan.execute.gpu.gpu_transfer import GpuTransfer, Streams
+from kvplan.execute.gpu.path import (
+    NO_STEPS,
+    Path,
+    Refusal,
+    Sides,
+    Work,
+    Written,
+    pieces_of,
+    refuse_kernels,
+    route_of,
+    work_of,
+    works_of,
+)
 from kvplan.execute.gpu.resources import Resources
 from kvplan.execute.gpu.shape import MAX_WIDTH, Shape, alignment_of, shape_of
-from kvplan.execute.gpu.tables import Table
+from kvplan.execute.gpu.tables import HEADER, Table
 from kvplan.layout.strides import Int64Array
-from kvplan.plan import loops
-from kvplan.plan.descriptors import Part, together
-from kvplan.plan.layers import LayerCuts
+from kvplan.plan.descriptors import together
+from kvplan.plan.layers import Edges, LayerCuts
 from kvplan.plan.plan import Plan
+from kvplan.program.program import RunGroup
 
 # If a program has fewer tiles than EVEN_TILES, tiles are smaller, so that all programs end at about the same time.
 EVEN_TILES, EVEN_TILE = 16, 64 << 10
-# Most copies of a unit whose addresses are kept for many launches: the run table is kept for each slot, and a peer may
-# have chosen it.
-KEPT_COPIES = 256
+# A plan of more run groups goes as flat descriptors: a run group costs the CPU as much as 30 of them.
+MOST_GROUPS = 16
+MOST_ROWS = 1 << 30  # the kernel counts rows in 32 bits, and adds the step of all programs
+# Longer descriptors are cut, so that programs share the work; the kernel loops over the bytes of one descriptor.
+FLAT_NBYTES = 64 << 10
+# A launch of more rows within a GPU, or between GPUs, reads its units from GPU memory. Within a GPU, to copy them there
+# first takes as long as 1,000 reads across the link (H200). Loads and stores cross the link anyway.
+NEAR_ROWS = 1024
+ALL = np.empty((0, 2), dtype=np.int64)  # of each run group, all units
+
+
+class Prepared:
+    """The launches of a run group, or of its pieces by layers, without units.
+
+    Args:
+        tables: the run table of each.
+
+    Attributes:
+        headers: (pieces, 9) int64: the header of each launch.
+        kernels: (pieces, 4) int64: function, threads of a program, bytes of shared memory, and rows of a tile.
+        edges, marks: (pieces + 1,) and (pieces,) int64, as the loop takes them.
+        rows: rows of a unit, of all pieces.
+    """
+
+    def __init__(self, tables: Sequence[Table]) -> None:
+        self.headers: Int64Array = np.stack([table.header for table in tables])
+        self.kernels: Int64Array = kernels_of(tables)
+        self.edges = np.arange(len(tables) + 1, dtype=np.int64)
+        self.marks = np.zeros(len(tables), dtype=np.int64)
+        self.rows = int(self.headers[:, 1].sum())
+        self.fresh = list(tables)
 
 
 class KernelPath(Path):
@@ -39,16 +74,15 @@ class KernelPath(Path):
 
     name = "kernel"
 
-    def __init__(self, resources: Resources) -> None:
-        super().__init__(resources)
-        device, policy = resources.device, resources.policy
-        self._here = f"cuda:{device.ordinal}"
-        self._layers = KernelLayers(resources)
-        self._sizes = {route: policy.kernel(route, device.multiprocessors) for route in ROUTES}
-        self._recipes = Recipes(resources.limits.decisions)
+    def __init__(self, backend: Resources) -> None:
+        self._backend = backend
+        policy, processors = backend.policy, backend.device.multiprocessors
+        self._sizes = {route: policy.kernel(route, processors) for route in ROUTES}
+        self._here = f"cuda:{backend.device.ordinal}"
+        self._known: WeakKeyDictionary[RunGroup | LayerCuts, dict[int, Prepared]] = WeakKeyDictionary()
 
     def refuse(self, plan: Plan, sides: Sides) -> Refusal | None:
-        """See :meth:`Path.refuse`."""
+        """Refuse memory that kernels do not reach; see :meth:`Path.refuse`."""
         del plan
         return None if sides.by_kernels else refuse_kernels(self.name, sides)
 
@@ -57,204 +91,131 @@ class KernelPath(Path):
         del direction
         return lane.kernel, lane.kernel
 
-    def warm_up(self, plan: Plan) -> None:
+    def warm_up(self, plan: Plan, edges: Edges | None) -> None:
         """Compile the kernels for plans of these programs with any number of units, and upload their run tables.
 
         If the plan goes as flat descriptors, their kernel depends on the descriptors: only this plan's is compiled.
         """
-        tables, limits, size = self._resources.tables, self._resources.limits, self._size(plan)
-        self._loops.load()
-        parts = together(plan.parts)
-        if len(parts) > limits.launch_groups:
-            tables.function(_flat_shape(np.stack(plan.descriptors(max_nbytes=limits.flat_nbytes)), size))
-        for tile in {size.tile, min(size.tile, EVEN_TILE)}:
-            for group, _ in parts:
-                tables.warm_up(group, group.packed, group.alignment, tile, key="direct", max_warps=size.warps)
-
-    def prepare(self, transfer: DeviceTransfer, plan: Plan, lane: Streams) -> tuple[list[Ready], int]:
-        """Write the headers of all launches; see :meth:`Path.prepare`."""
-        ahead = plan.ahead
-        if ahead is not None and ahead.of(self._resources):
-            ready = ahead.ready(transfer, lane.kernel)
-            if ready is not None:
-                return [ready], lane.kernel
-        resources, size = self._resources, self._size(plan)
-        parts = plan.parts if len(plan.parts) == 1 else [p for p in together(plan.parts) if p.units.shape[1]]
-        if len(parts) > resources.limits.launch_groups:
-            return self._prepare_flat(transfer, plan, size), lane.kernel
-        tile = _tile(plan.nbytes, size)
-        held: dict[Shape, list[tuple[Part, Table]]] = {}
-        for part in parts:
-            group = part.group
-            table = resources.tables.get(
-                group, group.packed, group.alignment, tile, lane.kernel, key="direct", max_warps=size.warps,
-            )  # fmt: skip
-            if len(parts) == 1:
-                ready = self._prepare_one(transfer, plan, part, table, size)
-                return [ready or self._prepare_launch(transfer, plan, [(part, table)], size)], lane.kernel
-            held.setdefault(table.shape, []).append((part, table))
-        return [self._prepare_launch(transfer, plan, alike, size) for alike in held.values()], lane.kernel
-
-    def write(self, transfer: DeviceTransfer, prepared: tuple[list[Ready], int], calls: CallList) -> None:
-        """Launch the kernels; see :meth:`Path.write`."""
-        del transfer
-        ready, stream = prepared
-        for kernel, programs, header, (source, nbytes) in ready:
-            if nbytes:
-                calls.copy(header, source, nbytes, stream)
-            calls.launch(kernel, programs, header, stream)
-
-    def write_layers(
-        self, transfer: DeviceTransfer, cuts: LayerCuts, lane: Streams, marks: Sequence[int], calls: CallList
-    ) -> list[int] | None:  # fmt: skip
-        """Launch a kernel for each piece; see :meth:`Path.write_layers`."""
-        plan, before = transfer.plan, calls.count
         size = self._size(plan)
-        tile = _tile(plan.nbytes // len(cuts.groups), size)
-        written = self._layers.write(transfer, plan, cuts, lane.kernel, size, tile, marks)
-        if written is None:
-            return None
-        calls.extend(written.calls)
-        return [before + rows for rows in written.marked]
+        for _, piece in pieces_of(plan, edges):
+            parts = together(piece.parts)
+            if len(parts) > MOST_GROUPS:
+                self._backend.tables.function(flat_shape(np.stack(piece.descriptors(max_nbytes=FLAT_NBYTES)), size))
+            for tile in {size.tile, min(size.tile, EVEN_TILE)}:
+                for group, _ in parts:
+                    self._table(group, tile, size.warps)
 
-    def known(self, plan: Plan) -> Recipe | None:
-        """Return the recipe of a launch; see :meth:`Path.known`."""
-        return self._recipes.get(plan) if plan.ahead is None else None
+    def write(self, transfer: GpuTransfer) -> Written:
+        """Write headers, units and launches; see :meth:`Path.write`."""
+        plan, edges, stream = transfer.plan, transfer.edges, transfer.lane.kernel
+        work = work_of(plan, edges)
+        if work is not None:
+            return self._write_work(transfer, work, stream)
+        pieces = pieces_of(plan, edges)
+        marks = transfer.marks or [0]
+        made, marked = [rows_of([(RECORD, stream, transfer.begin)])], list[int]()
+        for (_, piece), mark in zip(pieces, marks, strict=False):
+            made.append(self._write_piece(transfer, piece, stream, mark))
+            marked.append(sum(map(len, made)))
+        made.append(rows_of([(RECORD, stream, transfer.end)]))
+        rows = np.concatenate(made)
+        return Written(rows, len(rows), marked if edges is not None else ())
 
-    def issue_known(self, transfer: DeviceTransfer, known: Recipe, lane: Streams, begin: int, end: int) -> None:
-        """Write the header and issue the launch, in one call; see :meth:`Path.issue_known`."""
-        _, table, programs, copied, room, copies = known
-        source = header = transfer.slot(room).address
-        if copied:
-            header = transfer.scratch(room).address
-        transfer.count(copies, 1)
-        units, stream = transfer.plan.parts[0].units, lane.kernel
-        self._resources.device.launch_units(
-            begin, end, table.kernel, programs, stream, header, source, copied, units, table.header
+    def _write_work(self, transfer: GpuTransfer, work: Work, stream: int) -> Written:
+        """Write a launch for a run group, or for each of its pieces by layers."""
+        direction, count, pieces = transfer.plan.direction, work.units.shape[1], len(work.groups)
+        size = self._sizes[direction] if direction != "device" else self._size(transfer.plan)
+        if work.copies * count > MOST_ROWS:
+            raise PathError(f"path 'kernel' copies at most {MOST_ROWS:,} runs at once, and this plan has more")
+        made = self._prepared(work, _tile(work.nbytes // pieces, size), size.warps, stream)
+        nbytes = 8 * pieces * (HEADER + 2 * count)
+        slot = transfer.slot(nbytes)
+        base, copied = slot.address, 0
+        if direction == "device" and count * made.rows > NEAR_ROWS:
+            base, copied = transfer.scratch(nbytes).address, nbytes
+        marks = np.array(transfer.marks, dtype=np.int64) if transfer.marks else made.marks
+        rows = np.empty((3 + 2 * pieces, 8), dtype=np.int64)
+        written = row_loops.write_launches(
+            work.units, ALL, work.steps, made.headers, made.edges, made.kernels,
+            size.programs, slot.address, base, copied, stream, transfer.begin, transfer.end, marks, slot.words, rows,
         )  # fmt: skip
+        transfer.copies, transfer.launches = work.copies * count, pieces
+        if not transfer.marks:
+            return Written(rows[:written], written)
+        return Written(rows[:written], written, range(4 if copied else 3, written, 2))
 
-    def issue_recorded(
-        self, transfer: DeviceTransfer, prepared: tuple[list[Ready], int], begin: int, end: int
-    ) -> bool:  # fmt: skip
-        """Issue a single launch and its events in one call; see :meth:`Path.issue_recorded`."""
-        del transfer
-        ready, stream = prepared
-        if len(ready) != 1:
-            return False
-        kernel, programs, header, (source, nbytes) = ready[0]
-        self._resources.device.launch_recorded(begin, end, kernel, programs, stream, header, source, nbytes)
-        return True
+    def _write_piece(self, transfer: GpuTransfer, plan: Plan, stream: int, mark: int) -> Int64Array:
+        """Write the launches of a plan of several run groups: one for those whose kernels have one shape."""
+        size = self._size(plan)
+        works = works_of(plan)
+        if len({work.owner for work in works}) > MOST_GROUPS:
+            return self._write_flat(transfer, plan, stream, mark)
+        tile, held = _tile(plan.nbytes, size), dict[Shape, list[tuple[Work, Table]]]()
+        for work in works:
+            table = self._table(work.groups[0], tile, size.warps)
+            self._backend.tables.ready(table, stream)
+            held.setdefault(table.shape, []).append((work, table))
+        made = []
+        for number, alike in enumerate(held.values(), 1):
+            tables, counts = [table for _, table in alike], [work.units.shape[1] for work, _ in alike]
+            prepared, rows = Prepared(tables), np.empty((3, 8), dtype=np.int64)
+            nbytes = 8 * (HEADER * len(alike) + 2 * sum(counts))
+            total = sum(count * table.header[1] for count, table in zip(counts, tables, strict=True))
+            slot = transfer.slot(nbytes)
+            base, copied = self._base(transfer, slot.address, nbytes, int(total))
+            last = mark if number == len(held) else 0
+            written = row_loops.write_launches(
+                np.concatenate([work.units for work, _ in alike], axis=1),
+                np.stack((np.cumsum([0, *counts[:-1]]), counts), axis=1), np.repeat(NO_STEPS, len(alike), axis=1),
+                prepared.headers, np.array([0, len(alike)]), prepared.kernels[:1], size.programs, slot.address, base,
+                copied, stream, 0, 0, np.array([last], dtype=np.int64), slot.words, rows,
+            )  # fmt: skip
+            transfer.count(sum(work.copies * work.units.shape[1] for work, _ in alike), 1)
+            made.append(rows[:written])
+        return np.concatenate(made)
 
-    def _size(self, plan: Plan) -> KernelSize:
-        return self._sizes[route_of(plan, self._here)]
+    def _write_flat(self, transfer: GpuTransfer, plan: Plan, stream: int, mark: int) -> Int64Array:
+        """Write one launch over flat descriptors: one unit at address 0, whose items they are."""
+        size = self._size(plan)
+        columns = np.stack(plan.descriptors(max_nbytes=FLAT_NBYTES))
+        shape, count, nbytes = flat_shape(columns, size), columns.shape[1], 8 * (HEADER + 1 + columns.size)
+        kernel, slot = self._backend.tables.function(shape), transfer.slot(nbytes)
+        base, copied = self._base(transfer, slot.address, nbytes, count)
+        write_flat(slot.words, columns, -(-int(columns[2].max()) // shape.width), base)
+        transfer.count(count, 1)
+        programs = max(min(size.programs, -(-count // shape.rows)), 1)
+        calls: list[tuple[int, ...]] = [(COPY, stream, base, slot.address, nbytes)] if copied else []
+        calls.append((LAUNCH, stream, base, kernel.function, programs, kernel.threads, kernel.shared))
+        return rows_of([*calls, (RECORD, stream, mark)] if mark else calls)
 
-    def upload(self, ahead: Ahead, plan: Plan) -> None:
-        """Upload the units of a plan, and the header of its launch; see :meth:`Path.upload`. The device is current."""
-        part, size = plan.parts[0], self._size(plan)
-        table = self._resources.tables.get(
-            part.group, part.group.packed, part.group.alignment, _tile(plan.nbytes, size), ahead.stream, key="direct",
-            max_warps=size.warps,
-        )  # fmt: skip
-        rows = part.units.shape[1] * table.items
-        if rows <= self._resources.limits.launch_rows:
-            ahead.upload(table, programs_of(size, rows, table.shape), part.group.packed.shape[1])
-
-    def keeps(self, plan: Plan) -> bool:
-        """Return whether :meth:`keep` can; see :meth:`Path.keeps`. Each slot has a run table of its own then."""
-        return int(plan.group.packed.shape[1]) <= KEPT_COPIES
-
-    def keep(
-        self, ahead: Ahead, plan: Plan, addresses: Int64Array, offsets: Int64Array, *, gathers: bool
-    ) -> Resident:  # fmt: skip
-        """Upload unit addresses for many launches; see :meth:`Path.keep`. The device is current."""
-        size, group = self._size(plan), plan.group
-        tile = _tile(plan.nbytes, size)
-        made = Resident(ahead, group, addresses, offsets, gathers=gathers, size=size, tile=tile)
-        ahead.send()
+    def _prepared(self, work: Work, tile: int, warps: int, stream: int) -> Prepared:
+        known = self._known.get(work.owner)
+        if known is None:
+            known = self._known.setdefault(work.owner, {})
+        made = known.get(tile)
+        if made is None:
+            made = known[tile] = Prepared([self._table(group, tile, warps) for group in work.groups])
+        if made.fresh:
+            made.fresh = [table for table in made.fresh if not self._backend.tables.ready(table, stream)]
         return made
 
-    def _prepare_one(
-        self, transfer: DeviceTransfer, plan: Plan, part: Part, table: Table, size: KernelSize
-    ) -> Ready | None:  # fmt: skip
-        """Do as :meth:`_prepare_launch`, in a compiled loop, for one header; otherwise return None."""
-        count = part.units.shape[1]
-        rows = count * table.items
-        if rows > self._resources.limits.launch_rows or loops.loaded is None:
-            return None
-        nbytes = 8 * (HEADER + 2 * count)
-        piece = transfer.slot(nbytes)
-        base, copied = self._base(transfer, plan, piece, nbytes, rows)
-        self._loops.write_units(piece.words, base, 0, HEADER, part.units, table.header)
-        copies = part.copies
-        transfer.count(copies, 1)
-        ready = _ready(table, size, rows, base, (piece.address, copied))
-        self._recipes.keep(plan, table, ready, piece.nbytes, copies)
-        return ready
+    def _table(self, group: RunGroup, tile: int, warps: int) -> Table:
+        return self._backend.tables.get(group, group.packed, group.alignment, tile, key="direct", warps=warps)
 
-    @cached_property
-    def _loops(self) -> ModuleType:
-        from kvplan.cuda import short_calls  # imports numba
-
-        return short_calls
-
-    def _prepare_launch(
-        self, transfer: DeviceTransfer, plan: Plan, alike: Sequence[tuple[Part, Table]], size: KernelSize
-    ) -> Ready:
-        """Write headers and units of run groups whose kernels have one shape."""
-        most = self._resources.limits.launch_rows
-        segments: list[tuple[Part, Int64Array, Table]] = []
-        copies = rows = words = 0
-        for part, table in alike:
-            units, count = part.units, part.units.shape[1]
-            copies += part.copies
-            rows += count * table.items
-            words += 2 * count
-            step = max(most // table.items, 1)  # the kernel counts the rows of a header in 32 bits
-            if count <= step:
-                segments.append((part, units, table))
-            else:
-                segments += [(part, units[:, first : first + step], table) for first in range(0, count, step)]
-        at = HEADER * len(segments)
-        nbytes = 8 * (at + words)
-        piece = transfer.slot(nbytes)
-        base, copied = self._base(transfer, plan, piece, nbytes, rows)
-        for k, (_, units, held) in enumerate(segments):
-            write_units(piece, base, k, at, units, held.words, len(segments))
-            at += units.size
-        transfer.count(copies, 1)
-        return _ready(alike[0][1], size, rows, base, (piece.address, copied))
-
-    def _base(self, transfer: DeviceTransfer, plan: Plan, piece: Piece, nbytes: int, rows: int) -> tuple[int, int]:
-        """Return the address at which a kernel reads a slot, and the bytes to copy there first.
-
-        Each row reads its unit's addresses. A load or store crosses the link anyway, and reads them in place. Between
-        GPUs, and within one, thousands of reads across the link would take longer than the copies. So one copy brings
-        the slot to the GPU. The copy engine makes it, because a kernel would wait for a free SM beside compute.
-        """
-        if plan.direction in HOST_ROUTES or rows <= self._resources.limits.near_rows:
-            return piece.address, 0
+    def _base(self, transfer: GpuTransfer, address: int, nbytes: int, rows: int) -> tuple[int, int]:
+        """Return the address at which a kernel reads a slot, and the bytes to copy there first."""
+        if transfer.plan.direction in HOST_ROUTES or rows <= NEAR_ROWS:
+            return address, 0
         return transfer.scratch(nbytes).address, nbytes
 
-    def _prepare_flat(self, transfer: DeviceTransfer, plan: Plan, size: KernelSize) -> list[Ready]:
-        limits = self._resources.limits
-        columns = np.stack(plan.descriptors(max_nbytes=limits.flat_nbytes))
-        shape = _flat_shape(columns, size)
-        kernel = self._resources.tables.function(shape)
-        chunks = -(-int(columns[2].max()) // shape.width)
-        ready: list[Ready] = []
-        for first in range(0, columns.shape[1], limits.launch_rows):
-            rows = columns[:, first : first + limits.launch_rows]
-            count, nbytes = rows.shape[1], 8 * (HEADER + 1 + rows.size)
-            piece = transfer.slot(nbytes)
-            base, copied = self._base(transfer, plan, piece, nbytes, count)
-            write_flat(piece, rows, chunks, base)
-            ready.append(Ready(kernel, programs_of(size, count, shape), base, (piece.address, copied)))
-        transfer.count(columns.shape[1], len(ready))
-        return ready
+    def _size(self, plan: Plan) -> KernelSize:
+        direction = plan.direction
+        return self._sizes[route_of(plan, self._here) if direction == "device" else direction]
 
 
-def _ready(table: Table, size: KernelSize, rows: int, base: int, copied: tuple[int, int]) -> Ready:
-    return Ready(table.kernel, programs_of(size, rows, table.shape), base, copied)
+def kernels_of(tables: Sequence[Table]) -> Int64Array:
+    """Return (n, 4) int64: function, threads and shared memory of a program, and rows of a tile, of each kernel."""
+    return np.array([(*table.kernel, table.shape.rows) for table in tables], dtype=np.int64)
 
 
 def _tile(nbytes: int, size: KernelSize) -> int:
@@ -262,7 +223,23 @@ def _tile(nbytes: int, size: KernelSize) -> int:
     return min(size.tile, EVEN_TILE) if nbytes < EVEN_TILES * size.tile * size.programs else size.tile
 
 
-def _flat_shape(columns: Int64Array, size: KernelSize) -> Shape:
+def flat_shape(columns: Int64Array, size: KernelSize) -> Shape:
     """Return the shape of the kernel that copies descriptors (3, n)."""
     longest = min(int(columns[2].max()), MAX_WIDTH)
     return shape_of(alignment_of(columns), longest, size.tile, size.warps)
+
+
+def write_flat(words: Int64Array, columns: Int64Array, chunks: int, base: int) -> None:
+    """Write into a slot: a header, one unit at address 0, and descriptors as its items.
+
+    Args:
+        words: memory of the slot.
+        columns: (3, n) int64: source, destination and bytes.
+        chunks: chunks per item.
+        base: address at which the kernel reads the slot's first byte.
+    """
+    count, zero = columns.shape[1], base + 8 * HEADER
+    items = zero + 8
+    words[:HEADER] = (1, count, chunks, zero, zero, items, items + 8 * count, items + 16 * count, 1)
+    words[HEADER] = 0
+    words[HEADER + 1 : HEADER + 1 + 3 * count] = columns.ravel()

@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
+
+import numpy as np
 
 from kvplan.cost.policy import HOST_ROUTES
-from kvplan.cuda.call_list import CallList
 from kvplan.cuda.reach import Facts, ordinal_of
 from kvplan.errors import HostMemoryError, KVPlanError, PathError
-from kvplan.execute.gpu.device_transfer import DeviceTransfer
-from kvplan.execute.gpu.resources import Resources
+from kvplan.execute.gpu.gpu_transfer import GpuTransfer, Streams
 from kvplan.layout.strides import Int64Array
-from kvplan.plan.layers import LayerCuts
+from kvplan.plan.layers import Edges, LayerCuts, Layers, cuts_of, split_layers
 from kvplan.plan.plan import Plan
+from kvplan.program.program import RunGroup
 
+# A list of more calls, and copies in batches, goes to the issuer: the submitting thread makes one in about 1 us.
+INLINE_EFFORT = 96
 Refusal = tuple[type[KVPlanError], str]  # the error that a refused plan raises: its class and its text
 
 
@@ -52,65 +55,39 @@ class Sides(NamedTuple):
         return ordinal_of(next(name for name in self.devices if name != self.here))
 
 
-class Streams(Protocol):
-    """The streams on which a path issues its work: the streams of a lane."""
+class Written(NamedTuple):
+    """The calls of a transfer.
 
-    @property
-    def name(self) -> str:
-        """Return the name of the lane."""
+    Attributes:
+        rows: (n, 8) int64, see :mod:`kvplan.cuda.rows`: between two records, of the transfer's begin and end.
+        effort: calls and copies in batches, about a microsecond of CPU time each.
+        marked: for each group of layers, the number of rows up to the record of its event.
+    """
 
-    @property
-    def copy(self) -> int:
-        """Return the stream for copies."""
-
-    @property
-    def kernel(self) -> int:
-        """Return the stream for kernels."""
-
-    @property
-    def other(self) -> int:
-        """Return a second stream for kernels."""
-
-    @property
-    def last(self) -> DeviceTransfer | None:
-        """Return the last transfer issued on these streams, while it is in flight."""
-
-    def sides(self, count: int) -> Sequence[int]:
-        """Return ``count`` more streams for copies."""
+    rows: Int64Array
+    effort: int
+    marked: Sequence[int] = ()
 
 
 class Path(Protocol):
     """One way to move a plan's bytes. An executor makes one object of each class in ``backend.PATHS``.
 
-    For each submit the executor calls, in this order:
+    For each submit the executor calls :meth:`refuse`, in the submitting thread, and then :meth:`write`, while it holds
+    its lock and the GPU is current. No step makes a driver call that moves bytes: a path writes its calls down. The
+    executor makes a short list of calls at once. A long list goes to a thread that stays in compiled code. In front of
+    the calls it lets the first stream of :meth:`streams` wait for all earlier work that the transfer depends on.
 
-    1. :meth:`refuse`, in the submitting thread; not if ``auto`` has chosen this path for such plans before.
-    2. :meth:`prepare`, once for the plan, or once for each plan of layers that it was cut into.
-    3. :meth:`write`, with each result of :meth:`prepare`, in the same order.
-
-    Steps 2 and 3 run in one thread, and the GPU is current there. No step makes a driver call that moves bytes: a path
-    writes its calls down. The executor makes a short list of calls at once. A long list goes to a thread that stays in
-    compiled code. In front of the calls the executor lets the first stream of :meth:`streams` wait for all earlier work
-    that the transfer depends on, and records an event there. It records one on the second stream behind them.
-
-    An exception that :meth:`prepare` or :meth:`write` raises is the error of the transfer. The path need not undo
-    anything: the executor waits until all issued work of the lane has ended, and then takes the transfer's loans back.
-    So a path must borrow memory and events from the transfer: ``slot``, ``scratch``, ``event``.
+    An exception that :meth:`write` raises is the error of the transfer. The path need not undo anything, if it borrows
+    memory and events from the transfer: ``slot``, ``scratch``, ``event``.
 
     Attributes:
         name: name of the path in results, in statistics and in ``Policy(path=…)``.
     """
 
     name: str
-    _resources: Resources
-
-    def __init__(self, resources: Resources) -> None:
-        self._resources = resources
 
     def refuse(self, plan: Plan, sides: Sides) -> Refusal | None:
         """Return why the path cannot serve a plan, or None if it can. The call must not change anything."""
-        del plan, sides
-        return None
 
     def streams(self, lane: Streams, direction: str) -> tuple[int, int]:
         """Return the stream on which a transfer begins, and the stream on which it ends.
@@ -118,114 +95,77 @@ class Path(Protocol):
         All work of the transfer must run after the work already issued on the first stream. It must also run before any
         work that is issued on the second stream later.
         """
-        del direction
-        return lane.copy, lane.copy
 
-    def warm_up(self, plan: Plan) -> None:
+    def warm_up(self, plan: Plan, edges: Edges | None) -> None:
         """Compile and upload everything that plans of the same programs need, for any number of units; move nothing."""
-        del plan
 
-    def prepare(self, transfer: DeviceTransfer, plan: Plan, lane: Streams) -> Any:
-        """Do all work that needs no call of the driver, and count it (``transfer.count``).
+    def write(self, transfer: GpuTransfer) -> Written:
+        """Write down the calls that move a transfer's bytes, of which there is at least one; count them.
 
-        Args:
-            transfer: lends memory and events, and holds them until it has ended.
-            plan: the transfer's plan, or its plan for some layers. It moves at least one byte.
-            lane: the streams.
-
-        Returns:
-            The argument ``prepared`` of :meth:`write`.
+        Between the calls are records of the transfer's ``marks``, each behind the bytes of a group of layers.
         """
-        raise NotImplementedError
 
-    def write(self, transfer: DeviceTransfer, prepared: Any, calls: CallList) -> None:
-        """Write down the calls that move the bytes.
 
-        Args:
-            transfer: as in :meth:`prepare`.
-            prepared: the result of :meth:`prepare`.
-            calls: the list to which the calls are added.
-        """
-        raise NotImplementedError
+class Work(NamedTuple):
+    """Units of one run group, or of its pieces by layers.
 
-    def write_layers(
-        self, transfer: DeviceTransfer, cuts: LayerCuts, lane: Streams, marks: Sequence[int], calls: CallList
-    ) -> list[int] | None:  # fmt: skip
-        """Write down the calls of all pieces of a transfer by layer, if the path can do so at once.
+    Attributes:
+        owner: the run group, or its cuts: what is prepared for them lives as long.
+        groups: the run group, or that of each piece.
+        units: (2, n) int64: source and destination address of each unit.
+        steps: (2, pieces) int64: bytes from a unit's addresses to those of each piece.
+        skips: units that the plan skips in the first source block and in the first destination block.
+        nbytes: bytes of all pieces.
+        copies: contiguous copies of a unit, of all pieces.
+    """
 
-        The executor calls this in place of :meth:`prepare` and :meth:`write`, if the transfer's plan has one part.
+    owner: RunGroup | LayerCuts
+    groups: tuple[RunGroup, ...]
+    units: Int64Array
+    steps: Int64Array
+    skips: tuple[int, int]
+    nbytes: int
+    copies: int
 
-        Args:
-            transfer, lane, calls: as in :meth:`prepare` and :meth:`write`.
-            cuts: the pieces of the transfer's plan.
-            marks: for each piece, the event to record behind it, on the second stream of :meth:`streams`.
 
-        Returns:
-            For each piece, the number of calls in the list up to the record of its event; None if nothing is written.
-        """
-        del transfer, cuts, lane, marks, calls
+NO_STEPS = np.zeros((2, 1), dtype=np.int64)
+
+
+def work_of(plan: Plan, edges: Edges | None) -> Work | None:
+    """Return the units of a plan of one part, whole or cut by layers; None if it has several, or is cut otherwise."""
+    if len(plan.parts) != 1:
         return None
+    (group, units), skips = plan.parts[0], plan.skips[0]
+    units = np.ascontiguousarray(units)
+    if edges is None:
+        return Work(group, (group,), units, NO_STEPS, skips, plan.nbytes, group.packed.shape[1])
+    cuts = cuts_of(plan, edges)
+    if cuts is None:
+        return None
+    copies = sum([piece.packed.shape[1] for piece in cuts.groups])
+    return Work(cuts, cuts.groups, units, cuts.steps, skips, plan.nbytes, copies)
 
-    def known(self, plan: Plan) -> Any:
-        """Return what :meth:`issue_known` needs if such a plan was prepared before; None if it must be prepared."""
-        del plan
 
-    def issue_known(self, transfer: DeviceTransfer, known: Any, lane: Streams, begin: int, end: int) -> None:
-        """Do all of :meth:`prepare` and :meth:`issue_recorded` at once.
+def works_of(plan: Plan) -> list[Work]:
+    """Return the units of each part of a plan that has units, without cuts by layers."""
+    return [
+        Work(
+            group,
+            (group,),
+            np.ascontiguousarray(units),
+            NO_STEPS,
+            skips,
+            group.nbytes * units.shape[1],
+            group.packed.shape[1],
+        )
+        for (group, units), skips in zip(plan.parts, plan.skips, strict=True)
+        if units.shape[1]
+    ]
 
-        Args:
-            transfer, lane: as in :meth:`prepare`.
-            known: the result of :meth:`known` for the transfer's plan.
-            begin, end: the events before and behind the work.
-        """
-        del transfer, known, lane, begin, end
-        raise NotImplementedError(self.name)
 
-    def issue_recorded(self, transfer: DeviceTransfer, prepared: Any, begin: int, end: int) -> bool:
-        """Record an event, issue all work of a transfer and record a second event, if one call does it all.
-
-        The executor calls this in place of :meth:`write`, for a transfer that is not cut and has one stream.
-
-        Args:
-            transfer, prepared: as in :meth:`write`.
-            begin, end: the events before and behind the work.
-
-        Returns:
-            Whether the work is issued. If not, nothing is issued, and the executor records the events itself.
-        """
-        del transfer, prepared, begin, end
-        return False
-
-    def upload(self, ahead: Any, plan: Plan) -> None:
-        """Upload what a submit of a plan needs before the submit, if the path can; the default does nothing.
-
-        Args:
-            ahead: the room of the plan's units; see :class:`kvplan.execute.gpu.launches.ahead.Ahead`.
-            plan: the plan. It has one part.
-        """
-        del ahead, plan
-
-    def keeps(self, plan: Plan) -> bool:
-        """Return whether :meth:`keep` can upload the units of plans like one, which has one part; by default, not."""
-        del plan
-        return False
-
-    def keep(
-        self, ahead: Any, plan: Plan, addresses: Int64Array, offsets: Int64Array, *, gathers: bool
-    ) -> Any:  # fmt: skip
-        """Upload unit addresses for many plans like one, if the path can; the default does nothing.
-
-        Args:
-            ahead: a room for them; see :class:`kvplan.execute.gpu.launches.ahead.Ahead`.
-            plan: the plan of some of the units. It has one part.
-            addresses: (n,) int64: address of each unit.
-            offsets: (m,) int64: where units begin in a slot.
-            gathers: whether units are copied to slots; otherwise, slots to units.
-
-        Returns:
-            A :class:`kvplan.execute.gpu.launches.resident.Resident`, or None.
-        """
-        del ahead, plan, addresses, offsets, gathers
+def pieces_of(plan: Plan, edges: Edges | None) -> list[tuple[Layers, Plan]]:
+    """Return the plans of the groups of layers, or the plan itself."""
+    return [(frozenset(), plan)] if edges is None else split_layers(plan, edges)
 
 
 def refuse_kernels(name: str, sides: Sides) -> Refusal | None:
@@ -240,7 +180,7 @@ def refuse_kernels(name: str, sides: Sides) -> Refusal | None:
     if sides.pageable:
         text = f"path {name!r} reaches pinned memory only: {sides.pageable}; pin it (kvplan.allocate, torch's "
         return HostMemoryError, text + "pin_memory, cudaHostRegister) or take path 'copy_engine'"
-    return PathError, f"path {name!r} needs Triton, which is not installed: pip install triton cuda-bindings"
+    return PathError, f"path {name!r} needs Triton, which is not installed: pip install triton"
 
 
 def route_of(plan: Plan, here: str) -> str:

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import Any, NamedTuple
-from weakref import ref
+from typing import NamedTuple
+from weakref import WeakKeyDictionary, ref
 
-from kvplan.cost import model as cost
-from kvplan.cost.by_layer import LayerCut, candidates_by_layer, hiding_of, in_sequence, kernel_wins_by_layer
-from kvplan.cost.policy import GPU_PATHS, HOST_ROUTES, PEER_ROUTES, ROUTES, Hiding, layer_groups
+from kvplan.cost import store
+from kvplan.cost.model import PREFERRED, Candidate, Price, Prices, candidates, first_near, summed
+from kvplan.cost.policy import GPU_PATHS, HOST_ROUTES, PEER_ROUTES, ROUTES, layer_edges
 from kvplan.cost.profile import DeviceProfile, route_paths
-from kvplan.cost.statistics import Counted, counted, scattered, total
+from kvplan.cost.statistics import counted, facts_in
 from kvplan.errors import PathError
 from kvplan.execute.gpu.path import Path, Refusal, Sides, sides_of
 from kvplan.execute.gpu.resources import Resources
 from kvplan.execute.transfer import check_layouts
-from kvplan.layout.kvlayout import KVLayout
-from kvplan.plan.layers import Cutting
-from kvplan.plan.plan import Plan
-
-# Decisions are remembered for plans of at most this number of plan parts; by layers, a decision takes longer than the
-# look-up of any number.
-MOST_PARTS = 8
+from kvplan.plan.layers import Edges
+from kvplan.plan.plan import Plan, PlannedBy
+from kvplan.program.program import RunGroup
 
 
 class Choice(NamedTuple):
@@ -39,326 +34,215 @@ class Choice(NamedTuple):
     pageable: bool
 
 
+class Line(NamedTuple):
+    """A path, and what plans of one run group cost on it: a fixed part, and one for each unit.
+
+    Attributes:
+        path: the path.
+        fixed, each: predicted seconds on the GPU.
+        fixed_score, each_score: what paths are compared by.
+    """
+
+    path: Path
+    fixed: float
+    each: float
+    fixed_score: float
+    each_score: float
+
+
 class Selection:
     """An object that chooses paths for plans on one device.
 
     Args:
-        resources: resources of the executor.
+        backend: the executor.
         paths: the paths, by name.
-        profile: profile of the device; if None, it is looked up at the first use.
+        profile: profile of the device, or of it and its peers; what it lacks is looked up at the first use.
     """
 
-    def __init__(self, resources: Resources, paths: Mapping[str, Path], profile: DeviceProfile | None) -> None:
-        self._resources = resources
+    def __init__(self, backend: Resources, paths: Mapping[str, Path], profile: DeviceProfile | None) -> None:
+        self._backend = backend
+        self._policy = backend.policy
         self._paths = paths
-        # The given profile, if it has the routes of a GPU; and by the other GPU's number, the profiles of pairs.
-        self._profile = profile if profile is None or "load" in profile.costs else None
-        self._given_pair = profile if profile is not None and "push" in profile.costs else None
-        self._pairs: dict[int, DeviceProfile] = {}
-        # By the data that a decision depends on: the decision, and the bytes of the plan that it was made for. Run
-        # groups and layouts are in the key by id, and held weakly.
-        self._decided: dict[Any, tuple[tuple[ref[Any], ...], Choice, int]] = {}
-        # By run groups, layouts and groups of layers, likewise: the run groups cut by layers.
-        self._cuts: dict[Any, tuple[tuple[ref[Any], ...], LayerCut]] = {}
-        # By the ids of a plan's only pair of layouts, which is held weakly.
-        self._known: dict[tuple[int, int], tuple[ref[KVLayout], ref[KVLayout], Sides]] = {}
+        self._given = profile
+        self._profiles: dict[int, DeviceProfile] = {}  # by the number of the other GPU; -1 is for the device alone
+        # By route and other GPU: the prices of paths.
+        self._prices: dict[tuple[str, int], dict[str, Prices]] = {}
+        # By run group, for each route, other GPU and groups of layers: the prices of a unit on each of these paths.
+        self._units: WeakKeyDictionary[RunGroup, dict[tuple[tuple[str, int], Edges], dict[str, Price]]]
+        self._units = WeakKeyDictionary()
+        # By the first program of a plan: its other programs, and the memory of both sides.
+        self._known: WeakKeyDictionary[PlannedBy, tuple[list[ref[PlannedBy]], Sides]] = WeakKeyDictionary()
+        # By program, for each of its run groups and groups of layers: the paths that can serve plans of this run group.
+        self._lines: WeakKeyDictionary[PlannedBy, dict[tuple[RunGroup, Edges | None], list[Line]]] = WeakKeyDictionary()
 
     @property
     def profile(self) -> DeviceProfile:
         """Return the profile of the device. The first use looks it up."""
-        if self._profile is None:
-            from kvplan.cost.store import find_for
+        return self._profile(-1)
 
-            self._profile = find_for(self._resources.device.ordinal)
-        return self._profile
+    def edges(self, plan: Plan) -> Edges:
+        """Return the groups of layers that a transfer by layers is cut into; see :func:`layer_edges`."""
+        return layer_edges(plan.nbytes, len(plan.layers))
 
-    def profile_of(self, sides: Sides) -> DeviceProfile:
-        """Return the profile for a route: of the device, or of the pair of GPUs. The first use looks it up."""
-        if sides.route not in PEER_ROUTES:
-            return self.profile
-        if self._given_pair is not None:
-            return self._given_pair
-        peer = sides.peer
-        found = self._pairs.get(peer)
-        if found is None:
-            from kvplan.cost.store import find_pair
-
-            found = self._pairs[peer] = find_pair(self._resources.device.ordinal, peer)
-        return found
-
-    def groups(self, plan: Plan, *, by_layer: bool, beside_seconds: float | None = None) -> Cutting | None:
-        """Return the groups of layers that a transfer is cut into; None if it is not by layers.
-
-        Args:
-            plan: the plan.
-            by_layer: whether it is submitted by layers.
-            beside_seconds: seconds of the compute that waits for the layers; None if they are not known.
-
-        Raises:
-            LayoutError: a destination is read-only, or addresses are not of this process.
-        """
-        if not by_layer:
-            return None
-        limits = self._resources.limits
-        return layer_groups(
-            plan.nbytes,
-            plan.units,
-            len(plan.layers),
-            limits.layer_groups,
-            limits.layer_group_nbytes,
-            limits.halved_nbytes,
-            limits.halved_piece_nbytes,
-            hiding=self._hiding(plan, beside_seconds),
-        )
-
-    def _hiding(self, plan: Plan, seconds: float | None) -> Hiding | None:
-        """Return the compute that hides a plan's copies; None if no speed of such copies was measured."""
-        if not seconds:
-            return None
-        sides = self._sides(plan)
-        if sides.unserved or _ruled(plan, sides):
-            return None
-        return hiding_of(plan.nbytes, sides.route, self.profile_of(sides), seconds)
-
-    def choose(self, plan: Plan, *, groups: Cutting | None = None) -> Choice:
+    def choose(self, plan: Plan, edges: Edges | None = None) -> Choice:
         """Choose the path for a plan, before any bytes move.
 
         Args:
             plan: the plan.
-            groups: groups of layers that the transfer is cut into; None if it is not by layers.
+            edges: groups of layers that the transfer is cut into; None if it is not by layers.
 
         Raises:
             LayoutError: a destination is read-only, or addresses are not of this process.
             HostMemoryError: the path needs pinned memory, and some of the plan's memory is pageable.
             PathError: the path, or every path, cannot serve the plan.
         """
-        name = self._resources.policy.path
-        if name == "auto":
-            return self._auto(plan, groups)
+        single = len(plan.parts) == len(plan.programs) == 1 and plan.nbytes
+        if single:
+            known = self._lines.get(plan.programs[0])
+            lines = None if known is None else known.get((plan.parts[0].group, edges))
+            if lines is not None:
+                count = plan.units
+                line = lines[0] if len(lines) == 1 else lines[first_near([one[3] + count * one[4] for one in lines])]
+                return Choice(line[0], line[1] + count * line[2] or None, False)  # noqa: FBT003
         sides = self._sides(plan)
-        path = self._paths[name]
-        refusal = _refusal(path, plan, sides) if sides.unserved else path.refuse(plan, sides)
-        if refusal is not None:
-            raise refusal[0](refusal[1])
-        return Choice(path, None, bool(sides.pageable))
+        if single and not sides.passing and not sides.unserved:
+            self._lines.setdefault(plan.programs[0], {})[plan.parts[0].group, edges] = self._lines_of(
+                plan, sides, edges
+            )
+        name = self._policy.path if self._policy.path != "auto" else _ruled(plan, sides)
+        if name:
+            self._check(name, plan, sides)
+            return Choice(self._paths[name], None, bool(sides.pageable))
+        refused = self._refused(plan, sides)
+        able = [name for name in PREFERRED if name not in refused]
+        if not able:
+            reasons = dict.fromkeys(text for _, text in refused.values())
+            several = "; ".join(f"{name}: {text}" for name, (_, text) in refused.items())
+            raise PathError(next(iter(reasons)) if len(reasons) == 1 else _no_path(plan, several))
+        prices = self._prices_for(sides)
+        units = [(self._unit(plan, part.group, sides, edges or ()), part.units.shape[1]) for part in plan.parts]
+        made = [summed(prices[name].fixed, units, name) for name in able]
+        best = first_near([price[1] + price[2] for price in made])
+        return Choice(self._paths[able[best]], made[best][0], bool(sides.pageable))
 
-    def all(self, plan: Plan, groups: Cutting | None = None) -> list[cost.Candidate]:
+    def _lines_of(self, plan: Plan, sides: Sides, edges: Edges | None) -> list[Line]:
+        """Return the path of the policy, or the paths that can serve a plan of one run group, with their prices."""
+        name = self._policy.path if self._policy.path != "auto" else _ruled(plan, sides)
+        if name:
+            self._check(name, plan, sides)
+            return [Line(self._paths[name], 0.0, 0.0, 0.0, 0.0)]
+        refused, prices = self._refused(plan, sides), self._prices_for(sides)
+        units = self._unit(plan, plan.parts[0].group, sides, edges or ())
+        able = [name for name in PREFERRED if name in prices and name not in refused]
+        return [
+            Line(self._paths[name], fixed[0], each[0], fixed[1] + fixed[2], each[1] + each[2])
+            for name, fixed, each in ((name, prices[name].fixed, units[name]) for name in able)
+        ]
+
+    def all(self, plan: Plan, edges: Edges | None = None) -> list[Candidate]:
         """Return every path with its predicted time: the path that ``auto`` takes first, refused paths last.
 
         Raises:
             LayoutError: a destination is read-only, or addresses are not of this process.
         """
         sides = self._sides(plan)
-        cut = self._cut(plan, groups)
-        found = self._candidates(plan, sides, counted(plan) if cut is None else cut.counted(plan), cut)
+        refused = {name: text for name, (_, text) in self._refused(plan, sides).items()}
+        if sides.unserved:  # such a plan may have a route without costs
+            return [Candidate(name, refused=refused[name]) for name in GPU_PATHS]
+        profile = self._profile(_peer(sides))
+        found = candidates(counted(plan, edges or ()), sides.route, profile, self._policy, refused)
         ruled = _ruled(plan, sides)
         return sorted(found, key=lambda one: one.path != ruled) if ruled else found
 
-    def likely(self, plan: Plan, cuts: Sequence[Cutting] = ()) -> list[Path]:
-        """Return the path of the policy. For ``auto``, return all paths that plans of other sizes may take.
-
-        Args:
-            plan: the plan.
-            cuts: groups of layers that transfers are cut into.
-        """
-        chosen = self.choose(plan)
+    def likely(self, plan: Plan, edges: Edges | None = None) -> list[Path]:
+        """Return the path of the policy. For ``auto``, return all paths that plans of other sizes may take."""
+        chosen = self.choose(plan, edges)
         if chosen.predicted is None:
             return [chosen.path]
-        found = self.all(plan)
-        for groups in cuts:
-            found += self.all(plan, groups)
-        return [self._paths[path] for path in dict.fromkeys(one.path for one in found if not one.refused)]
+        return [self._paths[one.path] for one in self.all(plan, edges) if not one.refused]
 
-    def expected(self, plan: Plan, name: str, groups: Cutting | None = None) -> float | None:
+    def expected(self, plan: Plan, name: str, edges: Edges | None = None) -> float | None:
         """Return the predicted seconds on the GPU of a plan by a path; None if no costs are measured for it."""
-        if not plan.nbytes:
-            return None
-        with self._resources.device.current():
+        with self._backend.device.current():
             sides = self._sides(plan)
         if _ruled(plan, sides) or sides.route not in ROUTES or name not in route_paths(sides.route):
             return None
-        profile, policy, cut = self.profile_of(sides), self._resources.policy, self._cut(plan, groups)
-        if cut is None:
-            return cost.predict(name, total(sides.route, counted(plan)), profile, policy).seconds
-        return in_sequence(name, cut.statistics(sides.route, cut.counted(plan)), profile, policy).seconds
+        return self._prices_for(sides)[name].of(counted(plan, edges or ())).seconds
 
-    def check(self, name: str, plan: Plan) -> None:
-        """Check that a path can serve a plan.
-
-        Raises:
-            LayoutError, HostMemoryError, PathError: it cannot.
-        """
-        self._check(self._paths[name], plan, self._sides(plan))
-
-    def _check(self, path: Path, plan: Plan, sides: Sides) -> None:
-        refusal = _refusal(path, plan, sides)
+    def _check(self, name: str, plan: Plan, sides: Sides) -> None:
+        refusal = self._refused(plan, sides, (name,)).get(name)
         if refusal is not None:
-            kind, text = refusal
-            raise kind(text)
+            raise refusal[0](refusal[1])
 
-    def _candidates(
-        self, plan: Plan, sides: Sides, counts: list[Counted], cut: LayerCut | None
-    ) -> list[cost.Candidate]:  # fmt: skip
-        """Return the candidates of a plan from its counts, or from those of its pieces if it is cut by layers."""
-        found = {name: _refusal(path, plan, sides) for name, path in self._paths.items()}
-        refused = {name: refusal[1] for name, refusal in found.items() if refusal is not None}
-        if sides.unserved:  # such a plan may have a route without costs
-            return [cost.Candidate(name, refused=refused[name]) for name in GPU_PATHS]
-        profile, policy, route = self.profile_of(sides), self._resources.policy, sides.route
-        if cut is not None:
-            return candidates_by_layer(cut.statistics(route, counts), profile, policy, refused)
-        return cost.candidates(total(route, counts), profile, policy, refused)
+    def _refused(self, plan: Plan, sides: Sides, names: Sequence[str] = ()) -> dict[str, Refusal]:
+        """Return why paths cannot serve a plan, for those that cannot."""
+        if sides.unserved:
+            reasons = "; ".join(f"{name}: {sides.unserved}" for name in GPU_PATHS)
+            return dict.fromkeys(self._paths, (PathError, _no_path(plan, reasons)))
+        found = {}
+        for name in names or self._paths:
+            refusal = self._paths[name].refuse(plan, sides)
+            if refusal is not None:
+                found[name] = refusal
+        return found
 
-    def _cut(self, plan: Plan, groups: Cutting | None) -> LayerCut | None:
-        """Return the run groups of a plan cut by layers, which are kept; None if its transfer is not cut."""
-        if groups is None or groups.groups < 2 or not plan.nbytes:
-            return None
-        layouts = (id(layout) for pair in plan.layouts for layout in pair)
-        key = groups, *layouts, *(id(part.group) for part in plan.moving)
-        known = self._cuts.get(key)
-        cut = LayerCut.of(plan, groups) if known is None else known[1]
+    def _unit(self, plan: Plan, group: RunGroup, sides: Sides, edges: Edges) -> dict[str, Price]:
+        """Return the prices of one unit of a run group, by path."""
+        known, key = self._units.get(group), ((sides.route, _peer(sides)), edges)
         if known is None:
-            self._keep(self._cuts, key, plan, cut)
-        return cut if len(cut.pieces) > 1 else None
+            known = self._units[group] = {}
+        if key not in known:
+            facts = facts_in(plan, group, edges)
+            known[key] = {name: prices.unit(facts) for name, prices in self._prices_for(sides).items()}
+        return known[key]
+
+    def _prices_for(self, sides: Sides) -> dict[str, Prices]:
+        """Return the prices of each path for the route of a plan."""
+        route, peer = key = sides.route, _peer(sides)
+        if key not in self._prices:
+            profile = self._profile(peer)
+            self._prices[key] = {name: Prices(name, route, profile, self._policy) for name in route_paths(route)}
+        return self._prices[key]
+
+    def _profile(self, peer: int) -> DeviceProfile:
+        """Return the profile of the device, for -1, or of the device and its peer."""
+        if self._given is not None and ("load" if peer < 0 else "push") in self._given.costs:
+            return self._given
+        if peer not in self._profiles:
+            here = self._backend.device.ordinal
+            self._profiles[peer] = store.find_for(here, None if peer < 0 else peer)
+        return self._profiles[peer]
 
     def _sides(self, plan: Plan) -> Sides:
-        """Describe the memory of a plan. The driver is called once for each pair of layouts.
+        """Describe the memory of a plan. The driver is called once for each program, or each time if memory may change.
 
         Raises:
             LayoutError: a destination is read-only, or addresses are not of this process.
         """
-        if len(plan.layouts) > 1:
-            return self._look(plan)
-        src, dst = plan.layouts[0]
-        key = (id(src), id(dst))
-        known = self._known.get(key)
-        if known is not None and known[0]() is src and known[1]() is dst:
-            return known[2]
-        sides = self._look(plan)
+        first, *others = plan.programs
+        known = self._known.get(first)
+        if known is not None and [other() for other in known[0]] == others:
+            return known[1]
+        check_layouts(plan)
+        facts = [self._backend.reach.facts(layout) for pair in plan.layouts for layout in pair]
+        sides = sides_of(f"cuda:{self._backend.device.ordinal}", plan, facts)
         if not sides.passing:
-            forget = partial(self._known.pop, key)  # one C call: the dead reference is what it returns by default
-            self._known[key] = (ref(src, forget), ref(dst, forget), sides)
+            self._known[first] = [ref(other) for other in others], sides
         return sides
 
-    def _look(self, plan: Plan) -> Sides:
-        check_layouts(plan)
-        facts = [self._resources.reach.facts(layout) for pair in plan.layouts for layout in pair]
-        return sides_of(f"cuda:{self._resources.device.ordinal}", plan, facts)
 
-    def _auto(self, plan: Plan, groups: Cutting | None) -> Choice:
-        """Choose the path with the least predicted time; for memory that no kernel reaches, by a fixed rule.
-
-        Plans with the same run groups, number of units and rounded merge counts share one decision. Merges are counted
-        only if the path may depend on them: counting takes as long as moving a small plan. If a sample of many units
-        shows that hardly any merge, the decision for such plans is taken. By layers, the number of units is rounded,
-        too: such a decision takes longer than the submit, and every request of an engine has another number of units.
-        """
-        groups = groups if groups is not None and groups.groups > 1 else None
-        unmerged: Any = plan.kind  # a key without merge counts
-        apart: Any = None  # the key of plans whose units are scattered
-        if unmerged is not None:
-            if groups is not None:
-                unmerged = *unmerged[:3], (groups, _rounded(unmerged[3]))
-            known = self._decided.get(unmerged)
-            if known is None and scattered(plan.parts[0].units):
-                apart = (*unmerged, "scattered")
-                known = self._decided.get(apart)
-            if known is not None:
-                return _scaled(known, plan)
-        cut = self._cut(plan, groups)
-        counts = counted(plan) if cut is None else cut.counted(plan)
-        key: Any = None
-        if unmerged is not None and cut is not None and not cut.merges:
-            key = unmerged
-        elif unmerged is not None:
-            key = (*unmerged, *(_rounded(merged) for *_, counts_of in counts for merged in counts_of))
-        elif groups or len(plan.parts) <= MOST_PARTS:
-            layouts = (id(layout) for pair in plan.layouts for layout in pair)
-            held = (id(part.group) for part in plan.moving)
-            numbers = (
-                (_rounded(units) if groups else units, *map(_rounded, merged)) for *_, units, _, merged in counts
-            )
-            key = (groups, *layouts, *held, *numbers)
-        known = None if key is None else self._decided.get(key)
-        if known is not None:
-            choice = _scaled(known, plan)
-            self._remember(apart, plan, choice)
-            return choice
-        sides = self._sides(plan)
-        name = _ruled(plan, sides)
-        if name:
-            self._check(self._paths[name], plan, sides)
-            choice = Choice(self._paths[name], None, bool(sides.pageable))
-        else:
-            best = self._best(plan, sides, counts, cut)
-            choice = Choice(self._paths[best.path], best.seconds, bool(sides.pageable))
-            depends = unmerged is not None and key is not unmerged  # on how many copies merge
-            if depends and best.path == "kernel" and self._whatever_merges(plan, sides, counts, cut):
-                key = unmerged
-        if not sides.passing:
-            self._remember(key, plan, choice)
-            self._remember(apart, plan, choice)
-        return choice
-
-    def _remember(self, key: Any, plan: Plan, choice: Choice) -> None:
-        """Keep a decision; without a key, do not."""
-        if key is not None:
-            self._keep(self._decided, key, plan, choice, plan.nbytes)
-
-    def _keep(self, kept: dict[Any, Any], key: Any, plan: Plan, *values: object) -> None:
-        """Keep values until a run group or a layout whose id is in their key is deleted."""
-        if len(kept) >= self._resources.limits.decisions:
-            kept.clear()
-        forget = partial(kept.pop, key)  # one C call, before another object can get the id
-        held = (*(part.group for part in plan.parts), *(layout for pair in plan.layouts for layout in pair))
-        kept[key] = (tuple(ref(thing, forget) for thing in held), *values)
-
-    def _whatever_merges(self, plan: Plan, sides: Sides, counts: list[Counted], cut: LayerCut | None) -> bool:
-        """Return whether the kernel is the best path even if all copies of the other paths merge into one."""
-        refused = [name for name, path in self._paths.items() if _refusal(path, plan, sides) is not None]
-        profile, policy, route = self.profile_of(sides), self._resources.policy, sides.route
-        if cut is not None:
-            return kernel_wins_by_layer(cut.statistics(route, counts), profile, policy, refused)
-        return cost.kernel_whatever_merges(total(route, counts), profile, policy, refused)
-
-    def _best(self, plan: Plan, sides: Sides, counts: list[Counted], cut: LayerCut | None) -> cost.Candidate:
-        every = self._candidates(plan, sides, counts, cut)
-        if every[0].refused:
-            if len({one.refused for one in every}) == 1:  # all paths have the same reason, which names them
-                raise PathError(every[0].refused)
-            reasons = "; ".join(f"{one.path}: {one.refused}" for one in every)
-            raise PathError(f"no path serves this {plan.direction!r} plan: {reasons}")
-        return every[0]
+def _peer(sides: Sides) -> int:
+    return sides.peer if sides.route in PEER_ROUTES else -1
 
 
-def _refusal(path: Path, plan: Plan, sides: Sides) -> Refusal | None:
-    """Return why a path cannot serve a plan; None if it can."""
-    if sides.unserved:
-        reasons = "; ".join(f"{name}: {sides.unserved}" for name in GPU_PATHS)
-        return PathError, f"no path serves this {plan.direction!r} plan: {reasons}"
-    return path.refuse(plan, sides)
+def _no_path(plan: Plan, reasons: str) -> str:
+    return f"no path serves this {plan.direction!r} plan: {reasons}"
 
 
 def _ruled(plan: Plan, sides: Sides) -> str:
     """Return the path of a plan for which no costs are measured; "" for every other plan."""
+    if sides.unserved:
+        return ""
     if sides.passing or (sides.route in HOST_ROUTES and len(sides.devices) > 1):
         return "copy_engine"
     return "" if plan.nbytes else "kernel"
-
-
-def _scaled(known: tuple[object, Choice, int], plan: Plan) -> Choice:
-    """Return a decision for a plan, whose bytes may be a few more or less than those of the plan it was made for."""
-    _, choice, nbytes = known
-    if choice.predicted is None or nbytes == plan.nbytes:
-        return choice
-    return Choice(choice.path, choice.predicted * plan.nbytes / nbytes, choice.pageable)
-
-
-def _rounded(count: int) -> int:
-    """Round a count down to its first four binary digits: a few copies more or less do not change the choice of a path.
-
-    >>> [_rounded(count) for count in (7, 15, 33, 1000)]
-    [7, 15, 32, 960]
-    """
-    shift = max(count.bit_length() - 4, 0)
-    return count >> shift << shift

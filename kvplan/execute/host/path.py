@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import warnings
-from collections import deque
+import weakref
 from functools import partial
-from importlib import import_module
 from queue import SimpleQueue
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from kvplan.base.latch import Latch, Wake, wake_all
 from kvplan.base.process import EXECUTORS, at_exit, check_process, compiling, generation
-from kvplan.base.threads import Standby, Worker, held_here
+from kvplan.base.threads import Call, Latch, Worker
 from kvplan.errors import PathError, TransferError
-from kvplan.execute.host.crew import Crew
-from kvplan.execute.host.host_transfer import HostTransfer
-from kvplan.execute.host.tasks import check_plan, copy_loops, run_plan
+from kvplan.execute.host.tasks import Crew, check_plan, copy_loops
 from kvplan.execute.stats import Tally
-from kvplan.execute.transfer import CLOSED_ERROR, Transfer, wait_on_cpu
+from kvplan.execute.transfer import (
+    CLOSED_ERROR,
+    WITHIN_ERROR,
+    StreamlessTransfer,
+    Transfer,
+    TransferResult,
+    call_when_done,
+    cancellation,
+)
 from kvplan.plan import loops
 from kvplan.plan.plan import Plan
 
@@ -29,61 +32,134 @@ if TYPE_CHECKING:
     from kvplan.cost.model import Candidate
 
 MAX_THREADS = 8
-EXIT_SECONDS = 5.0  # time that an exit waits after all remaining transfers wait for their after=
+EXIT_SECONDS = 10.0  # time that an exit waits for all executors
 
 
 def load_loops() -> None:
     """Load the compiled loops of plans and of copies, so that the first transfer need not wait for a compiler."""
     with compiling():
         loops.load()
-        import_module("kvplan.execute.host.memcpy").load()
+        with loops.sparing(wanted=False):
+            copy_loops(0).load()
+
+
+class HostTransfer(StreamlessTransfer):
+    """A transfer of the host path: it is pending, then it has begun or is cancelled, then it is over.
+
+    Args:
+        plan: the plan to move.
+        after: the ``after`` of the submit.
+        host: the path that moves it.
+
+    Attributes:
+        after: what it waits for; None from then on.
+    """
+
+    def __init__(self, plan: Plan, after: Any, host: HostPath) -> None:
+        self.plan, self.after = plan, after
+        self._host = host
+        self._lock, self._over = threading.Lock(), Latch()
+        self._taken = self._cancelled = False
+        self._error: BaseException | None = None
+
+    def done(self) -> bool:
+        """Return whether it has finished; see :meth:`Transfer.done`."""
+        return self._over.happened
+
+    def add_done_callback(self, function: Call) -> bool:
+        """Call a function at its end; see :meth:`Transfer.add_done_callback`."""
+        self._over.call(function)
+        return True
+
+    def synchronize(self, timeout: float | None = None) -> None:
+        """Block until it has finished; see :meth:`Transfer.synchronize`."""
+        if not self._over.happened:
+            check_process(self._host.generation)  # in a forked child, no thread would end it
+            if not self._over.wait(timeout):
+                raise self._late(timeout)
+        if self._cancelled:
+            raise TransferError(cancellation(self.plan))
+        if self._error is not None:
+            raise TransferError(f"transfer of {self.plan.nbytes} bytes failed: {self._error}") from self._error
+
+    def cancel(self) -> bool:
+        """Cancel it if it has not begun; see :meth:`Transfer.cancel`."""
+        if self.take(cancel=True):
+            self._host.tally.ends.append("cancelled")
+            self.end()
+        return self._cancelled
+
+    def take(self, *, cancel: bool = False) -> bool:
+        """Begin or cancel it; return False if it has begun or was cancelled before."""
+        with self._lock:
+            pending, self._taken = not self._taken, True
+            self._cancelled = self._cancelled or (pending and cancel)
+        return pending
+
+    def finish(self, result: TransferResult | None, error: BaseException | None) -> None:
+        """End it with a result or an error, in its runner's thread."""
+        tally = self._host.tally
+        if result is not None:
+            tally.add(result)
+        else:
+            tally.fail(self.plan, "host", error)
+        self._result, self._error = result, error and error.with_traceback(None)
+        self.end()
+
+    def end(self) -> None:
+        """Wake those that wait for its end; it may be called twice."""
+        self._host.flying.discard(self)
+        self._over.set()
+
+    def __repr__(self) -> str:
+        ended = "cancelled" if self._cancelled else "failed" if self._error else "done"
+        return f"Transfer({self.plan!r}, {ended if self.done() else 'in flight'})"
 
 
 class HostPath:
     """The backend of a CPU executor. It runs transfers one by one, in order of submits, each on all threads.
 
-    Its thread, the runner, keeps it alive until :meth:`stop` or :meth:`close`. Urgent transfers have a second runner
-    with its own threads, which starts with the first urgent transfer. While the urgent runner copies, no other transfer
-    begins.
+    Urgent transfers have a runner with threads of its own. While it copies, no other transfer begins. Each runner
+    starts with its first transfer, and keeps the path alive until :meth:`stop` or :meth:`close`.
 
     Args:
         threads: number of CPU threads; by default one per core, at most 8.
 
     Attributes:
+        generation: generation of the process that made it.
         inside: identifiers of its own threads, which cannot wait for its end.
-        loaded: set when the copy loops are loaded, or cannot be loaded.
-        closed: whether it accepts no more transfers.
+        flying: transfers that have not ended.
         lock: held while a submit queues a transfer.
+        turn: held while the urgent runner copies.
+        sparing: the setting of the thread that makes this object; see :func:`kvplan.plan.loops.sparing`.
     """
 
     def __init__(self, threads: int | None = None) -> None:
-        self.threads = threads or min(os.cpu_count() or 1, MAX_THREADS)
         self.generation = generation()
         self.tally = Tally()
         self.inside: set[int] = set()
-        self.loaded = Latch()
-        self._sparing = loops.spares(0)  # the setting of the thread that makes this object; each thread has its own
-        self.closed = False
-        self.lock = threading.RLock()
-        self._within = held_here(self.lock)
-        self.normal, self.urgent = Runner(self, urgent=False), Runner(self, urgent=True)
-        self.stir = partial(self.normal.wake.put, None)  # the normal runner waits for the urgent runner, too
-        self._cancel = self.cancel  # one bound method for all submits
-
-    def start(self) -> None:
-        """Start the runner; raise TransferError if the system cannot start its thread."""
+        self.flying: set[HostTransfer] = set()
+        self.lock, self.turn = threading.RLock(), threading.Lock()
+        self.sparing = loops.spares(0)
+        self._closed = self._submitting = False
+        threads = threads or min(os.cpu_count() or 1, MAX_THREADS)
+        self.normal, self.urgent = Runner(self, "kvplan-host", threads), Runner(self, "kvplan-urgent", threads)
         at_exit(EXECUTORS, _drain_at_exit)
-        self.normal.thread.start()
+        _paths.add(self)
+
+    def held(self) -> tuple[int, int]:
+        """Return 0 and 0: it holds no memory of a GPU, and pins none."""
+        return 0, 0
 
     def check_open(self) -> None:
         """Raise TransferError if the path is closed or belongs to another process."""
         check_process(self.generation)
-        if self.closed:
+        if self._closed:
             raise TransferError(CLOSED_ERROR)
 
-    def candidates_of(self, plan: Plan, *, by_layer: bool, beside_seconds: float | None) -> list[Candidate]:
+    def candidates_of(self, plan: Plan, *, by_layer: bool) -> list[Candidate]:
         """Raise PathError: the CPU has one path and no cost model."""
-        del by_layer, beside_seconds
+        del by_layer
         raise PathError(f"{plan!r} has one path on the CPU, 'host', and no cost model; give an executor of a GPU")
 
     def prepare(self, plan: Plan | None, *, by_layer: bool) -> None:
@@ -96,189 +172,131 @@ class HostPath:
 
     def submit(
         self, plan: Plan, after: Any, *, by_layer: bool = False, urgent: bool = False,
-        beside_seconds: float | None = None,
     ) -> Transfer:  # fmt: skip
         """Queue a plan and return at once; see :meth:`kvplan.Executor.submit`. All layers arrive at its end."""
-        del by_layer, beside_seconds
+        del by_layer
         check_plan(plan)
-        transfer = HostTransfer(plan, after, urgent, self._cancel, self.generation)
         runner = self.urgent if urgent else self.normal
+        transfer = HostTransfer(plan, after, self)
         with self.lock:
-            self.check_open()
-            if not runner.thread.started:
-                runner.thread.start()
-            runner.queue.append(transfer)
-        runner.wake.put(None)
+            if self._submitting:  # by this thread
+                raise TransferError(WITHIN_ERROR)
+            self._submitting = True
+            try:
+                self.check_open()
+                if not runner.worker.started:
+                    runner.worker.start()
+                self.flying.add(transfer)
+                runner.queue.put(transfer)
+            finally:
+                self._submitting = False
         return transfer
 
-    def cancel(self, transfer: HostTransfer) -> bool:
-        """Cancel a transfer that has not begun; return whether it will not run."""
-        fates = transfer.fates
-        if not fates:
-            fates.append(mine := object())
-            if fates[0] is mine:
-                self.tally.ends.append("cancelled")
-            wake_all(transfer.sleepers)
-            (self.urgent if transfer.urgent else self.normal).wake.put(None)
-        return transfer.cancelled
+    def in_flight(self) -> int:
+        """Count the transfers that have not ended."""
+        return len(self.flying)
 
     def stop(self) -> None:
         """Accept no more transfers, and return at once. The threads finish the submitted transfers, then end."""
-        if self.generation == generation():
-            self.closed = True
-            self.normal.wake.put(None)
-            self.urgent.wake.put(None)
+        if self.generation != generation():
+            return
+        with self.lock:
+            if not self._closed:
+                self._closed = True
+                for runner in (self.normal, self.urgent):
+                    runner.queue.put(None)
 
     def close(self) -> None:
         """Stop, and wait until all transfers are finished.
 
-        It does not wait in the path's own threads, which run the code of an ``after``, or within a submit, which a
-        finalizer may have interrupted.
+        It does not wait in a thread that waits for an ``after``, or in a signal handler that interrupted a submit: the
+        end of the transfers needs these threads.
         """
         self.stop()
-        if self.generation == generation() and threading.get_ident() not in self.inside and not self._within():
-            self.join(None)
+        if self.generation != generation() or threading.get_ident() in self.inside:
+            return
+        with self.lock:
+            within = self._submitting
+        if not within:
+            self.join()
 
-    def join(self, timeout: float | None) -> bool:
-        """Wait until all transfers have ended, at most ``timeout`` seconds per runner; return whether they have."""
-        return self.normal.thread.join(timeout) and self.urgent.thread.join(timeout)
-
-    def in_flight(self) -> int:
-        """Count the transfers that have not ended."""
-        return sum(not transfer.done() for runner in (self.normal, self.urgent) for transfer in runner.queue.copy())
-
-    # The runners call these methods.
-
-    def load(self) -> None:
-        """Load the copy loops before the first transfer."""
-        # An error is ignored here: the transfers that need the loops raise it again.
-        with loops.sparing(wanted=self._sparing), contextlib.suppress(Exception):
-            if not self.closed or self.normal.queue:
-                with compiling():
-                    copy_loops(0).load()
-        self.loaded.set()
-
-    def run(self, transfer: HostTransfer, crew: Crew, error: BaseException | None) -> None:
-        """Copy a transfer that has begun, or end it with the error of its ``after=``."""
-        if error is None:
-            try:
-                with loops.sparing(wanted=self._sparing):
-                    result = run_plan(transfer.plan, crew)
-                self.tally.add(result)
-                transfer.finish(result)
-            except BaseException as problem:  # noqa: BLE001  # the next transfer must still run
-                error = problem
-        if error is not None:
-            self.tally.fail(transfer.plan, "host", error)
-            transfer.finish(None, error)
+    def join(self, timeout: float = threading.TIMEOUT_MAX) -> bool:
+        """Wait until all transfers of a stopped path have ended, at most so many seconds; return whether they have."""
+        until = monotonic() + timeout
+        return all(one.worker.join(max(until - monotonic(), 0)) for one in (self.normal, self.urgent))
 
 
 class Runner:
     """A thread, and the transfers that it runs in order. The thread ends with the path.
 
-    Args:
-        host: the path whose transfers it runs.
-        urgent: whether it runs the transfers of high priority.
-
     Attributes:
-        host: as given.
-        queue: its transfers that have not ended, in order of their submits, cancelled transfers included.
-        wake: queue that gets an entry when a condition that it waits for may have changed.
-        waiting_since: when its wait for a transfer's ``after=`` began; None while it does not wait.
-        thread: its thread.
+        host: the path whose transfers it runs.
+        queue: its transfers in the order of their submits, cancelled transfers included; None when the path stops.
+        worker: its thread.
     """
 
-    def __init__(self, host: HostPath, *, urgent: bool) -> None:
+    def __init__(self, host: HostPath, name: str, threads: int) -> None:
         self.host = host
-        self._urgent = urgent
-        self.queue: deque[HostTransfer] = deque()
-        self.wake: Wake = SimpleQueue()
-        self.waiting_since: float | None = None
-        name = "kvplan-urgent" if urgent else "kvplan-host"
-        what = "no thread runs the transfers of " + ("high priority" if urgent else "a CPU executor")
-        self.thread = Worker(
-            name, self._serve, what, host.inside, enter=partial(live.add, self), leave=partial(live.discard, self)
-        )
-        self._crew = Crew(host.threads - 1, host.inside)
-        self._standby = Standby(host.inside)
-
-    def busy(self) -> bool:
-        """Return whether it copies a transfer, or will copy one as soon as its thread runs."""
-        return bool(self.queue) and self.waiting_since is None
+        self.queue: SimpleQueue[HostTransfer | None] = SimpleQueue()
+        self.worker = Worker(name, self._serve, "no thread runs the transfers of a CPU executor", host.inside)
+        self._crew = Crew(threads - 1)
 
     def _serve(self) -> None:
-        host = self.host
-        if not self._urgent:
-            host.load()
-        while (transfer := self._next()) is not None:
-            self._serve_one(transfer)
-            self.queue.popleft()
-            del transfer  # otherwise its memory would stay alive until the next transfer
-            host.tally.settle()
-            if self._urgent:
-                host.stir()
-        self._standby.dismiss()
+        with loops.sparing(wanted=self.host.sparing):
+            while self._serve_next():
+                self.host.tally.settle()
         self._crew.dismiss()
 
-    def _next(self) -> HostTransfer | None:
-        """Wait for the next transfer and return it; return None if there can be no more."""
-        host = self.host
-        while True:
-            for _ in range(self.wake.qsize()):  # the changes that these entries report are checked below
-                self.wake.get()
-            with host.lock:  # every submit that found the path open has queued its transfer
-                if self.queue:
-                    return self.queue[0]
-                if host.closed:
-                    return None
-            self.wake.get()
+    def _serve_next(self) -> bool:
+        """Take the next entry of the queue, and run it if it is a transfer; return False if it is the last."""
+        transfer = self.queue.get()
+        if transfer is None:
+            with self.host.lock:
+                if self.queue.empty():
+                    return False
+                self.queue.put(None)  # behind the transfer of a submit that the stop interrupted
+            return True
+        error = self._wait(transfer)
+        with self.host.turn:
+            if self is self.host.urgent:
+                self._run(transfer, error)
+        if self is self.host.normal:
+            self._run(transfer, error)
+        return True
 
-    def _serve_one(self, transfer: HostTransfer) -> None:
-        """Wait until a transfer may begin, and run it, unless it is cancelled before."""
-        error: BaseException | None = None
-        if transfer.after is not None:
-            error = self._wait(transfer)
-        if not self._urgent:
-            self._let_pass(transfer)
-        began = transfer.begin()
-        transfer.forget_after()
-        if began:
-            self.host.run(transfer, self._crew, error)
-
-    def _let_pass(self, transfer: HostTransfer) -> None:
-        """Wait while urgent transfers are copied, or until this transfer is cancelled."""
-        urgent = self.host.urgent
-        while urgent.busy() and not transfer.cancelled:
-            self.wake.get()
+    def _run(self, transfer: HostTransfer, error: BaseException | None) -> None:
+        if not transfer.take():
+            transfer.end()  # its cancel() may have been interrupted
+            return
+        result = None
+        if error is None:
+            try:
+                result = self._crew.run(transfer.plan)
+            except BaseException as problem:  # noqa: BLE001  # the next transfer must still run
+                error = problem
+        transfer.finish(result, error)
 
     def _wait(self, transfer: HostTransfer) -> BaseException | None:
-        """Wait for a transfer's ``after=``; return the error that it raised, or None."""
-        if transfer.cancelled:
+        """Wait until a transfer's ``after=`` has completed, or it is cancelled; return the error of the ``after=``."""
+        after, transfer.after = transfer.after, None
+        if after is None or transfer.done():
             return None
-        self.waiting_since = monotonic()
-        self.host.stir()
-        try:
-            return wait_on_cpu(transfer.after, self._standby, self.wake, lambda: transfer.cancelled)
-        finally:
-            self.waiting_since = None
+        answers: SimpleQueue[BaseException | None] = SimpleQueue()
+        transfer.add_done_callback(partial(answers.put, None))
+        call_when_done(after, answers.put, self.host.inside)
+        return answers.get()
 
 
-live: set[Runner] = set()  # runners whose thread may still have work; an exit waits for them
+_paths: weakref.WeakSet[HostPath] = weakref.WeakSet()
 
 
 def _drain_at_exit() -> None:
-    """Finish all submitted transfers; give up transfers whose ``after=`` does not complete in time."""
-    runners = [runner for runner in live.copy() if runner.host.generation == generation()]
-    for runner in runners:
-        runner.host.stop()
-    begun = monotonic()
-    while runners := [runner for runner in runners if not runner.thread.join(0)]:
-        # A runner may wait for a runner that copies. So the exit gives up only if all runners wait.
-        since = [runner.waiting_since for runner in runners]
-        idle = [max(begun, when) for when in since if when is not None]
-        if len(idle) == len(runners) and monotonic() - max(idle) > EXIT_SECONDS:
-            left = sum(host.in_flight() for host in {runner.host for runner in runners})
-            message = f"at exit, {left} transfers were given up: what they wait for (after=) has not come"
-            warnings.warn(message, RuntimeWarning, stacklevel=1)
-            return
-        runners[0].thread.join(0.01)
+    """Finish all submitted transfers, and tell of those that do not end in time."""
+    paths = [path for path in list(_paths) if path.generation == generation()]
+    for path in paths:
+        path.stop()
+    until = monotonic() + EXIT_SECONDS
+    left = sum(path.in_flight() for path in paths if not path.join(max(until - monotonic(), 0)))
+    if left:
+        message = f"at exit, {left} transfers were given up: they did not end within {EXIT_SECONDS} seconds"
+        warnings.warn(message, RuntimeWarning, stacklevel=1)

@@ -8,10 +8,7 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from kvplan.errors import KVPlanError
-
 Float64Array = NDArray[np.float64]
-MOST_TERMS = 10  # all subsets of the terms are tried
 
 
 def fit(
@@ -28,15 +25,10 @@ def fit(
         weights: (n,) factors of the errors; with 1 / seconds, equal relative errors count the same.
         known: costs of some terms, by position, which are not fitted.
 
-    Raises:
-        KVPlanError: there are no samples, or more than 10 terms.
-
     >>> [round(cost, 6) for cost in fit([[1, 10], [1, 20], [1, 40]], [12.0, 22.0, 42.0], [1, 1, 1])]
     [2.0, 1.0]
     """
     matrix, target, scale = (np.asarray(given, dtype=np.float64) for given in (features, seconds, weights))
-    if matrix.ndim != 2 or not len(matrix) or matrix.shape[1] > MOST_TERMS:
-        raise KVPlanError(f"features are of shape {matrix.shape}; give some samples of at most {MOST_TERMS} terms")
     known = known or {}
     free = [k for k in range(matrix.shape[1]) if k not in known]
     costs = np.zeros(matrix.shape[1])

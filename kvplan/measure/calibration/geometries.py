@@ -30,6 +30,12 @@ GPU_GRID = tuple(
     for run_nbytes in (256, 512, 2 * KIB, 8 * KIB, 32 * KIB, 64 * KIB, MIB)
 )  # every second one, from the second on, holds the transfers that show the ceiling
 
+# (bytes per run, runs) beside compute: the first ones tell most, if time is short.
+BESIDE_GRID = (
+    (512, 256), (8 * KIB, 4096), (64 * KIB, 64), (256 * KIB, 64), (512, 4096), (32 * KIB, 16), (8 * KIB, 256),
+    (64 * KIB, 1024),
+)  # fmt: skip
+
 
 def geometries(*routes: str) -> Iterator[Geometry]:
     """Yield the geometries of some routes, mixed: all to and from the host, all within a GPU, or all between GPUs."""

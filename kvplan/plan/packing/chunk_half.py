@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -52,13 +51,6 @@ class Span(NamedTuple):
     first: int
     units: int
     at: int
-
-
-class Resident(Protocol):
-    """The addresses of all units of a half in a GPU's memory."""
-
-    def place(self, spans: Sequence[Span]) -> Any:
-        """Return the launch that copies some units; see :attr:`kvplan.plan.plan.Plan.ahead`."""
 
 
 class HalfSection(NamedTuple):
@@ -114,21 +106,6 @@ class HalfFacts(NamedTuple):
     copies: int
     nbytes: int
     alignment: int
-
-    @property
-    def copy_nbytes(self) -> float:
-        """Mean bytes of a copy; 0 without copies."""
-        return self.nbytes / self.copies if self.copies else 0.0
-
-
-class ChunkPlan(Plan):
-    """A plan of chunks of one section whose unit addresses are written down when they are asked for."""
-
-    @cached_property
-    def parts(self) -> tuple[Part, ...]:  # type: ignore[override]
-        """See :attr:`kvplan.plan.plan.Plan.parts`."""
-        made: tuple[Part, ...] = vars(self)["make_parts"]()
-        return made
 
 
 class Chunks:
@@ -240,15 +217,11 @@ class Half(Chunks):
         """
         return self.plan_all([(first, last, slot)])
 
-    def plan_all(
-        self, chunks: Sequence[tuple[int, int, Slot]], resident: Resident | None = None, *, sample: bool = False
-    ) -> Plan:
+    def plan_all(self, chunks: Sequence[tuple[int, int, Slot]]) -> Plan:
         """Plan the copies of several chunks, each with its slot, as one plan.
 
         Args:
             chunks: the arguments of :meth:`plan` for each, at least one. All slots are of one ring.
-            resident: the units, if they are in the memory of the GPU that copies them.
-            sample: whether the plan only shows what others are like, so that its units are mostly not looked at.
 
         Raises:
             KVPlanError, LayoutError: as for :meth:`plan`.
@@ -263,19 +236,7 @@ class Half(Chunks):
                 raise KVPlanError("the chunks of one plan have slots of two rings; give slots of one ring")
             nbytes += self._spans(spans, first, last, slot)
             units += last - first
-        if (resident is not None or sample) and len(spans) == 1:
-            made = object.__new__(ChunkPlan)
-            vars(made).update(
-                units=units, nbytes=nbytes, direction=direction, layouts=layouts, seams=seams, skips=_SKIP,
-                programs=programs, make_parts=partial(self._parts, spans),
-            )  # fmt: skip
-            if resident is not None:
-                vars(made)["ahead"] = resident.place(*spans.values())
-            elif len(layouts) == 1:
-                group, (src, dst) = self.sections[next(iter(spans))].group, layouts[0]
-                vars(made).update(group=group, kind=(id(group), id(src), id(dst), units))
-            return made
-        parts = self._parts(spans)
+        parts = tuple([self._part(number, some) for number, some in spans.items()])
         return Plan(parts, units, nbytes, direction, layouts, seams, _SKIP * len(parts), programs)
 
     def _spans(self, spans: dict[int, list[Span]], first: int, last: int, slot: Slot) -> int:
@@ -297,9 +258,6 @@ class Half(Chunks):
         if total > slot.nbytes:
             raise KVPlanError(f"units {first} to {last} have {total:,} bytes; the slot has {slot.nbytes:,}")
         return total
-
-    def _parts(self, spans: Mapping[int, Sequence[Span]]) -> tuple[Part, ...]:
-        return tuple([self._part(number, some) for number, some in spans.items()])
 
     def _part(self, number: int, spans: Sequence[Span]) -> Part:
         """Return the copies of some units of one section."""

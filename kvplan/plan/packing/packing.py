@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from kvplan.errors import KVPlanError
-from kvplan.plan.layers import split_layers
+from kvplan.plan.layers import even_edges, split_layers
 from kvplan.plan.packing.chunk_half import Half, HalfSection, Slot
 from kvplan.plan.packing.pack_order import SIDES, Order, Section, sections_of
 from kvplan.plan.packing.pack_recipe import recipe_of
@@ -143,4 +143,5 @@ def packings_by_layer(
     >>> [(sorted(layers), packing.nbytes) for layers, packing in packings_by_layer(plan, 2)]
     [([0, 1], 128), ([2, 3], 128)]
     """
-    return [(layers, packing_of(piece, order, most)) for layers, piece in split_layers(plan, groups)]
+    edges = even_edges(len(plan.layers), groups)
+    return [(layers, packing_of(piece, order, most)) for layers, piece in split_layers(plan, edges)]

@@ -39,19 +39,19 @@ device, kernel           65 us      0 ns  1,754.4
 device, copy_engine      75 us  3,700 ns  1,851.9
 device, copy_engine_2d  135 us  1,500 ns  1,851.9
 
-rate; compute           decode         prefill
+fixed; compute          decode         prefill
 ─────────────────────────────────────────────────────
-load, kernel              0.70  x1.08     0.70  x1.08
-load, copy_engine         0.95  x1.04     0.95  x1.04
-load, copy_engine_2d      0.95  x1.02     0.95  x1.02
-load, staged              0.90  x1.06     0.90  x1.06
-store, kernel             0.70  x1.08     0.70  x1.08
-store, copy_engine        0.95  x1.04     0.95  x1.04
-store, copy_engine_2d     0.95  x1.02     0.95  x1.02
-store, staged             0.90  x1.06     0.90  x1.06
-device, kernel            0.70  x1.10     0.70  x1.10
-device, copy_engine       0.90  x1.10     0.90  x1.10
-device, copy_engine_2d    0.95  x1.04     0.95  x1.04
+load, kernel             71 us  x1.08   271 us  x1.08
+load, copy_engine        81 us  x1.04    81 us  x1.04
+load, copy_engine_2d    136 us  x1.02   136 us  x1.02
+load, staged            144 us  x1.06   344 us  x1.06
+store, kernel            71 us  x1.08   271 us  x1.08
+store, copy_engine       81 us  x1.04    81 us  x1.04
+store, copy_engine_2d   136 us  x1.02   136 us  x1.02
+store, staged           144 us  x1.06   344 us  x1.06
+device, kernel           71 us  x1.10   271 us  x1.10
+device, copy_engine      76 us  x1.10    76 us  x1.10
+device, copy_engine_2d  136 us  x1.04   136 us  x1.04
 """
 
 

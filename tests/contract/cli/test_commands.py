@@ -83,7 +83,7 @@ ROWS = {
     "advise-host": f"advise {GPU} {LARGE} --direction load --tokens 1024 --overlap decode",
     "explain": f"explain {UNEQUAL}",
     "explain-plan": f"explain {GPU} {HOST} --blocks 0-15 --profile h100",
-    "explain-layers": f"explain {HOST} {GPU} --blocks 0-63 --profile h200 --by-layer --beside-ms 40",
+    "explain-layers": f"explain {HOST} {GPU} --blocks 0-63 --profile h200 --by-layer",
     "explain-impossible": f"explain {GPU} x_packed.toml",
     "explain-reinterpret": f"explain {EQUAL} --dtype fp16 --reinterpret",
     "which": f"which 16@0x7f0000002000 {GPU}",
@@ -111,7 +111,11 @@ ROWS = {
 }
 MEASURES = ("bench", "doctor", "calibrate")  # this machine
 WITHOUT_GPU = (*MEASURES, "demo-tensors")  # where there is a GPU, it is used, and the answer is another one
-VARY = {("demo", "alignment"), ("report", "nbytes")}  # of memory here, and of a page that tells of this machine
+VARY = {
+    ("demo", "alignment"),
+    ("report", "nbytes"),
+    ("doctor", "missing"),
+}  # of memory here, and of a page that tells of this machine
 NARROW = ("inspect", "plan", "diff", "explain", "which", "pairs", "backends")  # no line to paste, nor a path
 TEXT_ONLY = {"usage", "usage-option"}
 

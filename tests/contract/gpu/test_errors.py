@@ -132,7 +132,6 @@ WRONG: dict[str, tuple[Callable[[kvplan.Plan], Arguments], str]] = {
     "plan": (lambda plan: ((3,), {}), "plan is a int"),
     "after": (lambda plan: ((plan, 3), {}), "after is a builtins.int"),
     "priority": (lambda plan: ((plan,), {"priority": "low"}), "priority is 'low'"),
-    "beside_seconds": (lambda plan: ((plan,), {"by_layer": True, "beside_seconds": -1}), "beside_seconds is -1"),
 }
 
 
@@ -192,7 +191,7 @@ def test_a_call_that_fails_is_the_error_of_its_transfer_and_of_no_other(
 ) -> None:  # fmt: skip
     driver = simulated.driver
     for spare in (0, 1, 2, 4, 7):
-        executor, pair = simulated.executor(path, streams=2), way(simulated, route, seed=spare)
+        executor, pair = simulated.executor(path), way(simulated, route, seed=spare)
         before = [root.copy() for root in pair.dst_bytes]
         plan, transfer = pair.plan(), None
         driver.fail(call, spare=spare, code=CODE)

@@ -52,7 +52,7 @@ def test_a_stream_that_waits_for_a_layer_reads_that_layer(gpu: Machine, path: st
 @both_ways
 def test_layers_through_a_ring_that_is_used_again_and_again(gpu: Machine, route: str) -> None:
     cache, pool, ids = FORMS["long"]
-    executor, pair = gpu.executor("staged", staging_bytes=4 << 20, chunk_bytes=1 << 20), way(gpu, route, cache, pool)
+    executor, pair = gpu.executor("staged", staging_bytes=4 << 20), way(gpu, route, cache, pool)
     transfer = executor.submit(pair.plan(ids if route == "load" else ids.back), by_layer=True)
     transfer.synchronize(PATIENCE)
     assert len(transfer.layer_groups) > 1

@@ -12,8 +12,8 @@ import pytest
 import kvplan
 from kvplan.errors import PathError
 from tests.contract.gpu.caches import DEVICE_NOTATION, MOVE, PAGE_FIRST, Ids, Paged, both_ways, every_path, way
+from tests.contract.gpu.favouring import favouring
 from tests.contract.gpu.machines import PATIENCE, Machine, Simulated
-from tests.simulated.executors import favouring
 
 PATHS = ("kernel", "staged", "copy_engine", "copy_engine_2d")
 
@@ -77,13 +77,9 @@ def test_many_submits_take_no_more_memory_than_the_first(simulated: Simulated, p
 
 
 @both_ways
-@pytest.mark.parametrize(("most", "chunk"), [(11 << 19, None), (5_500_000, 1_100_032), (9 << 18, 9 << 16)])
-def test_a_ring_takes_no_byte_more_than_the_policy_allows(
-    simulated: Simulated, route: str, most: int, chunk: int | None
-) -> None:  # fmt: skip
-    executors = [
-        simulated.executor("kernel"), simulated.executor("staged", staging_bytes=most, chunk_bytes=chunk)
-    ]  # fmt: skip
+@pytest.mark.parametrize("most", [11 << 19, 5_500_000, 9 << 18])
+def test_a_ring_takes_no_byte_more_than_the_policy_allows(simulated: Simulated, route: str, most: int) -> None:
+    executors = [simulated.executor("kernel"), simulated.executor("staged", staging_bytes=most)]
     held = [0]
     for executor in executors:
         pair = way(simulated, route)
@@ -118,8 +114,7 @@ def test_auto_takes_the_path_that_the_profile_makes_the_cheapest(gpu: Machine, p
 
 @both_ways
 @pytest.mark.parametrize("by_layer", [False, True])
-def test_a_choice_that_is_remembered_is_the_choice_of_the_model(gpu: Machine, route: str, by_layer: bool) -> None:
-    """Whether units touch, so that copies merge, may change it."""
+def test_every_choice_is_the_choice_of_the_model(gpu: Machine, route: str, by_layer: bool) -> None:
     notation, rng = "layer block kv token head dim", np.random.default_rng(1)
     pair = way(gpu, route, Paged(notation, block=64, dim=256), Paged(notation, block=64, dim=256))
     executor = opened(gpu)
@@ -200,6 +195,41 @@ def test_a_transfer_after_one_that_fails_later_fails_too(simulated: Simulated, p
         first.synchronize(PATIENCE)
     executor.submit(store.plan()).synchronize(PATIENCE)
     store.check()
+
+
+@pytest.mark.parametrize("path", ["copy_engine", "copy_engine_2d"])
+@pytest.mark.parametrize("first", ["load", "store"])
+@pytest.mark.parametrize("priority", ["normal", "high"])
+def test_a_transfer_whose_calls_are_still_being_made_is_waited_for(
+    simulated: Simulated, path: str, first: str, priority: str
+) -> None:  # fmt: skip
+    """A stream that waits for an event before its record would wait for nothing."""
+    forms = Paged(DEVICE_NOTATION, block=60, dim=16, padded=True), Paged(PAGE_FIRST, block=60, dim=16)
+    executor, one = simulated.executor(path), way(simulated, first, *forms)
+    other = way(simulated, "store" if first == "load" else "load", *forms, seed=5).behind(one)
+    for pair in (one, other):
+        pair.warm(executor)
+    simulated.driver.slow |= {"cuMemcpyAsync", "cuMemcpyBatchAsync", "cuMemcpy2DAsync_v2"}
+    ids = [Ids(*(np.random.default_rng(seed + k).permutation(60)[:50].tolist() for k in (0, 9))) for seed in (1, 2)]
+    before = executor.submit(one.plan(ids[0]))
+    executor.submit(other.plan(ids[1]), after=before, priority=priority).synchronize(PATIENCE)
+    for pair in (one, other):
+        pair.check()
+
+
+@pytest.mark.parametrize("path", ["copy_engine", "copy_engine_2d"])
+@both_ways
+def test_a_short_transfer_does_not_overtake_the_calls_of_a_long_one(
+    simulated: Simulated, path: str, route: str
+) -> None:  # fmt: skip
+    forms = Paged(DEVICE_NOTATION, block=60, dim=16, padded=True), Paged(PAGE_FIRST, block=60, dim=16)
+    executor, pair = simulated.executor(path), way(simulated, route, *forms)
+    pair.warm(executor)
+    simulated.driver.slow |= {"cuMemcpyAsync", "cuMemcpyBatchAsync", "cuMemcpy2DAsync_v2"}
+    ids = np.random.default_rng(3).permutation(60)[:50].tolist()
+    executor.submit(pair.plan(Ids(range(50), ids)))
+    executor.submit(pair.plan(Ids([55], ids[-1:]))).synchronize(PATIENCE)
+    pair.check()
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")

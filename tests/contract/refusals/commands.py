@@ -60,11 +60,6 @@ ROWS = rows(
         (["diff", GPU, HOST, "--change", "C"], "--change ... 'C' ... choice"),
         (["diff", GPU, HOST, "--change", ""], "--change ... choice"),
         *[
-            (["explain", GPU, HOST, "--by-layer", "--beside-ms", text], "milliseconds above 0")
-            for text in ("0", "-1", "nan", "x")
-        ],
-        (["explain", GPU, HOST, "--beside-ms", "5"], "--by-layer, too"),
-        *[
             (["doctor", "--device", text], f"--device ... {text!r} ... as in cuda:0")
             for text in ("cpu", "cuda:", "cuda:x", "0", "")
         ],

@@ -45,8 +45,8 @@ def changed(**values):
         ("", "no JSON: "),
         ("[]", "no profile of a wire: its schema is not 'kvplan.wire-profile'"),
         (changed(schema="kvplan.profile"), "no profile of a wire"),
-        (changed(version=3), "version 3, newer than 2 is what is read here"),
-        (changed(version=1), "version 1, where 2 is what is read here"),
+        (changed(version=3), "version 3, newer than 2, which is read here"),
+        (changed(version=1), "version 1, older than 2, which is read here: calibrate again"),
         *((changed(**{name: value}), "a value of the wire's profile is missing or wrong") for name, value in (
             ("latency", -1), ("byte", float("nan")), ("post", "1"), ("descriptor", True), ("memory", "HBM"),
             ("how", "guessed"), ("overlaps", 1), ("slots", 0), ("slot_nbytes", 1.5), ("gather", []),

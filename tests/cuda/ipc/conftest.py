@@ -7,7 +7,6 @@ import uuid
 import pytest
 
 from kvplan.cuda import use
-from kvplan.cuda.ipc import openings
 from tests.simulated.entries import Entries
 
 HANDLES = {0: 10, 1: 11}  # the driver's handles of the GPUs, by their number
@@ -23,7 +22,7 @@ class Current:
 
 
 @pytest.fixture
-def entries(monkeypatch):
+def entries():
     """The driver's entry points; `entries.current` has the context that is current."""
     made, current = Entries(), Current()
     made.current = current
@@ -36,7 +35,6 @@ def entries(monkeypatch):
         "cuCtxGetCurrent": lambda _: [current.now],
     }
     made.codes["cuCtxSetCurrent"] = lambda context: setattr(current, "now", context) or 0
-    monkeypatch.setattr(openings, "_processes", [openings._Process(openings.generation())])
     with use(made):
         yield made
 

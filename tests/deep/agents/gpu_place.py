@@ -10,8 +10,8 @@ import torch
 
 import kvplan
 from kvplan import Agent, KVLayout
-from kvplan.cuda.ipc.openings import mappings
 from tests.deep.agents import places
+from tests.gpu.processes.mappings import mappings
 
 
 class Gpus(places.Host):

@@ -1,6 +1,6 @@
 """Loads by layer, without vLLM: what they move, and how they fail.
 
-The waits of layers in any order are held by the bytes that they read, on a GPU: see tests/gpu_simulated/test_vllm.py.
+The waits of layers in any order are held by the bytes that they read, on a GPU: see test_simulated_gpu.py.
 """
 
 from __future__ import annotations

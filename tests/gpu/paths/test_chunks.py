@@ -1,4 +1,4 @@
-"""Chunks of packed transfers on a real GPU: several in one launch, whose units' addresses stay in GPU memory."""
+"""Chunks of packed transfers on a real GPU: several in one launch."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import pytest
 import torch
 
 import kvplan
-from kvplan.agents.packed import pack_rows
-from kvplan.plan.packing.chunk_half import ChunkPlan, Slot
+from kvplan.plan.packing.chunk_half import Slot
 from kvplan.plan.packing.packing import packing_of
 from kvplan.plan.row_plans import Memory, layout_of
 from tests.plan.packing.rings import in_batches
@@ -17,12 +16,9 @@ pytestmark = pytest.mark.gpu
 LAYERS, SLOT_NBYTES, SLOTS = 8, 1 << 20, 6
 
 
-@pytest.mark.parametrize("first", [0, 2])
 @pytest.mark.parametrize("order", ["src", "dst"])
 @pytest.mark.parametrize(("blocks", "row"), [(40_000, 256), (20_000, 576), (4_000, 8192)])
-def test_several_chunks_in_one_launch(executor_of, monkeypatch, blocks, row, order, first):
-    if first:  # as for many units, whose upload the first chunks do not wait for
-        monkeypatch.setattr(pack_rows, "KEPT_SOON", 0)
+def test_several_chunks_in_one_launch(executor_of, blocks, row, order):
     rng = np.random.default_rng(row)
     source = torch.randint(0, 256, (LAYERS, blocks, row), dtype=torch.uint8, device="cuda:0")
     cache = torch.zeros((blocks, LAYERS, row), dtype=torch.uint8, device="cuda:0")
@@ -40,9 +36,5 @@ def test_several_chunks_in_one_launch(executor_of, monkeypatch, blocks, row, ord
         packing = packing_of(program.plan(here, there), order, most=SLOT_NBYTES)
         cache.zero_()
         torch.cuda.synchronize()
-        last, plans = in_batches(executor, packing, slots, rng)
-        last.synchronize(60.0)
-        kinds = [[isinstance(plan, ChunkPlan) for plan in both] for both in plans]
-        assert kinds[:first] == [[False, False]] * first
-        assert kinds[first:] == [[True, True]] * len(kinds[first:])
+        in_batches(executor, packing, slots, rng).synchronize(60.0)
         assert torch.equal(cache[torch.from_numpy(there)], source[:, torch.from_numpy(here)].transpose(0, 1))

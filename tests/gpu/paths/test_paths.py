@@ -117,13 +117,10 @@ def test_groups_of_a_hybrid_model_joined(path, direction, align, executor_of):
 
 POLICIES = [
     *({"path": "kernel", "max_programs": programs} for programs in (1, 3)),
-    *({"path": "kernel", "tile_bytes": tile} for tile in (1024, 2048, 8192, 65_536)),
-    {"path": "kernel", "max_programs": 1, "tile_bytes": 1024},
-    *({"path": "copy_engine", "streams": streams} for streams in (1, 3, 8)),
-    {"path": "staged", "max_programs": 1, "tile_bytes": 1024},
-    {"path": "staged", "chunk_bytes": 256, "staging_bytes": 131_072},
-    {"path": "staged", "chunk_bytes": 8192, "staging_bytes": 131_072},
-    {"path": "staged", "chunk_bytes": 65_536, "staging_bytes": 196_608, "streams": 2},
+    {"path": "copy_engine"},
+    {"path": "staged", "max_programs": 1},
+    {"path": "staged", "staging_bytes": 131_072},
+    {"path": "staged", "staging_bytes": 196_608},
 ]
 ids_of = {"ids": lambda policy: "-".join(f"{k}={v}" for k, v in policy.items()) if isinstance(policy, dict) else None}
 
@@ -143,7 +140,7 @@ def test_a_policy_changes_how_and_never_what(policy, direction, host, run, align
     carry(executor_of(**policy), pair, Move(src[:1], dst[-1:]))
 
 
-SMALL_RINGS = [policy for policy in POLICIES if "chunk_bytes" in policy]
+SMALL_RINGS = [policy for policy in POLICIES if "staging_bytes" in policy]
 
 
 @pytest.mark.parametrize("policy", SMALL_RINGS, **ids_of)
@@ -163,7 +160,7 @@ def test_parts_of_larger_blocks_through_small_rings(policy, direction, executor_
 def test_a_block_larger_than_the_ring_is_refused_or_moved_whole(direction, executor_of):
     device = Paged(DEVICE_NOTATION, dim=70_000)
     pair = pair_of(direction, device, Paged(HOST_NOTATIONS["page-first"], dim=70_000))
-    executor = executor_of(path="staged", staging_bytes=65_536, chunk_bytes=65_536)
+    executor = executor_of(path="staged", staging_bytes=65_536)
     try:
         executor.submit(pair.program.plan([3], [4])).synchronize()
     except kvplan.PathError as error:

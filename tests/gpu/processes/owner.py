@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from kvplan.cuda.device import Device
-from kvplan.cuda.ipc.exports import HANDLE_NBYTES, descriptors, exported
+from kvplan.cuda.ipc.exports import descriptors, exported
 from kvplan.cuda.ipc.shared_words import SharedWords
 from kvplan.errors import KVPlanError
 
@@ -43,12 +43,12 @@ class Owner:
 
     def export(self) -> dict[str, Any]:
         self.exported = found = exported(self.device, self.tensor.data_ptr(), self.tensor.numel())
-        assert len(found.handle) in (0, HANDLE_NBYTES)
+        assert len(found.handle) in (0, 64)
         return {"gpu": found.gpu, "address": found.address, "nbytes": found.nbytes, "handle": found.handle.hex(),
                 "pieces": found.pieces, "tensor": self.tensor.data_ptr()}  # fmt: skip
 
-    def pieces(self, first: int, last: int) -> tuple[dict[str, Any], list[int]]:
-        return {}, descriptors(self.device, self.exported, first, last)
+    def pieces(self) -> tuple[dict[str, Any], list[int]]:
+        return {}, descriptors(self.device, self.exported)
 
     def holds(self, seed: int) -> bool:
         """Whether the memory has the bytes of a seed."""

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import kvplan
-from kvplan.cuda.ipc.openings import mappings
 from tests.gpu.processes.agent_worker import BLOCKS, PAGED, PATIENCE, content, other
+from tests.gpu.processes.mappings import mappings
 from tests.gpu.processes.visitor import Visitor, closed_gate, each_owner, every_block, memories, until
 
 pytestmark = [pytest.mark.gpu, each_owner]

@@ -12,8 +12,8 @@ import torch
 
 import kvplan
 from kvplan import TransferError
-from kvplan.cuda.ipc.openings import mappings
 from tests.gpu.processes.agent_worker import BLOCKS, PAGED, PATIENCE, content, other
+from tests.gpu.processes.mappings import mappings
 from tests.gpu.processes.visiting import shared_pages
 from tests.gpu.processes.visitor import Visitor, closed_gate, each_owner, memories, until
 

@@ -14,9 +14,9 @@ import kvplan
 from kvplan import KVLayout
 from kvplan.cuda.device import Device
 from kvplan.cuda.ipc.exports import exported
-from kvplan.cuda.ipc.openings import mappings
 from kvplan.cuda.ipc.shared_words import RELEASED, SharedWords
 from tests.gpu.gate import Gate
+from tests.gpu.processes.mappings import mappings
 from tests.gpu.processes.moving import NBYTES, NHD, SHAPE, every_path, memories, pull_and_push
 from tests.gpu.processes.owner import SEED, pattern
 from tests.gpu.processes.visiting import is_mapped, owner, refused
@@ -113,10 +113,12 @@ def test_a_word_is_seen_without_a_call_of_the_driver():
         stream.synchronize()
 
 
-def test_many_openings_share_a_mapping_and_the_last_closes_it():
+def test_the_driver_counts_openings_of_a_handle():
     with owner(0, MIB) as visited:
-        with visited.open(0) as (first, _), visited.open(0) as (second, _):
-            assert (first == second, mappings()) == (True, 1)
+        with visited.open(0) as (first, _):
+            with visited.open(0) as (second, _):
+                assert (first == second, mappings()) == (True, 2)
+            assert is_mapped(Device(0), first)
         assert mappings() == 0
         for _ in range(20):
             with visited.open(0) as (_, opening):
@@ -210,9 +212,9 @@ def test_memory_that_is_no_gpu_s():
 
 
 def test_the_owner_s_own_process_does_not_open_its_handle():
-    from kvplan.cuda.ipc.openings import opened
+    from kvplan.cuda.ipc.openings import Opening
 
     tensor = pattern(MIB, "cuda:0", SEED)
     with pytest.raises(kvplan.TransferError, match="must live, and be another one"):
-        opened(Device(0), exported(Device(0), tensor.data_ptr(), tensor.numel())).close()
+        Opening(Device(0), exported(Device(0), tensor.data_ptr(), tensor.numel())).close()
     assert os.getpid()

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from ctypes import byref, c_size_t, c_uint64
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from kvplan import KVLayout
 from kvplan.cuda.device import Device
 from kvplan.cuda.driver import SUCCESS
 from kvplan.cuda.ipc.exports import Export
-from kvplan.cuda.ipc.openings import Opening, opened
+from kvplan.cuda.ipc.openings import Opening
 from kvplan.errors import TransferError
 from tests.commands import ROOT
 
@@ -70,17 +71,11 @@ class Visited:
         assert "error" not in told, told["error"]
         export = Export(told["gpu"], told["address"], told["nbytes"], bytes.fromhex(told["handle"]), (*told["pieces"],))
         held: list[int] = []
-
-        def fetch(first: int, last: int) -> list[int]:
-            while held:
-                os.close(held.pop())
-            self.tell("pieces", first, last)
-            _, received = self.answer()
-            held.extend(received)
-            return received
-
+        if export.pieces:
+            self.tell("pieces")
+            held = self.answer()[1]
         try:
-            opening = opened(Device(ordinal), export, fetch)
+            self.opening = opening = Opening(Device(ordinal), export, held)
         finally:
             for each in held:
                 os.close(each)
@@ -90,7 +85,9 @@ class Visited:
             opening.close()
 
     def layout(self, notation: str, address: int, shape: tuple[int, ...], owner: int) -> KVLayout:
-        return KVLayout.from_tensors(notation, Tensor(address, shape, f"cuda:{owner}"))
+        layout = KVLayout.from_tensors(notation, Tensor(address, shape, f"cuda:{owner}"))
+        regions = tuple(replace(region, owner=self.opening) for region in layout.regions)
+        return KVLayout(layout.built._replace(regions=regions))
 
 
 @contextmanager

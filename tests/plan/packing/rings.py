@@ -11,7 +11,6 @@ from kvplan.agents.packed.pack_rows import Copier, rows_of
 from kvplan.execute.transfer import Transfer
 from kvplan.plan.packing.chunk_half import Half, Slot
 from kvplan.plan.packing.packing import Packing
-from kvplan.plan.plan import Plan
 from kvplan.plan.row_plans import Memory, layout_of
 from tests import oracle
 
@@ -51,26 +50,19 @@ def through(executor: kvplan.Executor, src: Half, dst: Half, ring: Ring, bounds:
         executor.submit(scatter).synchronize()
 
 
-def in_batches(
-    executor: kvplan.Executor, packing: Packing, slots: list[Slot], rng
-) -> tuple[Transfer, list[list[Plan]]]:
-    """Move all chunks as packed transfers do, one to four at once, in slots of any order.
-
-    Returns:
-        The last transfer, and the plans of each turn: of its gather, and of its scatter from the same slots.
-    """
+def in_batches(executor: kvplan.Executor, packing: Packing, slots: list[Slot], rng) -> Transfer:
+    """Move all chunks as packed transfers do, one to four at once, in slots of any order; return the last transfer."""
     gathers, scatters = (rows_of([half], slots[0].nbytes) for half in (packing.src, packing.dst))
     to_slots, from_slots = Copier(executor), Copier(executor)
-    last, plans, done = None, [], 0
+    last, done = None, 0
     while done < len(gathers):
         some = slice(done, done + int(rng.integers(1, 5)))
         places = [slots[k] for k in rng.permutation(len(slots))]
         gathered = to_slots.submit(list(zip(gathers[some], places, strict=False)), last, urgent=False)
         last = from_slots.submit(list(zip(scatters[some], places, strict=False)), gathered, urgent=False)
-        plans.append([gathered.plan, last.plan])
         done = some.stop
     assert last is not None
-    return last, plans
+    return last
 
 
 def composed(src: Half, dst: Half, ring: Ring, bounds: list[tuple[int, int]]) -> dict[int, int]:

@@ -28,7 +28,6 @@ def test_a_chunk_holds_blocks_one_after_another(executor):
     assert packing.cuts(100) == [0, 2, 3]
     assert (packing.chunk_nbytes(0, 2), packing.chunk_nbytes(2, 3)) == (96, 48)
     assert [packing.src.facts.copies, packing.dst.facts.copies] == [3, 9]  # whole blocks, and 3 layers of each
-    assert packing.src.facts.copy_nbytes == 48
     ring = Ring(2, 96)
     executor.submit(packing.gather(0, 2, ring.slots[0])).synchronize()
     np.testing.assert_array_equal(ring.bytes_of(ring.slots[0], 96), np.concatenate([pool[3].ravel(), pool[0].ravel()]))

@@ -1,1 +1,0 @@
-"""Launches of the copy kernel: their headers, launches that are known, and launches that are prepared ahead."""

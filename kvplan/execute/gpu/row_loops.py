@@ -1,0 +1,253 @@
+"""Compiled loops that write the headers of launches and the rows of driver calls (:mod:`kvplan.cuda.rows`)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from kvplan.plan.jit import brief as _brief
+from kvplan.plan.jit import compiled as _compiled
+
+# As in kvplan.cuda.rows and kvplan.execute.gpu.kernel. Numba keeps compiled code, with these numbers, until this file
+# changes.
+RECORD: Final = 0
+WAIT: Final = 1
+LAUNCH: Final = 2
+COPY: Final = 3
+BATCH: Final = 4
+SYNC: Final = 6
+HEADER: Final = 9
+
+
+@_compiled
+def _put(rows, at, kind, stream, one, two, three, four):
+    rows[at, 0], rows[at, 1], rows[at, 2], rows[at, 3] = kind, stream, one, two
+    rows[at, 4], rows[at, 5], rows[at, 6], rows[at, 7] = three, four, 0, 0
+    return at + 1
+
+
+@_compiled
+def _launch(rows, at, stream, header, kernel, programs):
+    at = _put(rows, at, LAUNCH, stream, header, kernel[0], programs, kernel[1])
+    rows[at - 1, 6] = kernel[2]
+    return at
+
+
+@_brief
+def write_launches(
+    units, ranges, steps, headers, edges, kernels, most, source, base, nbytes, stream, begin, end, marks, words, rows,
+):  # fmt: skip
+    """Write launches with their headers and units. A header is a run group's; a launch has one or several.
+
+    Args:
+        units: (2, n) int64: source and destination addresses.
+        ranges: (headers, 2): first unit and number of units of each header; empty if each has all units.
+        steps: (2, headers): bytes from a unit's addresses to those of the header's run group.
+        headers: (headers, 9): header of each run table, without units.
+        edges: (launches + 1,) first header of each launch.
+        kernels: (launches, 4): function, threads of a program, bytes of shared memory, and rows per tile.
+        most: most programs of a launch.
+        source, base: addresses of the headers' memory, and at which the kernels read it.
+        nbytes: bytes that are copied from ``source`` to ``base`` first; 0 if the kernels read them in place.
+        stream: handle of the stream.
+        begin, end: events before and behind all; 0 for none.
+        marks: (launches,) the event behind each launch; 0 for none.
+        words: memory of the headers: the loop writes all headers, then the units of each.
+        rows: (n, 8), written.
+
+    Returns:
+        The number of rows.
+    """
+    row, at = 0, HEADER * headers.shape[0]
+    if begin:
+        row = _put(rows, row, RECORD, stream, begin, 0, 0, 0)
+    if nbytes:
+        row = _put(rows, row, COPY, stream, base, source, nbytes, 0)
+    for launch in range(marks.size):
+        total = 0
+        for k in range(edges[launch], edges[launch + 1]):
+            first, count, header = 0, units.shape[1], HEADER * k
+            if ranges.shape[0]:
+                first, count = ranges[k, 0], ranges[k, 1]
+            for word in range(HEADER):
+                words[header + word] = headers[k, word]
+            words[header] = count
+            words[HEADER * edges[launch] + 8] = edges[launch + 1] - edges[launch]
+            for side in range(2):
+                words[header + 3 + side] = base + 8 * at
+                step = steps[side, k]
+                for unit in range(first, first + count):
+                    words[at] = units[side, unit] + step
+                    at += 1
+            total += count * headers[k, 1]
+        programs = max(min(most, -(-total // kernels[launch, 3])), 1)
+        row = _launch(rows, row, stream, base + 8 * HEADER * edges[launch], kernels[launch], programs)
+        if marks[launch]:
+            row = _put(rows, row, RECORD, stream, marks[launch], 0, 0, 0)
+    if end:
+        row = _put(rows, row, RECORD, stream, end, 0, 0, 0)
+    return row
+
+
+@_brief
+def write_chunks(
+    units, steps, load, skip, per, unit_hosts, unit_rings, extents, extent_at, seams,
+    ring, slot_nbytes, first_slot, busy, filled, freed, granule_nbytes, granules,
+    headers, kernels, programs, source, base, nbytes, words, least, most,
+    copy, kernel, other, fork, late, marks, columns, chunks, rows,
+):  # fmt: skip
+    """Send the units of a run group, or of its pieces one after another, through the ring of the staged path.
+
+    One stream fills a slot, and another one empties it. Chunks use the slots in turn.
+
+    Args:
+        units: (2, n) int64: source and destination address of each unit.
+        steps: (2, pieces): bytes from a unit's addresses to those of each piece.
+        load: whether the host is the source.
+        skip, per: units that the first granule lacks at its start; units per granule.
+        unit_hosts, unit_rings: (pieces, per) bytes from a granule's host address, and ring address, to its units.
+        extents: (3, e): host offset, ring offset and bytes of the extents of each piece's first granule, then of any
+            middle granule, then of the last. A single granule counts as the first.
+        extent_at: (3 * pieces + 1,) index of the first extent of each piece's first granule, of its middle one, ...
+        seams: host addresses that no copy may cross, ascending.
+        ring, slot_nbytes, first_slot: address of the slots, bytes per slot, slot of the first chunk.
+        busy: whether earlier work may still use slots.
+        filled, freed: (slots,) for each slot, the event after its last write, and after its last read.
+        granule_nbytes, granules: (pieces,) bytes per granule in the ring; granules per chunk.
+        headers: (pieces, 9): header of each piece's run table, without units.
+        kernels, programs: (pieces, 4) as in :func:`write_launches`; programs of a launch.
+        source, base, nbytes: as in :func:`write_launches`. Only a load copies; its first chunk brings the headers.
+        words: memory of the headers: for each piece the header of each chunk, all source addresses, all destinations.
+        least, most: an extent of fewer bytes has a call of its own; most extents per batch.
+        copy, kernel, other: streams: for copies, for kernels, and for the kernels of every second chunk.
+        fork: event after which ``other`` begins, recorded on ``kernel``; 0 if ``other`` need not wait.
+        late: whether the player waits for slots in place of the streams of kernels, so that no kernel is in the GPU's
+            queue before it can run. The copies of two more chunks are ahead of a load's kernel.
+        marks: (pieces,) the event behind each piece; 0 for none.
+        columns: (3, m), written: source, destination and bytes of every extent.
+        chunks: (c + 1, 3), written: for each chunk, its first extent, its piece and the index of its header.
+        rows: (n, 8), written: at most 8 for each chunk, one for each extent, and 6.
+
+    Returns:
+        The number of rows, of extents, and of the calls that copy or launch.
+    """
+    extent, chunk = _deal(
+        units, steps, load, skip, per, unit_hosts, unit_rings, extents, extent_at, seams, ring, slot_nbytes, first_slot,
+        filled.size, granule_nbytes, granules, headers, base, words, columns, chunks,
+    )  # fmt: skip
+    row = calls = 0
+    slots = filled.size
+    wait, behind = SYNC if late else WAIT, min(2, slots - 1) if late and load else 0
+    for turn in range(chunk + behind):
+        for filling in (True, False):
+            k = turn if filling else turn - behind
+            if not 0 <= k < chunk:
+                continue
+            slot, piece, copying = (first_slot + k) % slots, chunks[k, 1], filling == load
+            before, after = (freed[slot], filled[slot]) if filling else (filled[slot], freed[slot])
+            stream = copy if copying else other if k % 2 else kernel
+            if fork and not copying and k == 0:
+                row = _put(rows, row, RECORD, kernel, fork, 0, 0, 0)
+                row = _put(rows, row, WAIT, other, fork, 0, 0, 0)
+            if not filling or k >= slots or busy:
+                row = _put(rows, row, WAIT if copying else wait, stream, before, 0, 0, 0)
+            start = row
+            if copying:
+                row = _copies(rows, row, columns, chunks[k, 0], chunks[k + 1, 0], least, most, copy)
+                calls += row - start
+                if load and k == 0:  # after the extents, so that their copies begin sooner
+                    row = _put(rows, row, COPY, copy, base, source, nbytes, 0)
+            else:
+                row = _launch(rows, row, stream, base + 8 * chunks[k, 2], kernels[piece], programs)
+                calls += 1
+            row = _put(rows, row, RECORD, stream, after, 0, 0, 0)
+            if not filling and marks[piece] and (k + 1 == chunk or chunks[k + 1, 1] != piece):
+                row = _put(rows, row, RECORD, stream, marks[piece], 0, 0, 0)
+    if other != kernel:  # behind the last chunk of the other stream
+        last = chunk - 1 if chunk % 2 == 0 else chunk - 2
+        row = _put(rows, row, WAIT, kernel, freed[(first_slot + last) % slots], 0, 0, 0)
+    return row, extent, calls
+
+
+@_compiled
+def _deal(
+    units, steps, load, skip, per, unit_hosts, unit_rings, extents, extent_at, seams, ring, slot_nbytes, first_slot,
+    slots, granule_nbytes, granules, headers, base, words, columns, chunks,
+):  # fmt: skip
+    """Place every granule in the ring; write headers, units and extents; return numbers of extents and chunks."""
+    count, pieces = units.shape[1], headers.shape[0]
+    last, end = (count - 1 + skip) // per, (count - 1 + skip) % per
+    host_row = 0 if load else 1
+    at = number = offset = next_there = next_here = 0
+    for k in range(pieces):
+        cut = last // granules[k] + 1
+        host_step, cache_step = steps[host_row, k], steps[1 - host_row, k]
+        first_unit = offset + HEADER * cut
+        hosts, caches = first_unit + host_row * count, first_unit + (1 - host_row) * count
+        unit = 0
+        for chunk in range(cut):
+            place = ring + (first_slot + number) % slots * slot_nbytes
+            header, first, begin = offset + HEADER * chunk, unit, at
+            chunks[number, 0], chunks[number, 1], chunks[number, 2] = at, k, header
+            for granule in range(chunk * granules[k], min((chunk + 1) * granules[k], last + 1)):
+                inner = skip if granule == 0 else 0
+                host = units[host_row, unit] + host_step - unit_hosts[k, inner]
+                for each in range(inner, end + 1 if granule == last else per):
+                    words[hosts + unit] = place + unit_rings[k, each]
+                    words[caches + unit] = units[1 - host_row, unit] + cache_step
+                    unit += 1
+                which = k if granule == 0 else k + 2 * pieces if granule == last else k + pieces
+                for each in range(extent_at[which], extent_at[which + 1]):
+                    there, here, left = host + extents[0, each], place + extents[1, each], extents[2, each]
+                    while left:
+                        nbytes = left
+                        if seams.size:
+                            seam = np.searchsorted(seams, there, side="right")
+                            if seam < seams.size:
+                                nbytes = min(left, seams[seam] - there)
+                        if at > begin and there == next_there and here == next_here and not seams.size:
+                            columns[2, at - 1] += nbytes  # they touch on both sides
+                        else:
+                            columns[host_row, at], columns[1 - host_row, at], columns[2, at] = there, here, nbytes
+                            at += 1
+                        there, here, left = there + nbytes, here + nbytes, left - nbytes
+                        next_there, next_here = there, here
+                place += granule_nbytes[k]
+            for word in range(HEADER):
+                words[header + word] = headers[k, word]
+            words[header] = unit - first
+            words[header + 3] = base + 8 * (first_unit + first)
+            words[header + 4] = base + 8 * (first_unit + count + first)
+            number += 1
+        offset = first_unit + 2 * count
+    chunks[number, 0] = at
+    return at, number
+
+
+@_compiled
+def _copies(rows, row, columns, first, last, least, most, stream):
+    """Write the calls that copy extents ``first`` to ``last - 1``; return the next row."""
+    src, dst, size = columns[0].ctypes.data, columns[1].ctypes.data, columns[2].ctypes.data
+    for k in range(first, last + 1):
+        small = k < last and columns[2, k] < least
+        if first < k and (small or k == last or k - first == most):
+            row = _put(rows, row, BATCH, stream, dst + 8 * first, src + 8 * first, size + 8 * first, k - first)
+            first = k
+        if small:
+            row = _put(rows, row, COPY, stream, columns[1, k], columns[0, k], columns[2, k], 0)
+            first = k + 1
+    return row
+
+
+def load() -> None:
+    """Compile the loops for the types of their arguments, or load them from numba's cache, by calls on small arrays."""
+    one, two, rows = np.ones(1, np.int64), np.ones((2, 1), np.int64), np.zeros((32, 8), np.int64)
+    words, none, bounds, header = np.zeros(32, np.int64), np.empty(0, np.int64), np.arange(4), np.ones((1, 9), np.int64)
+    kernel = np.ones((1, 4), np.int64)
+    write_launches(two, bounds[None, :2], two, header, bounds[:2], kernel, 1, 0, 0, 0, 0, 0, 0, one, words, rows)
+    write_chunks(
+        two, two, True, 0, 1, two[:1], two[:1], np.ones((3, 3), np.int64), bounds, none,  # noqa: FBT003
+        0, 0, 0, False, one, one, one, one, header, kernel, 1, 0, 0, 0, words, 0, 1,  # noqa: FBT003
+        0, 0, 0, 0, False, one, np.zeros((3, 4), np.int64), np.zeros((4, 3), np.int64), rows,  # noqa: FBT003
+    )  # fmt: skip

@@ -1,0 +1,94 @@
+"""Transfers through one ring: none writes a slot that another still reads, whoever fails or prepares in between."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+
+import pytest
+
+import kvplan
+from tests.contract.gpu.caches import DEVICE_NOTATION, PAGE_FIRST, Ids, Paged, Pair, both_ways, way
+from tests.contract.gpu.favouring import favouring
+from tests.contract.gpu.machines import PATIENCE, Simulated
+
+SEEDS = 6
+CACHE, POOL = Paged(DEVICE_NOTATION, block=30, padded=True), Paged(PAGE_FIRST, block=30)
+LARGER = Paged(PAGE_FIRST, block=5, token=12)  # its blocks need larger slots
+IDS = Ids(range(2, 29), range(1, 28))
+
+
+def pairs_of(machine: Simulated, route: str, pool: Paged = POOL) -> list[Pair]:
+    return [way(machine, route, CACHE, pool, seed=seed) for seed in (1, 11, 21)]
+
+
+def ring_of(machine: Simulated) -> kvplan.Executor:
+    policy = kvplan.Policy(path="staged", staging_bytes=8 << 10)
+    machine.executors.append(made := kvplan.Executor("cuda:0", policy, favouring("staged")))
+    return made
+
+
+@both_ways
+@pytest.mark.parametrize("failing", ["normal", "high"])
+@pytest.mark.parametrize("second", ["normal", "high"])
+def test_a_submit_that_fails_takes_no_slot_from_transfers_in_flight(route: str, failing: str, second: str) -> None:
+    for seed in range(SEEDS):
+        with Simulated(seed) as machine:
+            executor, pairs = ring_of(machine), pairs_of(machine, route)
+            failed = executor.submit(pairs[2].program.plan(*IDS), after=threading.Event())
+            failed.cancel()
+            executor.submit(pairs[0].plan(IDS))
+            with pytest.raises(kvplan.TransferError):
+                executor.submit(pairs[2].program.plan(*IDS), after=failed, priority=failing).synchronize(PATIENCE)
+            executor.submit(pairs[1].plan(IDS), priority=second).synchronize(PATIENCE)
+            executor.close()
+            for pair in pairs:
+                pair.check()
+
+
+@both_ways
+@pytest.mark.parametrize("prepared", [False, True])
+def test_larger_slots_are_written_behind_the_transfers_in_smaller_ones(route: str, prepared: bool) -> None:
+    ids = Ids(range(24), range(4)) if route == "store" else Ids(range(4), range(24))
+    for seed in range(SEEDS):
+        with Simulated(seed) as machine:
+            executor, small, large = ring_of(machine), pairs_of(machine, route), pairs_of(machine, route, LARGER)
+            for pair, priority in zip(small, ("normal", "high", "normal"), strict=True):
+                executor.submit(pair.plan(IDS), priority=priority)
+            if prepared:
+                executor.prepare(large[0].program.plan(*ids))
+            flying = [executor.submit(pair.plan(ids), priority=priority)
+                      for pair, priority in zip(large, ("normal", "high", "normal"), strict=True)]  # fmt: skip
+            for transfer in flying:
+                transfer.synchronize(PATIENCE)
+            executor.close()
+            for pair in (*small, *large):
+                pair.check()
+
+
+@pytest.mark.parametrize("spare", range(6))
+def test_a_transfer_whose_slots_another_had_does_not_fail_with_it(spare: int) -> None:
+    with Simulated() as machine:
+        executor, pairs = ring_of(machine), pairs_of(machine, "load")
+        executor.submit(pairs[0].plan(IDS)).synchronize(PATIENCE)
+        machine.driver.fail("cuLaunchKernelEx", spare=spare)
+        failed = None
+        with suppress(kvplan.TransferError):
+            failed = executor.submit(pairs[2].program.plan(*IDS))
+        executor.submit(pairs[1].plan(IDS), priority="high").synchronize(PATIENCE)
+        pairs[1].check()
+        if failed is not None:
+            with pytest.raises(kvplan.TransferError, match="cuLaunchKernelEx"):
+                failed.synchronize(PATIENCE)
+        executor.close()
+
+
+@both_ways
+@pytest.mark.parametrize("nbytes", [300 << 10, 1_000_000])
+def test_a_ring_of_any_size_stays_within_its_memory(route: str, nbytes: int) -> None:
+    with Simulated() as machine:
+        forms = Paged(DEVICE_NOTATION, block=30, dim=4096, padded=True), Paged(PAGE_FIRST, block=30, dim=4096)
+        pair, executor = way(machine, route, *forms), machine.executor("staged", staging_bytes=nbytes)
+        executor.submit(pair.plan(IDS)).synchronize(PATIENCE)
+        executor.close()
+        pair.check()
