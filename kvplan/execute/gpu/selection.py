@@ -96,19 +96,19 @@ class Selection:
             HostMemoryError: the path needs pinned memory, and some of the plan's memory is pageable.
             PathError: the path, or every path, cannot serve the plan.
         """
-        single = len(plan.parts) == len(plan.programs) == 1 and plan.nbytes
+        single, lines = len(plan.parts) == len(plan.programs) == 1 and plan.nbytes, None
         if single:
             known = self._lines.get(plan.programs[0])
             lines = None if known is None else known.get((plan.parts[0].group, edges))
-            if lines is not None:
-                count = plan.units
-                line = lines[0] if len(lines) == 1 else lines[first_near([one[3] + count * one[4] for one in lines])]
-                return Choice(line[0], line[1] + count * line[2] or None, False)  # noqa: FBT003
-        sides = self._sides(plan)
-        if single and not sides.passing and not sides.unserved:
-            self._lines.setdefault(plan.programs[0], {})[plan.parts[0].group, edges] = self._lines_of(
-                plan, sides, edges
-            )
+        if not lines:
+            sides = self._sides(plan)
+            if single and not sides.passing and not sides.unserved:
+                lines = self._lines_of(plan, sides, edges)
+                self._lines.setdefault(plan.programs[0], {})[plan.parts[0].group, edges] = lines
+        if lines:
+            count = plan.units
+            line = lines[0] if len(lines) == 1 else lines[first_near([one[3] + count * one[4] for one in lines])]
+            return Choice(line[0], line[1] + count * line[2] or None, False)  # noqa: FBT003
         name = self._policy.path if self._policy.path != "auto" else _ruled(plan, sides)
         if name:
             self._check(name, plan, sides)
