@@ -13,16 +13,16 @@ MESSAGE = 2000  # characters of a whole message
 AROUND = 60  # characters of a long notation that are shown before the wrong place, and from it on
 
 
-def bounded(message: str) -> str:
-    """Cut the middle out of a message that has more than :data:`MESSAGE` characters.
+def bounded(text: str, most: int = MESSAGE) -> str:
+    """Cut the middle out of a text that has more than ``most`` characters.
 
-    >>> len(bounded("x" * 10**6)), bounded("short")
-    (2000, 'short')
+    >>> len(bounded("x" * 10**6)), bounded("short"), bounded("a notation", 7)
+    (2000, 'short', 'a ...on')
     """
-    if len(message) <= MESSAGE:
-        return message
-    half = (MESSAGE - 5) // 2
-    return f"{message[: MESSAGE - 5 - half]} ... {message[-half:]}"
+    if len(text) <= most:
+        return text
+    half = (most - 3) // 2
+    return f"{text[: most - 3 - half]}...{text[-half:]}"
 
 
 class KVPlanError(ValueError):
@@ -46,38 +46,30 @@ class NotationError(KVPlanError):
         text: the notation as given.
         column: 1-based column of the wrong place.
 
-    >>> print(NotationError("unknown axis 'heads'", text="block heads", column=7))
+    >>> error = NotationError("unknown axis 'heads'", text="block heads", column=7)
+    >>> print(error)
     unknown axis 'heads' at column 7
         block heads
               ^
+    >>> error.one_line
+    "unknown axis 'heads' at column 7: block ^heads"
     """
 
     def __init__(self, problem: str, *, text: str, column: int) -> None:
-        self.problem = problem
-        self.text = text
-        self.column = column
-        first = max(column - 1 - AROUND, 0) if len(text) > 2 * AROUND else 0
-        shown = text[first : first + 2 * AROUND]
-        lead, rest = "..." * (first > 0), "..." * (first + len(shown) < len(text))
-        caret = " " * (len(lead) + column - 1 - first)
-        super().__init__(f"{problem} at column {column}\n    {lead}{shown}{rest}\n    {caret}^")
-
-    def __reduce__(self) -> tuple[Any, tuple[str]]:  # otherwise a pool of processes would break by this error
-        return partial(NotationError, text=self.text, column=self.column), (self.problem,)
+        self.problem, self.text, self.column = problem, text, column
+        at, shown = column - 1, "".join(mark if mark.isprintable() else " " for mark in text)
+        before = "..." * (at > AROUND) + shown[max(at - AROUND, 0) : at]
+        after = shown[at : at + AROUND] + "..." * (len(shown) > at + AROUND)
+        self._marked = f"{before}^{after}"
+        super().__init__(f"{problem} at column {column}\n    {before}{after}\n    {' ' * len(before)}^")
 
     @property
     def one_line(self) -> str:
-        """Return the message on one line, with the caret in the notation, before the wrong place.
+        """Return the message on one line, with the caret in the notation, before the wrong place."""
+        return f"{str(self).splitlines()[0]}: {self._marked}"
 
-        >>> NotationError("unknown axis 'heads'", text="block heads", column=7).one_line
-        "unknown axis 'heads' at column 7: block ^heads"
-        """
-        at = self.column - 1
-        shown = "".join(mark if mark.isprintable() else " " for mark in self.text)
-        before, after = shown[max(at - AROUND, 0) : at], shown[at : at + AROUND]
-        before = "..." * (at > AROUND) + before
-        after += "..." * (len(shown) > at + AROUND)
-        return f"{str(self).splitlines()[0]}: {before}^{after}"
+    def __reduce__(self) -> tuple[Any, tuple[str]]:  # otherwise a pool of processes would break by this error
+        return partial(NotationError, text=self.text, column=self.column), (self.problem,)
 
 
 class LayoutError(KVPlanError):

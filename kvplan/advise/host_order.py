@@ -54,7 +54,7 @@ def pricing_for(
     """
     sides = {layout.device == "cpu", device == "cpu"}
     routes = tuple(directions) if len(sides) == 2 else ("device",) if False in sides else ("host",)
-    if not set(routes) <= set(profile.routes):
+    if not set(routes) <= set(profile.costs):
         return None
     return Pricing(profile, routes, tokens, policy or Policy())
 

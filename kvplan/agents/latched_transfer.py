@@ -5,13 +5,13 @@ from __future__ import annotations
 from kvplan.base.process import generation
 from kvplan.base.threads import Call, Latch
 from kvplan.errors import TransferError
-from kvplan.execute.transfer import StreamlessTransfer, TransferResult
+from kvplan.execute.transfer import Transfer, TransferResult
 from kvplan.plan.plan import Plan
 
 BEGUN = object()  # an entry of a transfer's fates: it has begun
 
 
-class LatchedTransfer(StreamlessTransfer):
+class LatchedTransfer(Transfer):
     """A transfer whose first end counts, whichever thread gave it; then a latch wakes those that wait.
 
     Args:

@@ -130,7 +130,6 @@ class PeerEnding(LatchedTransfer):
                 error = self._problem(str(problem), f"{self._destination()} may hold a part of the bytes")
         self._link.leave_flight(self)
         self._finish(result, error)
-        self._tally.settle()
         return True
 
     def _end_here(self) -> bool:
@@ -146,7 +145,6 @@ class PeerEnding(LatchedTransfer):
             return self._over.happened
         self._link.leave_flight(self)
         self._finish(result, None)
-        self._tally.settle()
         return True
 
     def _result_here(self, inner: Transfer) -> TransferResult | None:
@@ -188,7 +186,7 @@ class PeerEnding(LatchedTransfer):
             if result is not None:
                 self._tally.add(result, "read" if self._order.reading else "write")
             elif self._cancelled and not self._expired:
-                self._tally.ends.append("cancelled")
+                self._tally.cancel()
             else:
                 self._tally.fail(self.plan, "agent", error)
         self._over.set()

@@ -14,7 +14,7 @@ from kvplan.agents.way import delivered
 from kvplan.base.process import check_process, generation
 from kvplan.base.threads import Bell, Call, error_of
 from kvplan.errors import TransferError
-from kvplan.execute.transfer import StreamlessTransfer, Transfer, call_when_done, check_layer
+from kvplan.execute.transfer import Transfer, call_when_done, check_layer
 from kvplan.nixl.nixl_transfer import NixlTransfer, end_all
 
 __all__ = ["Order", "PeerTransfer"]
@@ -257,7 +257,7 @@ class PeerTransfer(PeerEnding):
     def on_gpu(self) -> bool:
         """Whether streams can wait for it."""
         inner = self.inner
-        return inner is not None and not isinstance(inner, StreamlessTransfer)
+        return hasattr(inner, "precede")  # as a transfer of a GPU has
 
     def _inner(self) -> Transfer:
         if self._over.happened:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import os
 import threading
 from pathlib import Path
@@ -29,8 +27,6 @@ def write_whole(path: Path, content: bytes) -> None:
     >>> [(file.name, file.read_bytes()) for file in folder.iterdir()]
     [('note', b'whole')]
     """
-    if not path.name:
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     path = Path(os.path.realpath(path))
     if path.exists() and not path.is_file():
         path.write_bytes(content)
@@ -39,7 +35,5 @@ def write_whole(path: Path, content: bytes) -> None:
     try:
         part.write_bytes(content)
         part.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError, ValueError):
-            part.unlink(missing_ok=True)
-        raise
+    finally:
+        part.unlink(missing_ok=True)

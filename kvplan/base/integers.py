@@ -12,16 +12,16 @@ from typing import Any
 from kvplan.base.quoting import quoted
 from kvplan.errors import KVPlanError, LayoutError
 
-_LARGEST = 1 << 128
+BOUND = (1 << 128) - 1  # Python cannot print numbers of thousands of digits
 
 
 def integer(
     name: str,
     value: Any,
     *,
-    least: int | None = None,
-    most: int | None = None,
-    right: str | None = None,
+    least: int = -BOUND,
+    most: int = BOUND,
+    right: str = "",
     error: type[KVPlanError] = LayoutError,
 ) -> int:
     """Convert a value to a Python int, in a range.
@@ -29,40 +29,33 @@ def integer(
     Args:
         name: the caller's name for the value, for the message.
         value: an int, or an object with ``__index__``, such as a numpy integer or a tensor of one integer; not a bool.
-        least, most: smallest and largest right value; None for no bound.
+        least, most: smallest and largest right value.
         right: the right values in words, for the message; by default the range.
         error: class of the error.
 
     Raises:
-        KVPlanError: of the class ``error``: the value is not an integer, out of range, or has more than 128 bits.
+        KVPlanError: of the class ``error``: the value is not an integer, or out of range.
 
     >>> import numpy as np
     >>> integer("page_size", np.uint8(64), least=1) * 4
     256
-    >>> integer("page_size", True)
+    >>> integer("page_size", True, least=1)
     Traceback (most recent call last):
-    kvplan.errors.LayoutError: page_size is True; it is an integer
+    kvplan.errors.LayoutError: page_size is True; it is an integer of at least 1
     """
     number = value if type(value) is int else _converted(value)
-    if number is None or (least is not None and number < least) or (most is not None and number > most):
-        raise error(f"{name} is {quoted(value)}; {right or _range(least, most)}")
-    if not -_LARGEST < number < _LARGEST:  # Python cannot print numbers of thousands of digits
-        raise error(f"{name} is {quoted(value)}; it is an integer of at most 128 bits")
+    if number is None or not least <= number <= most:
+        bounds = f" from {least} to {most}" if most < BOUND else f" of at least {least}" * (least > -BOUND)
+        raise error(f"{name} is {quoted(value)}; {right or f'it is an integer{bounds}'}")
     return number
 
 
-def optional_integer(
-    name: str, value: Any, *, least: int | None = None, most: int | None = None, right: str | None = None,
-    error: type[KVPlanError] = LayoutError,
-) -> int | None:  # fmt: skip
-    """Convert a value as :func:`integer` does, but return None for None."""
-    return None if value is None else integer(name, value, least=least, most=most, right=right, error=error)
+def optional_integer(name: str, value: Any, **options: Any) -> int | None:
+    """Convert a value as :func:`integer` does, with its options, but return None for None."""
+    return None if value is None else integer(name, value, **options)
 
 
-def integers(
-    name: str, values: Any, *, least: int | None = None, most: int | None = None, right: str | None = None,
-    error: type[KVPlanError] = LayoutError,
-) -> tuple[int, ...]:  # fmt: skip
+def integers(name: str, values: Any, *, error: type[KVPlanError] = LayoutError, **options: Any) -> tuple[int, ...]:
     """Convert a sequence, which is read once; an error message names the position of the first wrong value.
 
     >>> import numpy as np
@@ -73,15 +66,10 @@ def integers(
     kvplan.errors.LayoutError: layers[1] is 2.5; it is an integer
     """
     try:
-        given = None if isinstance(values, str) else tuple(values)
+        given = tuple(values)
     except TypeError:  # an array without dims also raises it
-        given = None
-    if given is None:
-        raise error(f"{name} is {quoted(values)}; give a sequence of integers")
-    return tuple(
-        integer(f"{name}[{at}]", value, least=least, most=most, right=right, error=error)
-        for at, value in enumerate(given)
-    )
+        raise error(f"{name} is {quoted(values)}; give a sequence of integers") from None
+    return tuple(integer(f"{name}[{at}]", value, error=error, **options) for at, value in enumerate(given))
 
 
 def _converted(value: Any) -> int | None:
@@ -92,9 +80,3 @@ def _converted(value: Any) -> int | None:
         return index(value)
     except Exception:  # noqa: BLE001  # a foreign ``__index__`` may raise any error, as for a tensor without memory
         return None
-
-
-def _range(least: int | None, most: int | None) -> str:
-    if least is None:
-        return "it is an integer" if most is None else f"it is an integer of at most {most}"
-    return f"it is an integer of at least {least}" if most is None else f"it is an integer from {least} to {most}"

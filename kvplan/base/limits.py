@@ -6,69 +6,58 @@ Input beyond a bound raises :class:`kvplan.LayoutError`, so that no file takes m
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
-
 from kvplan.errors import LayoutError
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Limits:
-    """All bounds of input; :data:`LIMITS` holds the bounds in force."""
+class LIMITS:
+    """All bounds of input."""
 
     # ---- text --------------------------------------------------------------------------------------------------------
 
-    json_nbytes: int = 64 << 20  # of a dump, card, spec or config: a million blocks in a table take 16 MiB
-    toml_nbytes: int = 64 << 10  # of a spec written by hand, which usually has hundreds of bytes
-    toml_dots: int = 64  # of one line: a dotted key takes time quadratic in its parts
-    profile_nbytes: int = 1 << 20  # of a device profile, which has some kilobytes
-    spec_levels: int = 8  # of ``layouts`` inside ``layouts``; one is usual
-    notation_length: int = 1 << 16  # characters, including the notations of merged layouts
-    name_length: int = 200  # characters of a part or a peer
-    dtype_length: int = 1000  # characters: numpy names every field of a structured type
+    json_nbytes = 64 << 20  # of a dump, card, spec or config: a million blocks in a table take 16 MiB
+    toml_nbytes = 64 << 10  # of a spec written by hand, which usually has hundreds of bytes
+    toml_dots = 64  # of one line: a dotted key takes time quadratic in its parts
+    profile_nbytes = 1 << 20  # of a device profile, which has some kilobytes
+    spec_levels = 8  # of ``layouts`` inside ``layouts``; one is usual
+    notation_length = 1 << 16  # characters, including the notations of merged layouts
+    name_length = 200  # characters of a part or a peer
 
     # ---- counts ------------------------------------------------------------------------------------------------------
 
-    layers: int = 1 << 12  # of a model's config; the deepest models have about 128
-    components: int = 1 << 14  # (layer, part)s of a layout: 128 layers of 128 parts each
-    heads: int = 1 << 16  # KV heads of a layout; models have up to 256
-    block_tokens: int = 1 << 21  # token slots of a block: a context of two million tokens in one block
-    number: int = 2**31 - 1  # the largest number of a layer or a head
-    views: int = 1 << 17  # (layer, part)s of a dump, each head counted if heads are separate allocations
-    tensors: int = 1 << 15  # separate tensors of a spec: 64 GiB if each takes the 2 MiB of an allocator
+    layers = 1 << 12  # of a model's config; the deepest models have about 128
+    components = 1 << 14  # (layer, part)s of a layout: 128 layers of 128 parts each
+    heads = 1 << 16  # KV heads of a layout; models have up to 256
+    block_tokens = 1 << 21  # token slots of a block: a context of two million tokens in one block
+    number = 2**31 - 1  # the largest number of a layer or a head
+    views = 1 << 17  # (layer, part)s of a dump, each head counted if heads are separate allocations
+    tensors = 1 << 15  # separate tensors of a spec: 64 GiB if each takes the 2 MiB of an allocator
 
     # ---- recipes: halves of packed transfers, from a peer -----------------------------------------------------------
 
-    recipe_nbytes: int = 256 << 20  # of a whole recipe: 16 million units with 8 bytes each take 128 MiB
-    recipe_units: int = 1 << 24  # addresses of units: 9 GiB of single tokens of 576 bytes
-    recipe_moved: int = 1 << 42  # bytes: all of the largest machine's memory
-    recipe_sections: int = 1 << 12  # units of different sizes: a block of 256 MiB in slots of 1 MiB
-    recipe_runs: int = 1 << 16  # rows of the run tables
-    recipe_copies: int = 1 << 22  # of one unit: 128 layers, K and V, 64 tokens, 256 heads
-    recipe_work: int = 1 << 23  # ranges that are checked one by one, where blocks are separate allocations
+    recipe_nbytes = 256 << 20  # of a whole recipe: 16 million units with 8 bytes each take 128 MiB
+    recipe_units = 1 << 24  # addresses of units: 9 GiB of single tokens of 576 bytes
+    recipe_moved = 1 << 42  # bytes: all of the largest machine's memory
+    recipe_sections = 1 << 12  # units of different sizes: a block of 256 MiB in slots of 1 MiB
+    recipe_runs = 1 << 16  # rows of the run tables
+    recipe_copies = 1 << 22  # of one unit: 128 layers, K and V, 64 tokens, 256 heads
+    recipe_work = 1 << 23  # ranges that are checked one by one, where blocks are separate allocations
 
     # ---- work --------------------------------------------------------------------------------------------------------
 
-    overlap_steps: int = 1 << 21  # of the proof that no two coordinates share a byte: about two seconds
-    places: int = 1 << 25  # (component, block)s that are looked up one by one if tables do not nest
-    pieces: int = 1 << 16  # of the common refinement of two layouts, if splits of their axes do not divide each other
-    copies: int = 1 << 24  # of one unit of memory: 128 layers, K and V, 256 tokens, 256 heads, one copy per row
-    listed: int = 1 << 19  # pieces of memory that a file makes us list: copies of a unit, rows of a search or a drawing
-    advised: int = 1 << 17  # components that are compiled in search of a better order, over all orders tried
+    overlap_steps = 1 << 21  # of the proof that no two coordinates share a byte: about two seconds
+    places = 1 << 25  # (component, block)s that are looked up one by one if tables do not nest
+    pieces = 1 << 16  # of the common refinement of two layouts, if splits of their axes do not divide each other
+    copies = 1 << 24  # of one unit of memory: 128 layers, K and V, 256 tokens, 256 heads, one copy per row
+    listed = 1 << 19  # pieces of memory that a file makes us list: copies of a unit, rows of a search or a drawing
+    advised = 1 << 17  # components that are compiled in search of a better order, over all orders tried
 
 
-LIMITS = Limits()
-
-Counted = Literal["components", "views", "tensors", "overlap_steps"]
-
-_OVER: dict[Counted, str] = {
+_OVER = {
     "components": "over {:,} (layer, part)s; a layout, or a file of several, has at most that number",
     "views": "over {:,} addresses of layers, parts and heads; a dump has at most that number",
     "tensors": "over {:,} separate tensors; a spec, or a file of several, has at most that number",
-    "overlap_steps": (
-        "axes interleave in too many ways: whether bytes overlap is not known after {:,} steps; give strides that "
-        "nest, each larger than all that it steps over"
-    ),
+    "overlap_steps": "axes interleave in too many ways: whether bytes overlap is not known after {:,} steps; give "
+    "strides that nest, each larger than all that it steps over",
 }
 
 
@@ -81,11 +70,10 @@ class Budget:
     kvplan.errors.LayoutError: over 16,384 (layer, part)s; a layout, or a file of several, has at most that number
     """
 
-    def __init__(self, limits: Limits = LIMITS) -> None:
-        self._limits = limits
-        self._left: dict[Counted, int] = {kind: getattr(limits, kind) for kind in _OVER}
+    def __init__(self) -> None:
+        self._left = {kind: getattr(LIMITS, kind) for kind in _OVER}
 
-    def use(self, kind: Counted, count: int) -> None:
+    def use(self, kind: str, count: int) -> None:
         """Subtract from one of the remaining counts.
 
         Args:
@@ -97,6 +85,6 @@ class Budget:
         Raises:
             LayoutError: less than this number is left.
         """
-        left = self._left[kind] = self._left[kind] - count
-        if left < 0:
-            raise LayoutError(_OVER[kind].format(getattr(self._limits, kind)))
+        self._left[kind] -= count
+        if self._left[kind] < 0:
+            raise LayoutError(_OVER[kind].format(getattr(LIMITS, kind)))

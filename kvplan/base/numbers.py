@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import groupby
 
 _BINARY = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
@@ -10,10 +11,11 @@ _BINARY = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 def count_of(count: int, noun: str) -> str:
     """Show a count and its noun.
 
-    >>> count_of(1, "unit"), count_of(1024, "unit")
-    ('1 unit', '1,024 units')
+    >>> count_of(1, "unit"), count_of(1024, "unit"), count_of(2, "2-D copy")
+    ('1 unit', '1,024 units', '2 2-D copies')
     """
-    return f"{count:,} {noun}{'s' * (count != 1)}"
+    plural = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    return f"{count:,} {noun if count == 1 else plural}"
 
 
 def nbytes_text(nbytes: int) -> str:
@@ -48,23 +50,13 @@ def rounded(nbytes: int) -> str:
     return f"{nbytes} B" if nbytes < 1024 else binary(nbytes)
 
 
-def spelled(nbytes: int) -> str:
-    """Show every byte, in the largest binary unit that divides them.
-
-    >>> spelled(512), spelled(28 << 10), spelled(1 << 20), spelled(1536)
-    ('512 B', '28 KiB', '1 MiB', '1536 B')
-    """
-    power = min(((nbytes & -nbytes).bit_length() - 1) // 10, 3) if nbytes else 0
-    return f"{nbytes >> 10 * power} {_BINARY[power - 1]}" if power else f"{nbytes} B"
-
-
 def exact(nbytes: int) -> str:
     """Show every byte, and the rounded number in brackets.
 
     >>> exact(656), exact(1310720)
     ('656 bytes', '1,310,720 bytes (1.25 MiB)')
     """
-    return nbytes_text(nbytes) if nbytes < 1024 else f"{nbytes_text(nbytes)} ({binary(nbytes)})"
+    return nbytes_text(nbytes) + (f" ({binary(nbytes)})" if nbytes >= 1024 else "")
 
 
 def decimal(nbytes: float) -> str:
@@ -73,10 +65,12 @@ def decimal(nbytes: float) -> str:
     >>> decimal(1e9), decimal(2.5e3), decimal(12)
     ('1 GB', '2.5 KB', '12 B')
     """
-    for size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "KB")):
-        if nbytes >= size:
-            return f"{nbytes / size:.3g} {unit}"
-    return f"{nbytes:.3g} B"
+    return _scaled(nbytes, {"GB": 1e9, "MB": 1e6, "KB": 1e3, "B": 1.0})
+
+
+def _scaled(value: float, units: dict[str, float]) -> str:
+    unit = next((unit for unit, size in units.items() if value >= size), [*units][-1])
+    return f"{value / units[unit]:.3g} {unit}"
 
 
 def rate(gbps: float) -> str:
@@ -103,10 +97,7 @@ def duration(seconds: float) -> str:
     >>> duration(3.2e-9), duration(1.234e-5), duration(0.0456), duration(3)
     ('3.2 ns', '12.3 us', '45.6 ms', '3 s')
     """
-    for size, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds / 1e-9:.3g} ns"
+    return _scaled(seconds, {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9})
 
 
 def between(low: int, high: int) -> str:
@@ -118,25 +109,12 @@ def between(low: int, high: int) -> str:
     return f"{low:,}" if low == high else f"{low:,}-{high:,}"
 
 
-def nbytes_between(low: int, high: int) -> str:
-    """Show a range of bytes by its two ends, or by one end if they are equal.
-
-    >>> nbytes_between(512, 8192), nbytes_between(512, 512)
-    ('512 to 8,192 bytes', '512 bytes')
-    """
-    return nbytes_text(high) if low == high else f"{low:,} to {nbytes_text(high)}"
-
-
 def number_ranges(numbers: Iterable[int], comma: str = " ") -> str:
     """Show ascending numbers, with consecutive numbers as a range.
 
     >>> number_ranges((0, 1, 2, 3, 8)), number_ranges(range(2, 4)), number_ranges([0, 2, 3], ", ")
     ('0-3 8', '2-3', '0, 2-3')
     """
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return comma.join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+    places = groupby(enumerate(numbers), key=lambda one: one[1] - one[0])  # the same for consecutive numbers
+    runs = [[number for _, number in run] for _, run in places]
+    return comma.join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import re
 import tomllib
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from kvplan.base.limits import LIMITS
 from kvplan.base.quoting import quoted
 from kvplan.errors import LayoutError
-
-_DOTTED = re.compile(r"[^.]\.")
 
 
 def read_whole(path: Path, most: int = LIMITS.json_nbytes) -> str:
@@ -24,25 +22,22 @@ def read_whole(path: Path, most: int = LIMITS.json_nbytes) -> str:
         most: largest size in bytes.
 
     Raises:
-        OSError: the file cannot be read, is a device or a pipe, or is too large.
-        UnicodeDecodeError: the content is not UTF-8.
+        LayoutError: the file cannot be read, is too large, or is not UTF-8; the message is the reason.
+
+    >>> read_whole(Path("/nowhere.json"))
+    Traceback (most recent call last):
+    kvplan.errors.LayoutError: No such file or directory
     """
-    if path.exists() and not path.is_file() and not path.is_dir():
-        raise OSError(errno.EINVAL, "a device or a pipe, not a file")
-    with path.open("rb") as file:
-        raw = file.read(most + 1)
-    if len(raw) > most:
-        raise OSError(errno.EFBIG, f"more than {most:,} bytes")
-    return raw.decode().replace("\r\n", "\n").replace("\r", "\n")
-
-
-def why_unread(error: OSError | UnicodeDecodeError) -> str:
-    """Return the reason why a file could not be read, without its name.
-
-    >>> why_unread(FileNotFoundError(2, "No such file or directory", "a.toml"))
-    'No such file or directory'
-    """
-    return str(getattr(error, "strerror", None) or error)
+    try:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise LayoutError("a device or a pipe, not a file")
+        with path.open("rb") as file:
+            raw = file.read(most + 1)
+        if len(raw) > most:
+            raise LayoutError(f"more than {most:,} bytes")
+        return raw.decode()
+    except (OSError, ValueError) as error:  # no UTF-8, a null byte in the name
+        raise LayoutError(getattr(error, "strerror", None) or str(error)) from None
 
 
 def json_of(text: str | bytes) -> Any:
@@ -55,16 +50,7 @@ def json_of(text: str | bytes) -> Any:
     >>> json_of('{"a": [1, 2]}')
     {'a': [1, 2]}
     """
-    if len(text) > LIMITS.json_nbytes:
-        raise LayoutError(f"more than {LIMITS.json_nbytes:,} bytes")
-    try:
-        return json.loads(text if isinstance(text, str) else text.decode(), object_pairs_hook=_unique)
-    except LayoutError:
-        raise
-    except RecursionError:
-        raise LayoutError("nested too deeply") from None
-    except ValueError as error:  # not JSON, not UTF-8, or a number of thousands of digits
-        raise LayoutError(str(error)) from None
+    return _parsed(partial(json.loads, object_pairs_hook=_unique), text, LIMITS.json_nbytes)
 
 
 def toml_of(text: str) -> dict[str, Any]:
@@ -76,13 +62,18 @@ def toml_of(text: str) -> dict[str, Any]:
     >>> toml_of("a.b = 1")
     {'a': {'b': 1}}
     """
-    if len(text) > LIMITS.toml_nbytes:
-        raise LayoutError(f"more than {LIMITS.toml_nbytes:,} bytes; write a long document as JSON")
     for number, line in enumerate(text.split("\n"), start=1):
-        if sum(1 for _ in _DOTTED.finditer(line)) > LIMITS.toml_dots:
+        if line.count(".") > LIMITS.toml_dots:
             raise LayoutError(f"over {LIMITS.toml_dots} dots in line {number}; a key has fewer parts")
+    made: dict[str, Any] = _parsed(tomllib.loads, text, LIMITS.toml_nbytes)
+    return made
+
+
+def _parsed(parse: Callable[[Any], Any], text: str | bytes, most: int) -> Any:
+    if len(text) > most:
+        raise LayoutError(f"more than {most:,} bytes")
     try:
-        return tomllib.loads(text)
+        return parse(text)
     except RecursionError:
         raise LayoutError("nested too deeply") from None
     except ValueError as error:
@@ -92,6 +83,6 @@ def toml_of(text: str) -> dict[str, Any]:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) != len(pairs):
-        twice = next(key for k, (key, _) in enumerate(pairs) if any(key == other for other, _ in pairs[:k]))
-        raise LayoutError(f"{quoted(twice)} is twice in one table")
+        keys = [key for key, _ in pairs]
+        raise LayoutError(f"{quoted(max(made, key=keys.count))} is twice in one table")
     return made

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 
 from kvplan.errors import TransferError
 
@@ -24,8 +23,6 @@ class Latch:
     >>> latch.wait(0), latch.set(), latch.wait(), latch.set()
     (False, True, True, False)
     """
-
-    __slots__ = ("_calls", "_lock", "happened")
 
     def __init__(self) -> None:
         self.happened = False
@@ -51,8 +48,6 @@ class Latch:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Block until the event has happened, at most ``timeout`` seconds; return whether it has happened."""
-        if self.happened:
-            return True
         bell = Bell()
         self.call(bell.ring)
         if not bell.wait(timeout):
@@ -69,22 +64,20 @@ class Bell:
     (None, None, True, False)
     """
 
-    __slots__ = ("_lock",)
-
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._lock.acquire()
 
     def ring(self) -> None:
         """Wake the thread that waits, or that waits next; any thread may call it, also in a signal handler."""
-        with suppress(RuntimeError):  # it has rung before
+        try:  # noqa: SIM105  # a submit rings; suppress takes half a microsecond more
             self._lock.release()
+        except RuntimeError:  # it has rung before
+            pass
 
     def wait(self, seconds: float | None = None) -> bool:
         """Block until the bell rings, at most so long; return whether it rang. One thread at a time may wait."""
-        if seconds is None:
-            return self._lock.acquire()
-        return self._lock.acquire(timeout=min(seconds, threading.TIMEOUT_MAX) if seconds > 0 else 0)
+        return self._lock.acquire(timeout=-1 if seconds is None else min(max(seconds, 0), threading.TIMEOUT_MAX))
 
 
 class Worker:
@@ -97,59 +90,43 @@ class Worker:
         inside: identifiers of threads that must not wait for the owner's end; the worker adds its own.
 
     Attributes:
-        ended: set when the work is done.
+        started: whether the thread was ever started.
     """
 
     def __init__(self, name: str, work: Call, what: str, inside: set[int]) -> None:
-        self.ended = Latch()
+        self.started = False
         self._name, self._work, self._what, self._inside = name, work, what, inside
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-
-    @property
-    def started(self) -> bool:
-        """Return whether the thread was ever started."""
-        return self._thread is not None
+        self._once, self._ended = threading.Lock(), Latch()
+        self._thread = threading.Thread()  # its own, as soon as that runs
 
     def start(self) -> None:
         """Start the thread; raise TransferError if the system cannot."""
-        thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
         try:
-            thread.start()
+            threading.Thread(target=self._serve, name=self._name, daemon=True).start()
         except RuntimeError as error:
-            if isinstance(error.__context__, KeyboardInterrupt):  # it broke a lock of Thread.start
-                raise error.__context__ from None
             raise TransferError(f"{self._what}: {error}") from error
-        self._is_mine(thread)
+        self.started = True
 
     def join(self, timeout: float | None = None) -> bool:
-        """Wait until the work has ended, if the thread was started; return whether it has ended.
+        """Wait until the work has ended, if the thread was started and is another one; return whether it has ended.
 
         Ctrl-C in a ``Thread.join`` alone lets the thread count as ended, up to Python 3.12.
         """
-        thread = self._thread
-        if thread is None:
-            return True
-        if thread is not threading.current_thread() and self.ended.wait(timeout):
-            thread.join(timeout)
-        return self.ended.happened
-
-    def _is_mine(self, thread: threading.Thread) -> bool:
-        """Return whether a thread does the work: the first one, if two start at once or after Ctrl-C in a start."""
-        with self._lock:
-            self._thread = self._thread or thread
-            return self._thread is thread
+        if self.started and self._thread is not threading.current_thread() and self._ended.wait(timeout):
+            self._thread.join(timeout)
+        return self._ended.happened or not self.started
 
     def _serve(self) -> None:
-        if not self._is_mine(threading.current_thread()):
-            return
-        me = threading.get_ident()
+        if not self._once.acquire(blocking=False):
+            return  # another thread does the work: two were started at once, or Ctrl-C came in a start
+        self._thread, me = threading.current_thread(), threading.get_ident()
+        self.started = True
         self._inside.add(me)
         try:
             self._work()
         finally:
             self._inside.discard(me)  # a later thread may get this identifier
-            self.ended.set()
+            self._ended.set()
 
 
 def error_of(call: Call) -> BaseException | None:

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from kvplan.base.limits import LIMITS
-from kvplan.base.quoting import quoted, shortened
-from kvplan.base.reading import json_of, read_whole, why_unread
+from kvplan.base.quoting import QUOTED, quoted
+from kvplan.base.reading import json_of, read_whole
 from kvplan.catalogue.config_keys import integer_of, shown
 from kvplan.catalogue.hybrids import HYBRIDS, hybrid_state, hybrid_types, states_everywhere, with_layers
 from kvplan.catalogue.models import Group, Model, config_defaults
-from kvplan.errors import LayoutError
+from kvplan.errors import LayoutError, bounded
 
 # Models of which every layer uses sliding_window, although the file does not say so.
 ALL_LAYERS_SLIDE = ("mistral", "mixtral", "phi3", "starcoder2")
@@ -45,9 +45,8 @@ def read_config(path: str | Path) -> Model:
     """
     try:
         text = read_whole(Path(path))
-    except (OSError, ValueError) as error:  # no text, a null byte in the name
-        told = why_unread(error) if isinstance(error, OSError | UnicodeDecodeError) else error
-        raise LayoutError(f"cannot read the config {quoted(str(path))}: {told}") from error
+    except LayoutError as error:
+        raise LayoutError(f"cannot read the config {quoted(str(path))}: {error}") from error
     try:
         content = json_of(text)
     except LayoutError as error:
@@ -59,7 +58,7 @@ def read_config(path: str | Path) -> Model:
     except LayoutError as error:
         raise LayoutError(f"{path}: {error}") from error
     name = content.get("_name_or_path") or content.get("model_type") or Path(path).stem
-    return Model(shortened(str(name)) if isinstance(name, str) else quoted(name), layers, groups, source=str(path),
+    return Model(bounded(name, QUOTED) if isinstance(name, str) else quoted(name), layers, groups, source=str(path),
                  verified=True)  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvplan.base.numbers import rate, spelled
+from kvplan.base.numbers import rate, rounded
 from kvplan.base.quoting import quoted
 from kvplan.cli.answers.process_findings import in_words, is_process, peer_name, process_bench
 from kvplan.cli.arguments.values import gpu
@@ -143,9 +143,9 @@ def screen(name: str, ceilings: Ceilings | None, rows: Sequence[Row], missing: S
     for kind, on in sorted({(row.beside, row.beside_on) for row in rows if row.beside != IDLE}):
         some = [row for row in rows if (row.beside, row.beside_on) == (kind, on)]
         first = some[0]
-        moved = f"{first.runs:,} runs of {spelled(first.run_nbytes)}, {pooled(first.direction, first.host)}"
+        moved = f"{first.runs:,} runs of {rounded(first.run_nbytes)}, {pooled(first.direction, first.host)}"
         shown += [f"beside {where(kind, on)}: GB/s, and how much slower compute gets;\n{moved}", _beside(some)]
-    broken = [f"broken: {row.label}, {row.direction}, {row.host}, {spelled(row.run_nbytes)} x {row.runs:,}"
+    broken = [f"broken: {row.label}, {row.direction}, {row.host}, {rounded(row.run_nbytes)} x {row.runs:,}"
               f"{'' if row.beside == IDLE else f', beside {where(row.beside, row.beside_on)}'}: {row.broken}"
               for row in rows if row.broken]  # fmt: skip
     left = [f"not measured: {why}: {_some(what)}" for why, what in grouped(missing).items()]
@@ -175,7 +175,7 @@ def _alone(rows: Sequence[Row]) -> Any:
     paths = _ordered(rows)
     by_case = {(row.run_nbytes, row.runs, row.path): row for row in rows}
     cases = sorted({(row.run_nbytes, row.runs) for row in rows})
-    lines = [(spelled(size), f"{runs:,}", *(_figure(by_case.get((size, runs, path))) for path in paths))
+    lines = [(rounded(size), f"{runs:,}", *(_figure(by_case.get((size, runs, path))) for path in paths))
              for size, runs in cases]  # fmt: skip
     return number_table(("run", "runs", *(TITLES.get(path, path) for path in paths)), lines,
                         right=range(len(paths) + 2))  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from kvplan.base.numbers import exact, rate
 from kvplan.cli.arguments.values import gpu
-from kvplan.cli.screen.documents import print_json
+from kvplan.cli.screen.documents import check_file, print_json, write_file
 from kvplan.cli.screen.printing import Tell, fact_table, note, number_table, progress, show
 from kvplan.cost.profile import TERMS, DeviceProfile, route_paths
 from kvplan.errors import KVPlanError
@@ -87,17 +87,16 @@ def run(args: argparse.Namespace) -> int:
 def _run_wire(args: argparse.Namespace) -> int:
     """Measure a wire between two processes, save its profile, and print it."""
     from kvplan.cli.answers.wire_rows import wire_screen
-    from kvplan.cost.store import check_writable
-    from kvplan.cost.wires.wire_store import save_wire, wire_name, wire_path
+    from kvplan.cost.wires.wire_profile import wire_name, wire_path
     from kvplan.measure.wires.wire_calibration import calibrate_wire
 
     device = args.device or "cpu"
     path = args.output or wire_path(wire_name("UCX"), "DRAM" if device == "cpu" else "VRAM")
-    check_writable(path)  # before seconds of measuring
+    check_file("--output", str(path), folder=True)  # before seconds of measuring
     start = time.perf_counter()
     with progress(silent=args.json) as tell:
         profile, posts = calibrate_wire(device, tell=tell)
-    save_wire(profile, path)
+    write_file("--output", str(path), profile.to_json().encode())
     seconds = time.perf_counter() - start
     if args.json:
         print_json("calibrate-wire", {"path": str(path), "seconds": round(seconds, 2), "profile": asdict(profile),
@@ -152,9 +151,7 @@ def _save(subject: Subject, args: argparse.Namespace) -> Saved:
     Raises:
         KVPlanError: torch is missing, the file cannot be written, or the measurement failed.
     """
-    from kvplan.cost.store import check_writable, save
-
-    check_writable(subject.path)  # before 20 seconds of measuring
+    check_file("--output", str(subject.path), folder=True)  # before 20 seconds of measuring
     start = time.perf_counter()
     try:
         import torch  # noqa: F401  # needed for the buffers, and for the compute that runs at the same time
@@ -162,7 +159,7 @@ def _save(subject: Subject, args: argparse.Namespace) -> Saved:
         raise KVPlanError("calibrating needs torch; pip install torch triton") from None
     with progress(silent=args.json) as tell:
         profile = subject.measure(tell)
-    save(profile, subject.path)
+    write_file("--output", str(subject.path), profile.to_json().encode())
     return Saved(profile, subject.path, time.perf_counter() - start)
 
 
@@ -180,12 +177,12 @@ def screen(profile: DeviceProfile) -> list[Any]:
         ("driver", f"{profile.driver or 'not known'}, {profile.link}"),
         ("made", f"{profile.how}: {profile.made}"),
         *((route, f"{rate(ceilings[route])} by the copy engine, {ceilings[f'sm_{route}']:.1f} by SMs")
-          for route in profile.routes),
+          for route in profile.costs),
     ]  # fmt: skip
     if profile.note:
         facts.append(("note", profile.note))
     costs, beside = [], []
-    for route in profile.routes:
+    for route in profile.costs:
         for path in route_paths(route):
             found, terms = profile.costs[route][path], TERMS[path]
             byte = found.seconds[terms[-1]]

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import asdict
+from textwrap import wrap
 from typing import Any, NamedTuple
 
-from kvplan.base.numbers import decimal, duration, rate
+from kvplan.base.numbers import count_of, decimal, duration, rate
 from kvplan.cost.model import NS, Candidate, beside_of, features
 from kvplan.cost.policy import Policy
 from kvplan.cost.profile import TERMS, DeviceProfile
 from kvplan.cost.statistics import Counted
 
-LEAST_SHARE = 0.01  # smallest share of a candidate's time that is shown
-PARTS = 3  # terms of a candidate's time that are shown, the largest first
-WIDTH, LEAST_WIDTH = 80, 40  # columns of the text
-COLUMNS = (15, 9, 8, 8)  # widths of the path and of its figures
+ROW = "{:<15}{:>9}{:>8}{:>8}".format
 NO_BREAK = "\N{NO-BREAK SPACE}"
-_UNIT = re.compile(r"(?<=[0-9]) (?=\S+$)")  # between the last number and its unit
-WORDS = {
-    "fixed": "to begin", "run": "run", "byte": "byte", "small_copy": "small copy", "large_copy": "large copy",
-    "call": "2-D copy", "row": "row", "small_extent": "small piece", "large_extent": "large piece",
-}  # fmt: skip
 ROUTE_WORDS = {
     "load": "from the host", "store": "to the host", "device": "within the GPU", "push": "to another GPU",
     "pull": "from another GPU",
@@ -45,140 +37,85 @@ class Explained(NamedTuple):
     policy: Policy
 
 
-class Share(NamedTuple):
-    """The time that one term of the cost model adds to the time of a path.
-
-    Attributes:
-        term: name of the term, such as ``"run"`` or ``"byte"``; see :data:`kvplan.cost.profile.TERMS`.
-        times: how many such runs, bytes or calls the plan has.
-        seconds: the time that all of these take.
-    """
-
-    term: str
-    times: float
-    seconds: float
-
-
-def shares(path: str, plan: Explained) -> list[Share]:
-    """Split a path's time, from submit until the caller knows the end, into terms, the largest first.
-
-    >>> from kvplan.cost.profile import default
-    >>> from kvplan.cost.statistics import GroupFacts
-    >>> counts = [(GroupFacts(1 << 16, 16, 0, {"kernel": (1, 1 << 16)}), 16)]
-    >>> [(share.term, share.times) for share in shares("kernel", Explained(counts, "load", default(), Policy()))]
-    [('fixed', 1.0), ('byte', 1048576), ('run', 16)]
-    """
-    costs, counts = beside_of(path, *plan[1:]).wall, features(path, plan.counts)
-    made = [Share(term, times, NS * times * costs[term]) for term, times in zip(TERMS[path], counts, strict=False)]
-    return sorted(made, key=lambda share: -share.seconds)
-
-
-def told(share: Share) -> str:
-    """Return a share in words.
-
-    >>> told(Share("fixed", 1.0, 9e-5)), told(Share("small_copy", 160, 176e-6)), told(Share("byte", 1e9, 0.02))
-    ('90 us to begin', '176 us: 160 small copies at 1.1 us', '20 ms: 1 GB at 50.0 GB/s')
-    """
-    if share.term == "fixed":
-        return f"{duration(share.seconds)} {WORDS['fixed']}"
-    if share.term.endswith("byte"):
-        gbps = share.times / share.seconds / 1e9 if share.seconds else 0.0
-        return f"{duration(share.seconds)}: {decimal(share.times)} at {rate(gbps)}"
-    word = WORDS[share.term]
-    plural = word if share.times == 1 else f"{word[:-1]}ies" if word.endswith("y") else f"{word}s"
-    return f"{duration(share.seconds)}: {share.times:,.0f} {plural} at {duration(share.seconds / share.times)}"
-
-
-def reason(candidate: Candidate, plan: Explained) -> str:
-    """Return the largest terms of a candidate's time in words, or the reason why it cannot move the plan."""
-    if candidate.refused:
-        return f"cannot: {candidate.refused}"
-    found = [share for share in shares(candidate.path, plan) if share.times and share.seconds > 0]
-    words = [told(share) for share in found[:PARTS]]
-    other = candidate.wall - sum(share.seconds for share in found)
-    if other > LEAST_SHARE * candidate.wall:
-        words.append(f"+{duration(other)} by the policy or narrow words")
-    return ", ".join(words)
-
-
-def verdict(found: Sequence[Candidate], policy: Policy) -> str:
-    """Return a sentence that says why the first candidate is taken.
-
-    >>> a, b = Candidate("kernel", wall=1e-4), Candidate("staged", wall=1.5e-4)
-    >>> verdict([a, b], Policy())
-    'kernel is taken: staged, the next, takes 1.50 times as long'
-    >>> verdict([b, a], Policy())
-    'staged is taken: kernel is as fast, within the 3 % that choices are not made by'
-    """
-    able = [one for one in found if not one.refused]
-    if not able:
-        return "no path serves this plan"
-    first, others = able[0], sorted(able[1:], key=lambda one: one.score)
-    if not others:
-        return f"{first.path} is taken: no other path serves this plan"
-    ratio = others[0].score / max(first.score, 1e-12)
-    if ratio < 1.0:
-        return f"{first.path} is taken: {others[0].path} is as fast, within the 3 % that choices are not made by"
-    if policy.overlap == "idle":
-        return f"{first.path} is taken: {others[0].path}, the next, takes {ratio:.2f} times as long"
-    return (
-        f"{first.path} is taken: {others[0].path}, the next, costs {ratio:.2f} times as much, its time and what "
-        f"{policy.overlap} loses beside it"
-    )
-
-
 def facts(found: Sequence[Candidate], plan: Explained) -> dict[str, Any]:
-    """Return the explanation as a dict for JSON; times are in seconds."""
+    """Return the explanation as a dict for JSON; times are in seconds. :func:`explain` is its text.
+
+    Args:
+        found: the candidates, of which at least two can move the plan.
+        plan: the plan.
+    """
     return {
         "overlap": plan.policy.overlap,
-        "verdict": verdict(found, plan.policy),
+        "verdict": _verdict(found[0], found[1], plan.policy.overlap),
         "profile": {name: getattr(plan.profile, name) for name in ("gpu", "driver", "link", "how", "made", "note")},
         "candidates": [{**asdict(one), "score": one.score, "terms": _terms(one, plan)} for one in found],
     }
 
 
 def _terms(one: Candidate, plan: Explained) -> list[dict[str, Any]]:
-    """Return the terms of a candidate's wall time; the last term, "other", is the remaining time."""
-    if one.refused or one.path not in TERMS:
+    """Split a candidate's wall time into terms, the largest first; the last term, "other", is the remaining time."""
+    if one.refused:
         return []
-    made = shares(one.path, plan)
-    other = Share("other", 1.0, one.wall - sum(share.seconds for share in made))
-    return [share._asdict() for share in (*made, other)]
+    costs, counts = beside_of(one.path, *plan[1:]).wall, features(one.path, plan.counts)
+    made: list[dict[str, Any]]
+    made = [{"term": term, "times": times, "seconds": NS * times * costs[term]}
+            for term, times in zip(TERMS[one.path], counts, strict=False)]  # fmt: skip
+    made.sort(key=lambda term: -term["seconds"])
+    return [*made, {"term": "other", "times": 1.0, "seconds": one.wall - sum(term["seconds"] for term in made)}]
 
 
-def explain(found: Sequence[Candidate], plan: Explained, width: int = WIDTH) -> str:
-    """Return candidates as text of ``width`` columns, at least 40; see :meth:`kvplan.Executor.candidates`."""
-    width, profile = max(width, LEAST_WIDTH), plan.profile
-    lines = _wrapped(f"profile: {profile.kind}, {profile.link}, {profile.how}", width)
+def _verdict(first: Candidate, second: Candidate, overlap: str) -> str:
+    """Return a sentence that says why the first candidate is taken."""
+    ratio = second.score / max(first.score, 1e-12)
+    if ratio < 1.0:
+        return f"{first.path} is taken: {second.path} is as fast, within the 3 % that choices are not made by"
+    losses = "" if overlap == "idle" else f", with what {overlap} loses beside it"
+    return f"{first.path} is taken: {second.path}, the next, takes {ratio:.2f} times as long{losses}"
+
+
+def explain(found: Sequence[Candidate], plan: Explained, width: int = 80) -> str:
+    """Return candidates as text; see :meth:`kvplan.Executor.candidates`.
+
+    Args:
+        found: the candidates, of which at least two can move the plan.
+        plan: the plan.
+        width: most columns of the lines with terms, at least 60.
+    """
+    document, profile, overlap = facts(found, plan), plan.profile, plan.policy.overlap
+    lines = [f"profile: {profile.kind}, {profile.link}, {profile.how}"]
     if profile.note:
-        lines += _wrapped(f"note: {profile.note}", width)
-    beside = "nothing" if plan.policy.overlap == "idle" else plan.policy.overlap
-    lines += [f"route:   {ROUTE_WORDS[plan.route]}", f"beside:  {beside}", "", _row("path", "in all", "GPU", "compute")]
-    for one in found:
-        lost = f"-{duration(one.compute_seconds)}" if one.compute_seconds else "-"
-        lines.append(_row(one.path, *("-" * 3 if one.refused else (duration(one.wall), duration(one.seconds), lost))))
-        lines += _wrapped(reason(one, plan), width, "    ")
-    return "\n".join([*lines, "", *_wrapped(verdict(found, plan.policy), width)])
+        lines.append(f"note: {profile.note}")
+    beside = "nothing" if overlap == "idle" else overlap
+    lines += [f"route:   {ROUTE_WORDS[plan.route]}", f"beside:  {beside}", "", ROW("path", "in all", "GPU", "compute")]
+    for row in document["candidates"]:
+        lines += _lines(row, width)
+    return "\n".join([*lines, "", document["verdict"]])
 
 
-def _row(*cells: str) -> str:
-    """Return the line of a path and its figures.
+def _lines(row: dict[str, Any], width: int) -> list[str]:
+    """Return the lines of a candidate: its figures, and the largest terms of its time, or why it cannot move it."""
+    if row["refused"]:
+        return [ROW(row["path"], "-", "-", "-"), f"    cannot: {row['refused']}"]
+    lost = f"-{duration(row['compute_seconds'])}" if row["compute_seconds"] else "-"
+    *terms, other = row["terms"]
+    words = [_told(**term) for term in terms[:3] if term["seconds"] > 0]  # the largest are enough
+    if other["seconds"] > row["wall"] / 100:
+        words.append(f"+{duration(other['seconds'])} by the policy or narrow words")
+    held = ", ".join(word.replace(" ", NO_BREAK) for word in words)  # lines break between terms
+    wrapped = wrap(held, max(width, 60), initial_indent="    ", subsequent_indent="    ")
+    figures = ROW(row["path"], duration(row["wall"]), duration(row["seconds"]), lost)
+    return [figures, *(line.replace(NO_BREAK, " ") for line in wrapped)]
 
-    >>> _row("copy_engine_2d", "2.68 ms", "2.09 ms", "-")
-    'copy_engine_2d   2.68 ms 2.09 ms       -'
+
+def _told(term: str, times: float, seconds: float) -> str:
+    """Return a term in words.
+
+    >>> _told("fixed", 1.0, 9e-5), _told("small_copy", 160, 176e-6), _told("byte", 1e9, 0.02)
+    ('90 us to begin', '176 us: 160 small copies at 1.1 us', '20 ms: 1 GB at 50.0 GB/s')
     """
-    return cells[0].ljust(COLUMNS[0]) + "".join(map(str.rjust, cells[1:], COLUMNS[1:]))
-
-
-def _wrapped(text: str, width: int, indent: str = "") -> list[str]:
-    """Wrap text; it breaks at commas, unless the text between two commas is longer than a line.
-
-    >>> _wrapped("20 ms: 1 GB at 50.0 GB/s, 90 us to begin", 28)
-    ['20 ms: 1 GB at 50.0 GB/s,', '90 us to begin']
-    """
-    from textwrap import wrap
-
-    fits = width - len(indent)
-    held = (part.replace(" ", NO_BREAK) if len(part) < fits else _UNIT.sub(NO_BREAK, part) for part in text.split(", "))
-    wrapped = wrap(", ".join(held), width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
-    return [line.replace(NO_BREAK, " ") for line in wrapped]
+    if term == "fixed":
+        return f"{duration(seconds)} to begin"
+    if term == "byte":
+        return f"{duration(seconds)}: {decimal(times)} at {rate(times / seconds / 1e9)}"
+    noun = term.replace("call", "2-D copy").replace("extent", "piece").replace("_", " ")
+    return f"{duration(seconds)}: {count_of(round(times), noun)} at {duration(seconds / times)}"

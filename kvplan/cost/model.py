@@ -70,27 +70,19 @@ class Prices:
     """
 
     def __init__(self, path: str, route: str, profile: DeviceProfile, policy: Policy) -> None:
-        check_route(route, profile)
-        if path not in profile.costs[route]:
-            able = ", ".join(profile.costs[route])
-            raise PathError(f"path {path!r} has no costs for route {route!r}; those with costs are {able}")
-        costs = profile.costs[route][path]
-        self._alone, self._beside = costs.seconds, beside_of(path, route, profile, policy)
-        self._path, self._route, self._profile, self._policy, self._program = (
-            path,
-            route,
-            profile,
-            policy,
-            costs.program,
-        )
-        self.fixed = Price(NS * self._alone["fixed"], NS * self._beside.wall["fixed"], 0.0)
+        if path not in profile.costs.get(route, ()):
+            have = f"it has {', '.join(profile.costs) or 'none'}"
+            raise PathError(f"the profile of {profile.kind} has no costs for route {route!r} by path {path!r}; {have}")
+        self._path, self._route, self._profile, self._policy = path, route, profile, policy
+        self._costs, self._beside = profile.costs[route][path], beside_of(path, route, profile, policy)
+        self.fixed = Price(NS * self._costs.seconds["fixed"], NS * self._beside.wall["fixed"], 0.0)
 
     def unit(self, facts: GroupFacts) -> Price:
         """Return the price of one unit of a run group."""
-        counts, least = facts.terms[self._path], self._least(facts)
-        seconds, wall = (max(total(counts, costs, TERMS[self._path][1:]), least)
-                         for costs in (self._alone, self._beside.wall))  # fmt: skip
-        return Price(seconds, wall, wall * (1 - 1 / self._beside.slower))
+        counts, terms, least = facts.terms[self._path], TERMS[self._path][1:], self._least(facts)
+        seconds = max(total(counts, self._costs.seconds, terms), least)
+        wall = max(total(counts, self._beside.wall, terms), least)
+        return Price(seconds, wall, wall * (1 - 1 / max(self._beside.slower, 1.0)))
 
     def of(self, counts: Iterable[Counted]) -> Candidate:
         """Predict the cost of a plan."""
@@ -107,7 +99,7 @@ class Prices:
             return 0.0
         programs = self._policy.kernel(self._route, processors).programs
         narrow = facts.nbytes / facts.alignment / (WORDS[self._route] * programs) if facts.alignment < 16 else 0.0
-        shared = total(facts.terms["kernel"], self._program, TERMS["kernel"][1:]) / programs if most else 0.0
+        shared = total(facts.terms["kernel"], self._costs.program, TERMS["kernel"][1:]) / programs if most else 0.0
         return max(narrow, shared)
 
 
@@ -140,23 +132,6 @@ def total(counts: Iterable[float], costs: Mapping[str, float], terms: Iterable[s
     return NS * sum(count * costs[term] for count, term in zip(counts, terms, strict=True))
 
 
-def check_route(route: str, profile: DeviceProfile) -> None:
-    """Check that a profile has costs of a route.
-
-    Raises:
-        PathError: it has none; the message names the route, the profile, and its routes.
-
-    >>> from kvplan.cost.profile import default
-    >>> check_route("push", default())
-    Traceback (most recent call last):
-        ...
-    kvplan.errors.PathError: the profile of any GPU has no costs for route 'push'; it has load, store, device
-    """
-    if route not in profile.costs:
-        have = ", ".join(profile.costs) or "none"
-        raise PathError(f"the profile of {profile.kind} has no costs for route {route!r}; it has {have}")
-
-
 def candidates(
     counts: Sequence[Counted], route: str, profile: DeviceProfile, policy: Policy,
     refused: Mapping[str, str] | None = None,
@@ -179,7 +154,6 @@ def candidates(
     >>> [candidate.path for candidate in candidates(many, "load", default(), Policy(), {"staged": "no"})]
     ['kernel', 'copy_engine', 'copy_engine_2d', 'staged']
     """
-    check_route(route, profile)
     refused = refused or {}
     paths = [path for path in PREFERRED if path in route_paths(route) and path not in refused]
     able = [Prices(path, route, profile, policy).of(counts) for path in paths]

@@ -95,17 +95,17 @@ class Policy:
         return object.__new__(cls)
 
     def __post_init__(self) -> None:
-        if self.path != "auto" and self.path not in PATHS:
-            raise PathError(f"unknown path {self.path!r}; expected one of 'auto', {', '.join(map(repr, PATHS))}")
-        if self.overlap not in OVERLAPS:
-            raise PathError(f"unknown overlap {self.overlap!r}; expected one of {', '.join(map(repr, OVERLAPS))}")
-        for name, least, most, why in (
-            ("threads", 1, None, "the host path uses at least one"),
-            ("max_programs", 1, 1 << 16, "a kernel has at least one program"),
-            ("staging_bytes", 1 << 10, None, "a ring has at least 1,024 bytes"),
+        for name, known in (("path", ("auto", *PATHS)), ("overlap", OVERLAPS)):
+            if (value := getattr(self, name)) not in known:
+                raise PathError(f"unknown {name} {value!r}; expected one of {', '.join(map(repr, known))}")
+        for name, least, most, words in (
+            ("threads", 1, 1 << 16, "one"),
+            ("max_programs", 1, 1 << 16, "one"),
+            ("staging_bytes", 1 << 10, 1 << 62, "1,024"),
         ):
-            value = optional_integer(name, getattr(self, name), least=least, most=most, right=why, error=PathError)
-            object.__setattr__(self, name, value)
+            number, right = getattr(self, name), f"give at least {words}"
+            number = optional_integer(name, number, least=least, most=most, right=right, error=PathError)
+            object.__setattr__(self, name, number)
 
     def kernel(self, route: str, processors: int) -> KernelSize:
         """Return programs, bytes in flight and warps of the kernel path for a route.

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from kvplan.base.limits import LIMITS
+from kvplan.base.numbers import count_of
 from kvplan.base.quoting import quoted
 from kvplan.base.reading import json_of
-from kvplan.cost.policy import HOST_ROUTES, OVERLAPS, PEER_ROUTES
-from kvplan.errors import KVPlanError, LayoutError
+from kvplan.cost.policy import HOST_ROUTES
+from kvplan.errors import KVPlanError
 
 SCHEMA, VERSION = "kvplan.profile", 2
 PROFILES = Path(__file__).parent / "profiles"  # those that kvplan ships
-MOST_FACTOR = 1e3
 MOST = 1e15  # the largest number in a profile, so that sums of products stay finite
-GUESSED = "default"  # measured nowhere
-HOWS = ("calibrated", "shipped", GUESSED)
-GPU_ROUTES = (*HOST_ROUTES, "device")  # routes of a GPU's own profile; a pair's profile has PEER_ROUTES
+GPU_ROUTES = (*HOST_ROUTES, "device")  # routes of a GPU's own profile; a pair's are PEER_ROUTES
 ANY_PEER = "any GPU"  # the peer in a pair's profile that was measured nowhere
 
 # The terms of each path. cost/model.py counts them in a plan; a profile has their costs in nanoseconds.
@@ -88,9 +85,9 @@ class DeviceProfile:
         peer: name of the other GPU of a pair; "" in a GPU's own profile.
         nvlinks: number of NVLink links of a pair; 0 if there are none, and None if not known, or without a peer.
 
-    >>> default().routes, sorted(default().costs["load"])
+    >>> tuple(default().costs), sorted(default().costs["load"])
     (('load', 'store', 'device'), ['copy_engine', 'copy_engine_2d', 'kernel', 'staged'])
-    >>> default_pair().routes, sorted(default_pair().costs["push"])
+    >>> tuple(default_pair().costs), sorted(default_pair().costs["push"])
     (('push', 'pull'), ['copy_engine', 'copy_engine_2d', 'kernel'])
     """
 
@@ -111,7 +108,7 @@ class DeviceProfile:
 
     def to_json(self) -> str:
         """Return the profile as JSON, the text of its file."""
-        return json.dumps({"schema": SCHEMA, "version": VERSION, **_rounded(asdict(self))}, indent=1) + "\n"
+        return json.dumps({"schema": SCHEMA, "version": VERSION, **asdict(self)}, indent=1) + "\n"
 
     @property
     def link(self) -> str:
@@ -121,18 +118,9 @@ class DeviceProfile:
         >>> default().link, replace(default_pair(), nvlinks=18).link, replace(default_pair(), nvlinks=0).link
         ('a link not known', 'NVLink, 18 links', 'PCIe')
         """
-        if self.peer:
-            if self.nvlinks is None:
-                return "a link not known"
-            return f"NVLink, {self.nvlinks} link{'s' * (self.nvlinks > 1)}" if self.nvlinks else "PCIe"
-        if self.generation is None or self.width is None:
-            return "a link not known"
-        return f"PCIe {self.generation} x{self.width}"
-
-    @property
-    def routes(self) -> tuple[str, ...]:
-        """Return the routes of the profile: three of a GPU, or two of a pair."""
-        return PEER_ROUTES if self.peer else GPU_ROUTES
+        if self.peer and self.nvlinks is not None:
+            return f"NVLink, {count_of(self.nvlinks, 'link')}" if self.nvlinks else "PCIe"
+        return f"PCIe {self.generation} x{self.width}" if self.generation and self.width else "a link not known"
 
     @property
     def kind(self) -> str:
@@ -154,23 +142,6 @@ def route_paths(route: str) -> tuple[str, ...]:
     return tuple(path for path in TERMS if path != "staged" or route in HOST_ROUTES)
 
 
-def ceiling_names(routes: Iterable[str]) -> tuple[str, ...]:
-    """Return the names of a profile's ceilings.
-
-    >>> ceiling_names(("push", "pull"))
-    ('push', 'pull', 'sm_push', 'sm_pull')
-    """
-    routes = tuple(routes)
-    return (*routes, *(f"sm_{route}" for route in routes), *(("memory",) if "device" in routes else ()))
-
-
-def _rounded(value: Any) -> Any:
-    """Round numbers to five digits, since no measurement is more precise."""
-    if isinstance(value, dict):
-        return {name: _rounded(held) for name, held in value.items()}
-    return float(f"{value:.5g}") if isinstance(value, float) else value
-
-
 @cache
 def default() -> DeviceProfile:
     """Return a conservative guess of a GPU's costs: PCIe 4, rounded from measurements of an H100 and an A30.
@@ -178,7 +149,7 @@ def default() -> DeviceProfile:
     To and from the host, the kernel moves small runs, the copy engine large runs, and the staged path runs of middle
     size. Within the GPU, the kernel moves all runs. Beside prefill, a kernel waits for an SM.
     """
-    return from_json((PROFILES / "default.json").read_text())
+    return from_json(_guess("default"))
 
 
 @cache
@@ -187,7 +158,11 @@ def default_pair() -> DeviceProfile:
 
     Over PCIe, all paths are slower by the same factor if runs are large, so the choice is the same.
     """
-    return from_json((PROFILES / "default-pair.json").read_text())
+    return from_json(_guess("default-pair"))
+
+
+def _guess(name: str) -> str:
+    return (PROFILES / f"{name}.json").read_text()
 
 
 def from_json(text: str) -> DeviceProfile:
@@ -199,83 +174,50 @@ def from_json(text: str) -> DeviceProfile:
     >>> from_json(default().to_json()) == default(), from_json(default_pair().to_json()) == default_pair()
     (True, True)
     """
-    document = document_of(text, SCHEMA, VERSION, "device profile")
-    try:
-        return _profile(document)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise KVPlanError(f"a value of the device profile is missing or wrong: {quoted(str(error))}") from None
+    made = values_of(text, "device profile", lambda found: _guess("default-pair" if found.get("peer") else "default"))
+    costs, beside = made["costs"], made["beside"]
+    made["costs"] = {route: {path: PathCosts(**costs[route][path]) for path in costs[route]} for route in costs}
+    made["beside"] = {
+        kind: {route: {path: Beside(**paths[path]) for path in paths} for route, paths in routes.items()}
+        for kind, routes in beside.items()
+    }
+    return DeviceProfile(**made)
 
 
-def document_of(text: str, schema: str, version: int, what: str) -> dict[str, Any]:
-    """Read a JSON object of a schema and a version.
+def values_of(text: str, what: str, guess: Callable[[dict[str, Any]], str]) -> dict[str, Any]:
+    """Read a JSON object that has at least the keys of another one, values of the same types, and numbers up to 1e15.
+
+    Args:
+        text: the JSON text.
+        what: the object in words.
+        guess: returns the text of the other one, of which schema and version are the same, too.
 
     Raises:
         KVPlanError: the text is no such object.
     """
-    if len(text) > LIMITS.profile_nbytes:
-        raise KVPlanError(f"more than {LIMITS.profile_nbytes:,} bytes")
-    try:
-        document = json_of(text)
-    except LayoutError as error:
-        raise KVPlanError(f"no JSON: {error}") from None
-    if not isinstance(document, dict) or document.get("schema") != schema:
+    document = json_of(text)
+    document = document if isinstance(document, dict) else {}
+    like = json.loads(guess(document))
+    schema, version = like.pop("schema"), like.pop("version")
+    if document.get("schema") != schema:
         raise KVPlanError(f"no {what}: its schema is not {schema!r}")
-    if (found := document.get("version")) != version:
-        newer = isinstance(found, int) and found > version
-        what = "newer than" if newer else "older than"
-        raise KVPlanError(f"version {quoted(found)}, {what} {version}, which is read here"
-                          f"{'' if newer else ': calibrate again'}")  # fmt: skip
-    return document
+    if document.get("version") != version:
+        raise KVPlanError(f"version {quoted(document.get('version'))}, and {version} is read here: calibrate again")
+    try:
+        return {name: _checked(document[name], one) for name, one in like.items()}
+    except (KeyError, TypeError, ValueError) as error:
+        raise KVPlanError(f"a value of the {what} is missing or wrong: {quoted(str(error))}") from None
 
 
-def _profile(document: dict[str, Any]) -> DeviceProfile:
-    peer = text_of(document.get("peer", ""))
-    routes = PEER_ROUTES if peer else GPU_ROUTES
-    if document["how"] not in HOWS:
-        raise ValueError(f"how is {document['how']!r}")
-    facts: dict[str, Any] = {name: text_of(document.get(name, "")) for name in ("gpu", "driver", "how", "made", "note")}
-    facts |= {name: _whole(document.get(name)) for name in ("generation", "width", "nvlinks")}
-    return DeviceProfile(
-        **facts,
-        multiprocessors=_whole(document.get("multiprocessors")) or 0,
-        ceilings=_numbers(document["ceilings"], ceiling_names(routes)),
-        costs={route: {path: _costs(document["costs"][route][path], path) for path in route_paths(route)}
-               for route in routes},
-        beside={kind: {route: {path: _beside(found[route][path], path) for path in route_paths(route)}
-                       for route in routes} for kind in OVERLAPS[1:] for found in [document["beside"][kind]]},
-        guessed=tuple(map(text_of, document.get("guessed", ()))), peer=peer,
-    )  # fmt: skip
-
-
-def number_of(value: Any, most: float = MOST) -> float:
-    """Return a number from 0 to ``most``, or raise ValueError."""
-    if type(value) not in (int, float) or not 0 <= value <= most:  # nan is not
-        raise ValueError(f"{value!r} is no number from 0 to {most:g}")
-    return float(value)
-
-
-def text_of(value: Any) -> str:
-    """Return a text, or raise ValueError."""
-    if not isinstance(value, str):
-        raise ValueError(f"{value!r} is no text")  # noqa: TRY004  # one kind of error for all values
+def _checked(value: Any, like: Any) -> Any:
+    if isinstance(like, dict):
+        return {name: _checked(value[name], one) for name, one in like.items()}
+    if isinstance(like, list):
+        return tuple(_checked(one, "") for one in value)
+    if type(like) in (int, float) or (like is None and value is not None):  # None stands for a number not known
+        if type(value) not in (int, float) or not 0 <= value <= MOST:  # nan is not
+            raise ValueError(f"{value!r} is no number from 0 to {MOST:g}")
+        return float(value) if type(like) is float else int(value)
+    if type(value) is not type(like):
+        raise ValueError(f"{value!r} is of another type than {like!r}")
     return value
-
-
-def _whole(value: Any) -> Any:
-    return None if value is None else int(number_of(value, LIMITS.number))
-
-
-def _numbers(values: Any, names: Iterable[str]) -> dict[str, float]:
-    return {name: number_of(values[name]) for name in names}
-
-
-def _costs(values: Any, path: str) -> PathCosts:
-    seconds, wall = (_numbers(values[target], TERMS[path]) for target in ("seconds", "wall"))
-    return PathCosts(seconds, wall, _numbers(values["program"], TERMS[path]) if path == "kernel" else {})
-
-
-def _beside(values: Any, path: str) -> Beside:
-    slower = number_of(values["slower"], MOST_FACTOR)
-    if slower < 1:
-        raise ValueError(f"slower is {slower}, from 1 to {MOST_FACTOR:g}")
-    return Beside(_numbers(values["wall"], TERMS[path]), slower)

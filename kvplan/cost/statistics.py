@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from kvplan.cost.policy import HOST_ROUTES
-from kvplan.plan.layers import cut_groups
+from kvplan.plan.layers import Edges, cut_groups
 from kvplan.plan.plan import Plan
 from kvplan.plan.staging import staging_of
 from kvplan.program.program import RunGroup
@@ -33,10 +33,9 @@ class GroupFacts(NamedTuple):
 
 
 Counted = tuple[GroupFacts, int]  # a run group, and its number of units
-Edges = tuple[int, ...]
 
 # For each run group, its counts by direction and edges.
-_facts: weakref.WeakKeyDictionary[RunGroup, dict[tuple[str, Edges], GroupFacts]] = weakref.WeakKeyDictionary()
+_known: weakref.WeakKeyDictionary[RunGroup, dict[tuple[str, Edges], GroupFacts]] = weakref.WeakKeyDictionary()
 
 
 def counted(plan: Plan, edges: Edges = ()) -> list[Counted]:
@@ -58,36 +57,20 @@ def counted(plan: Plan, edges: Edges = ()) -> list[Counted]:
 
 
 def facts_in(plan: Plan, group: RunGroup, edges: Edges) -> GroupFacts:
-    """Return the counts of one unit of a plan's run group; see :func:`counted`."""
-    if len(edges) <= 2:
-        return facts_of(group, plan.direction)
-    known = _facts.setdefault(group, {})
-    if (plan.direction, edges) not in known:
-        pieces = [piece for _, cuts in cut_groups(plan, edges) for whole, piece in cuts if whole is group]
-        known[plan.direction, edges] = _sum([facts_of(piece, plan.direction) for piece in pieces])
-    return known[plan.direction, edges]
+    """Return the counts of one unit of a plan's run group, made once; see :func:`counted`."""
+    known, key = _known.setdefault(group, {}), (plan.direction, edges)
+    if key not in known:
+        pieces = [group]
+        if len(edges) > 2:
+            pieces = [piece for _, cuts in cut_groups(plan, edges) for whole, piece in cuts if whole is group]
+        sizes, alignments, granules, terms = zip(*(facts_of(piece, plan.direction) for piece in pieces), strict=True)
+        added = {path: tuple(map(sum, zip(*(one[path] for one in terms), strict=True))) for path in terms[0]}
+        known[key] = GroupFacts(sum(sizes), min(alignments), max(granules), added)
+    return known[key]
 
 
 def facts_of(group: RunGroup, direction: str) -> GroupFacts:
-    """Return the counts of one unit of a run group, made once for each group and direction."""
-    known = _facts.setdefault(group, {})
-    if (direction, ()) not in known:
-        known[direction, ()] = _facts_of(group, direction)
-    return known[direction, ()]
-
-
-def _sum(pieces: list[GroupFacts]) -> GroupFacts:
-    """Return the counts of pieces that are moved one after another."""
-    terms = {path: tuple(map(sum, zip(*(one.terms[path] for one in pieces), strict=True))) for path in pieces[0].terms}
-    return GroupFacts(
-        sum(one.nbytes for one in pieces),
-        min(one.alignment for one in pieces),
-        max(one.granule_nbytes for one in pieces),
-        terms,
-    )
-
-
-def _facts_of(group: RunGroup, direction: str) -> GroupFacts:
+    """Return the counts of one unit of a run group for a direction."""
     sizes, granule_nbytes = group.packed[2], 0
     rows = sum(run.copies for run in group.runs)
     calls = sum(run.copies // _height(run.loops) for run in group.runs)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from kvplan.base.integers import integer
-from kvplan.base.numbers import nbytes_between, nbytes_text
+from kvplan.base.numbers import between, nbytes_text
 from kvplan.draw.content import Content, Gap
 from kvplan.draw.nest import Item, Leaf, Node, Repeat, Tally, item_of, nest, parts_of, runs_of
 from kvplan.errors import BlockIndexError
@@ -132,7 +132,7 @@ class BlockPicture:
     def headline(self) -> str:
         """Return a description of the block in one line."""
         low, high = self.run_nbytes
-        sizes = nbytes_between(low, high)
+        sizes = f"{between(low, high)} bytes"
         where = "" if self.allocations == 1 else f", in {self.allocations:,} allocations"
         if self.runs == 1:
             return f"block {self.block:,}: {nbytes_text(self.content)} in one contiguous run"

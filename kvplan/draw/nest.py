@@ -102,8 +102,6 @@ class Leaf(NamedTuple):
 class _Loops:
     """A node that holds other nodes."""
 
-    likeness: cached_property[object]
-
     @cached_property
     def key(self: Any) -> object:
         """Return a key that is equal for nodes that are drawn alike."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-from kvplan.base.numbers import count_of, exact, nbytes_between
+from kvplan.base.numbers import between, count_of, exact
 
 SHOWN = 16  # pairs of ranks in a table
 
@@ -32,8 +32,8 @@ def program_html(program: Any) -> str:
         "to": str(program.dst),
         "direction": program.direction,
         "unit": f"{program.program.unit_words}, {exact(program.unit_nbytes)}",
-        "runs": f"{count_of(program.runs, 'run')} of {nbytes_between(*program.run_nbytes)} a unit",
-        "extents": f"{count_of(count, 'extent')} of {nbytes_between(least, most)} in the destination",
+        "runs": f"{count_of(program.runs, 'run')} of {between(*program.run_nbytes)} bytes a unit",
+        "extents": f"{count_of(count, 'extent')} of {between(least, most)} bytes in the destination",
         "alignment": exact(program.alignment),
     }, program.diagram())  # fmt: skip
 
@@ -60,7 +60,7 @@ def resharding_html(resharding: Any) -> str:
             facts["..."] = f"{count_of(len(resharding) - SHOWN, 'more pair')}"
             break
         runs = sum(program.runs for program in pair.programs)
-        moved = f"{count_of(runs, 'run')} of {nbytes_between(*_sizes(pair))} a unit"
+        moved = f"{count_of(runs, 'run')} of {between(*_sizes(pair))} bytes a unit"
         facts[f"{source} to {destination}"] = f"{'; '.join(pair.told())}: {moved}"
     return facts_html(facts, resharding.diagram())
 

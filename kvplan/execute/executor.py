@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import sys
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Self
 
 from kvplan.base.integers import optional_integer
 from kvplan.cost.policy import Policy
 from kvplan.cuda.handles import lender
 from kvplan.errors import KVPlanError, PathError, TransferError
-from kvplan.execute.ranges import ranged
-from kvplan.execute.stats import ExecutorStats, Tally
+from kvplan.execute.stats import ExecutorStats
 from kvplan.execute.transfer import Transfer, check_after
 from kvplan.layout.holding import check_held
 from kvplan.plan.plan import Plan
@@ -24,44 +25,12 @@ from kvplan.plan.plan import Plan
 if TYPE_CHECKING:
     from kvplan.cost.model import Candidate
     from kvplan.cost.profile import DeviceProfile
+    from kvplan.execute.gpu.backend import GpuBackend
+    from kvplan.execute.host.path import HostPath
     from kvplan.execute.layerwise import LayerwiseTransfer
 
 log = logging.getLogger("kvplan.execute")
 PRIORITIES = ("normal", "high")
-
-
-class _Backend(Protocol):
-    """The part of an executor that moves bytes: the host path, or the backend of one GPU.
-
-    Attributes:
-        tally: sums over all transfers.
-    """
-
-    tally: Tally
-
-    def check_open(self) -> None:
-        """Raise TransferError if this backend is closed or belongs to another process."""
-
-    def prepare(self, plan: Plan | None, *, by_layer: bool) -> None:
-        """Warm up; see :meth:`Executor.prepare`."""
-
-    def submit(self, plan: Plan, after: Any, *, by_layer: bool, urgent: bool) -> Transfer:
-        """Queue a plan; see :meth:`Executor.submit`. The executor has checked the arguments."""
-
-    def candidates_of(self, plan: Plan, *, by_layer: bool) -> list[Candidate]:
-        """Return the candidates of a plan; see :meth:`Executor.candidates`."""
-
-    def in_flight(self) -> int:
-        """Count the submitted transfers that have not ended."""
-
-    def held(self) -> tuple[int, int]:
-        """Return the bytes of GPU memory and of pinned memory that it holds."""
-
-    def stop(self) -> None:
-        """Accept no more transfers, and return at once: a finalizer may call it. Submitted transfers continue."""
-
-    def close(self) -> None:
-        """Stop, and wait until all submitted transfers have ended."""
 
 
 class Executor:
@@ -78,7 +47,8 @@ class Executor:
 
     Raises:
         PathError: no path, or not the policy's path, serves the device; ``policy`` or ``profile`` has a wrong type;
-            ``kernel_stream`` is no stream; or this Python runs without the GIL.
+            ``kernel_stream`` is no stream; the environment variable ``KVPLAN_NVTX`` is set, and the package nvtx is not
+            installed; or this Python runs without the GIL.
 
     Several threads may submit at once. Transfers of one direction run in the order of their submits, as on a CUDA
     stream: a transfer that waits for its ``after=`` delays the transfers behind it. A GPU's loads, its stores, and its
@@ -98,8 +68,8 @@ class Executor:
     destination's GPU pulls (``docs/guides/gpu-to-gpu.md``).
 
     Submitted transfers also finish if the executor is garbage-collected without :meth:`close`, or when the interpreter
-    exits. Garbage collection never blocks. The exit waits at most 10 seconds for CPU executors and 15 for those of
-    GPUs, and warns of transfers that it gives up. A forked child must make its own executor.
+    exits. Garbage collection never blocks. The exit waits at most 15 seconds for all executors, and warns of
+    transfers that it gives up. A forked child must make its own executor.
 
     >>> import kvplan, numpy as np
     >>> a, b = np.arange(512, dtype=np.int8).reshape(8, 4, 16), np.zeros((8, 4, 16), np.int8)
@@ -128,8 +98,8 @@ class Executor:
             )
         self.policy = policy or Policy()
         self.device = _device_name(device)
-        self._backend: _Backend = _backend(self.device, self.policy, profile, kernel_stream)
-        self._submit = ranged(self._backend.submit)
+        self._backend = _backend(self.device, self.policy, profile, kernel_stream)
+        self._submit = _ranged(self._backend.submit)
         # The finalizer may run in any thread and in any garbage collection, so it must not block.
         weakref.finalize(self, self._backend.stop).atexit = False  # the backend has its own exit hook, which waits
         log.info("executor of %s, path %s", self.device, self.policy.path, extra={"kvplan_device": self.device})
@@ -141,9 +111,8 @@ class Executor:
         programs may take, of any size. Or it loads them from the caches of numba and Triton. Without caches, as in a
         new container, this takes seconds. It uploads run tables. :meth:`close` waits for its end.
 
-        The first transfers still allocate the ring. They also make the tables and kernels of short ``by_layer``
-        transfers, which are cut into fewer groups of layers. They also compile the kernel of other joined plans with
-        more than 16 run groups, because it depends on their descriptors.
+        The first transfers still make the tables and kernels of short ``by_layer`` transfers, which are cut into fewer
+        groups of layers.
 
         Args:
             plan: any plan of the programs to warm up, such as ``program.plan([0], [0])``; None to load only the loops.
@@ -161,10 +130,10 @@ class Executor:
         ...     executor.stats().transfers
         0
         """
-        if plan is not None and not isinstance(plan, Plan):
-            raise KVPlanError(f"plan is a {type(plan).__name__}; prepare takes what CopyProgram.plan or join made")
-        for layout in [layout for pair in plan.layouts for layout in pair] if plan is not None else ():
-            check_held(layout, layout.holdings)
+        if plan is not None:
+            _check(plan)
+            for layout in chain.from_iterable(plan.layouts):
+                check_held(layout, layout.holdings)
         self._backend.prepare(plan, by_layer=by_layer)
 
     def submit(
@@ -181,7 +150,7 @@ class Executor:
                 wait for a layer is for its whole group.
             priority: ``"high"`` lets the transfer overtake ``"normal"`` transfers that have not begun, also those that
                 touch the same bytes: name a transfer that it must follow with ``after``. High transfers keep the order
-                of their submits.
+                of their submits. On a CPU, a normal transfer that has begun pauses for a high one.
 
         While ``after``, or torch's current stream by default, is captured into a CUDA graph, submits are refused.
 
@@ -200,18 +169,14 @@ class Executor:
         ...     transfer = executor.submit(kvplan.compile(layout, layout).plan([0], [5]), by_layer=True)
         ...     transfer.wait_layer(0)
         """
-        if not isinstance(plan, Plan):
+        if not isinstance(plan, Plan) or priority not in PRIORITIES:
             self._backend.check_open()
-            raise KVPlanError(f"plan is a {type(plan).__name__}; submit takes what CopyProgram.plan or join made")
+            _check(plan, priority)
         if after is not None:
             check_after(after, gpu=self.device != "cpu")
-        if priority not in PRIORITIES:
-            raise KVPlanError(f"priority is {priority!r}; give 'high' or 'normal'")
         if log.isEnabledFor(logging.DEBUG):
             log.debug("submit %r, priority %s", plan, priority, extra={"kvplan_nbytes": plan.nbytes})
-        return self._submit(
-            plan, after, by_layer=by_layer, urgent=priority == "high"
-        )  # fmt: skip
+        return self._submit(plan, after, by_layer=by_layer, urgent=priority == "high")
 
     def begin(self, plan: Plan, *, groups: int | None = None, priority: str = "normal") -> LayerwiseTransfer:
         """Begin a transfer whose layers are submitted one by one, such as a store while the model computes.
@@ -241,12 +206,9 @@ class Executor:
         from kvplan.execute.layerwise import LayerwiseTransfer
 
         self._backend.check_open()
-        if not isinstance(plan, Plan):
-            raise KVPlanError(f"plan is a {type(plan).__name__}; begin takes what CopyProgram.plan or join made")
+        _check(plan, priority)
         if not plan.layers:
             raise KVPlanError(f"{plan!r} has no layers; submit it as a whole")
-        if priority not in PRIORITIES:
-            raise KVPlanError(f"priority is {priority!r}; give 'high' or 'normal'")
         count = optional_integer("groups", groups, least=1, error=KVPlanError)
         submit = partial(self.submit, priority=priority)
         return LayerwiseTransfer(plan, len(plan.layers) if count is None else count, submit, self.prepare)
@@ -275,8 +237,7 @@ class Executor:
         ...         print(error)
         Plan(host of 1 units, 128 bytes) has one path on the CPU, 'host', and no cost model; give an executor of a GPU
         """
-        if not isinstance(plan, Plan):
-            raise KVPlanError(f"plan is a {type(plan).__name__}; candidates takes what CopyProgram.plan or join made")
+        _check(plan)
         return self._backend.candidates_of(plan, by_layer=by_layer)
 
     def stats(self) -> ExecutorStats:
@@ -304,10 +265,15 @@ class Executor:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def _check(plan: Any, priority: Any = PRIORITIES[0]) -> None:
+    if not isinstance(plan, Plan):
+        raise KVPlanError(f"plan is a {type(plan).__name__}; give what CopyProgram.plan or join made")
+    if priority not in PRIORITIES:
+        raise KVPlanError(f"priority is {priority!r}; give 'high' or 'normal'")
 
 
 def _device_name(device: Any) -> str:
@@ -320,7 +286,26 @@ def _device_name(device: Any) -> str:
     raise PathError(f"no path serves device {name!r}: host serves 'cpu', and all others serve 'cuda:N'")
 
 
-def _backend(device: str, policy: Policy, profile: DeviceProfile | None, kernel_stream: Any) -> _Backend:
+def _ranged(submit: Callable[..., Transfer]) -> Callable[..., Transfer]:
+    """Put each submit into an NVTX range if ``KVPLAN_NVTX`` is set; otherwise return the function unchanged."""
+    if os.environ.get("KVPLAN_NVTX", "0") in ("", "0"):
+        return submit
+    try:
+        import nvtx
+    except ImportError as error:
+        raise PathError(
+            "KVPLAN_NVTX is set, and NVTX ranges need the package nvtx: pip install nvtx, or unset KVPLAN_NVTX"
+        ) from error
+
+    def within(plan: Plan, *given: Any, **named: Any) -> Transfer:
+        message = f"{plan.direction} {plan.units} units, {plan.nbytes} bytes"
+        with nvtx.annotate(message, color="green", domain="kvplan"):
+            return submit(plan, *given, **named)
+
+    return within
+
+
+def _backend(device: str, policy: Policy, profile: DeviceProfile | None, kernel_stream: Any) -> HostPath | GpuBackend:
     if device == "cpu":
         if kernel_stream is not None:
             raise PathError(f"kernel_stream is {kernel_stream!r}, and device 'cpu' runs no kernels; leave it out")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
@@ -11,6 +12,23 @@ from kvplan.errors import KVPlanError, TransferError
 from kvplan.execute.transfer import Transfer, TransferResult, cancellation, check_layer
 from kvplan.plan.layers import even_edges, split_layers
 from kvplan.plan.plan import Plan
+
+
+@dataclass
+class _Group:
+    """Layers that move together.
+
+    Attributes:
+        layers: their global numbers, ascending.
+        plan: the plan that moves them.
+        left: those that were not submitted.
+        transfer: the transfer of the plan, once all were submitted.
+    """
+
+    layers: tuple[int, ...]
+    plan: Plan
+    left: set[int]
+    transfer: Transfer | None = None
 
 
 class LayerwiseTransfer(Transfer):
@@ -29,28 +47,22 @@ class LayerwiseTransfer(Transfer):
     384
     """
 
-    def __init__(
-        self, plan: Plan, groups: int, submit: Callable[[Plan, Any], Transfer], prepare: Callable[[Plan], None]
-    ) -> None:
+    def __init__(self, plan: Plan, groups: int, submit: Callable[..., Transfer], prepare: Callable[..., None]) -> None:
         self.plan = plan
         pieces = split_layers(plan, even_edges(len(plan.layers), groups))
-        self._groups = tuple(tuple(sorted(layers)) for layers, _ in pieces)
-        self._plans = [piece for _, piece in pieces]
-        self._left = [set(layers) for layers in self._groups]  # layers that were not submitted
-        self._number = {layer: k for k, layers in enumerate(self._groups) for layer in layers}
-        self._moved: list[Transfer | None] = [None] * len(pieces)
+        self._groups = [_Group(tuple(sorted(layers)), piece, set(layers)) for layers, piece in pieces]
         self._submit, self._prepare = submit, prepare
         self._cancelled = False
 
     @property
     def layer_groups(self) -> tuple[tuple[int, ...], ...]:
         """Return the layers that are moved together: with the submit of the last layer of a group."""
-        return self._groups
+        return tuple(group.layers for group in self._groups)
 
     @property
     def missing(self) -> tuple[int, ...]:
         """Return the layers that were not submitted yet, ascending."""
-        return tuple(sorted(layer for left in self._left for layer in left))
+        return tuple(sorted(layer for group in self._groups for layer in group.left))
 
     def prepare(self) -> None:
         """Warm up for transfers like this one at engine start, so that no submit waits; see :meth:`Executor.prepare`.
@@ -58,8 +70,8 @@ class LayerwiseTransfer(Transfer):
         Raises:
             KVPlanError: a submit of the plan would raise an error.
         """
-        for piece in self._plans:
-            self._prepare(piece)
+        for group in self._groups:
+            self._prepare(group.plan)
 
     def submit(self, layer: int, after: Any = None) -> None:
         """Queue the bytes of one layer and return at once. Layers may be submitted in any order, each once.
@@ -76,20 +88,18 @@ class LayerwiseTransfer(Transfer):
             TransferError: the transfer was cancelled, or :meth:`kvplan.Executor.submit` raises it; then the layer may
                 be submitted again.
         """
-        layer = check_layer(self.plan, layer)
+        group = self._group(layer)
         if self._cancelled:
             raise TransferError(cancellation(self.plan))
-        number = self._number[layer]
-        left = self._left[number]
-        if layer not in left:
+        if layer not in group.left:
             raise KVPlanError(f"layer {layer} of {self.plan!r} was submitted before; submit each layer once")
-        if len(left) == 1:
-            self._moved[number] = self._submit(self._plans[number], after)
-        left.remove(layer)
+        if len(group.left) == 1:
+            group.transfer = self._submit(group.plan, after)
+        group.left.remove(layer)
 
     def done(self) -> bool:
         """Return whether all layers were submitted and have arrived or failed, or it was cancelled; never block."""
-        return self._cancelled or all(each is not None and each.done() for each in self._moved)
+        return self._cancelled or all(group.transfer is not None and group.transfer.done() for group in self._groups)
 
     def wait(self, stream: Any = None) -> None:
         """Make later work on ``stream`` wait for all layers; see :meth:`Transfer.wait`.
@@ -106,12 +116,13 @@ class LayerwiseTransfer(Transfer):
 
         Raises:
             LayoutError: the plan does not move this layer.
-            TransferError: the layer was not submitted, or failed.
+            TransferError: the layer was not submitted or failed, or the transfer was cancelled.
         """
-        each = self._moved[self._number[check_layer(self.plan, layer)]]
-        if each is None:
-            raise self._incomplete()
-        each.wait(stream)
+        transfer = self._group(layer).transfer
+        if transfer is None:
+            self._check_complete()
+        else:
+            transfer.wait(stream)
 
     def await_issue(self) -> None:
         """Block until the driver calls of all submitted layers have been made; see :meth:`Transfer.await_issue`."""
@@ -129,16 +140,16 @@ class LayerwiseTransfer(Transfer):
                 time. In the first three cases, no byte of a submitted layer is still moving.
         """
         end = None if timeout is None else monotonic() + timeout
-        failed: TransferError | None = None
+        errors = []
         for each in self._begun():
             try:
                 each.synchronize(None if end is None else max(end - monotonic(), 0))
             except TransferError as error:
                 if not each.done():
                     raise self._late(timeout) from None
-                failed = failed or error
-        if failed is not None:
-            raise failed
+                errors.append(error)
+        if errors:
+            raise errors[0]
         self._check_complete()
 
     def result(self) -> TransferResult:
@@ -149,15 +160,12 @@ class LayerwiseTransfer(Transfer):
         """
         self.synchronize()
         results = [each.result() for each in self._begun()]
+        nbytes, seconds, paths, descriptors, launches = zip(*results, strict=True)
         predicted = [each.predicted for each in results if each.predicted is not None]
         return TransferResult(
-            sum(each.nbytes for each in results),
-            sum(each.seconds for each in results),
-            " + ".join(dict.fromkeys(each.path for each in results)),
-            sum(each.descriptors for each in results),
-            sum(each.launches for each in results),
+            sum(nbytes), sum(seconds), " + ".join(dict.fromkeys(paths)), sum(descriptors), sum(launches),
             sum(predicted) if len(predicted) == len(results) else None,
-        )
+        )  # fmt: skip
 
     def cancel(self) -> bool:
         """Cancel the transfer if none of its bytes was queued; see :meth:`Transfer.cancel`.
@@ -168,18 +176,19 @@ class LayerwiseTransfer(Transfer):
         self._cancelled = self._cancelled or not self._begun()
         return self._cancelled
 
+    def _group(self, layer: Any) -> _Group:
+        number = check_layer(self.plan, layer)
+        return next(group for group in self._groups if number in group.layers)
+
     def _begun(self) -> list[Transfer]:
-        return [each for each in self._moved if each is not None]
+        return [group.transfer for group in self._groups if group.transfer is not None]
 
     def _check_complete(self) -> None:
         if self._cancelled:
             raise TransferError(cancellation(self.plan))
-        if any(self._left):
-            raise self._incomplete()
-
-    def _incomplete(self) -> TransferError:
-        lacked = self.missing
-        return TransferError(
-            f"layer{'s' * (len(lacked) > 1)} {number_ranges(lacked)} of {self.plan!r} "
-            f"{'were' if len(lacked) > 1 else 'was'} not submitted; call submit(layer) for each layer"
-        )
+        missing = self.missing
+        if missing:
+            raise TransferError(
+                f"layer{'s' * (len(missing) > 1)} {number_ranges(missing)} of {self.plan!r} "
+                f"{'were' if len(missing) > 1 else 'was'} not submitted; call submit(layer) for each layer"
+            )

@@ -5,32 +5,32 @@ from __future__ import annotations
 import inspect
 import logging
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
 from kvplan.errors import KVPlanError
-from kvplan.execute.stats import BUCKETS, ExecutorStats, FlowStats
+from kvplan.execute.stats import BUCKETS, ExecutorStats, PathStats
 
 Source = Callable[[], ExecutorStats | None]
 
 log = logging.getLogger("kvplan.metrics")
 
-FLOWS: dict[str, tuple[str, Callable[[FlowStats], float]]] = {
-    "kvplan_transfers": ("Transfers that succeeded.", lambda flow: flow.transfers),
-    "kvplan_bytes": ("Bytes moved.", lambda flow: flow.nbytes),
-    "kvplan_descriptors": ("Contiguous copies issued.", lambda flow: flow.descriptors),
-    "kvplan_launches": ("Calls that issued them.", lambda flow: flow.launches),
-}
-SUMS: dict[str, tuple[str, Callable[[ExecutorStats], float]]] = {
-    "kvplan_errors": ("Transfers that failed.", lambda stats: stats.failed),
-    "kvplan_cancelled": ("Transfers cancelled before they began.", lambda stats: stats.cancelled),
-    "kvplan_predictions": ("Transfers whose time was predicted.", lambda stats: stats.predicted),
-}
-SECONDS = "kvplan_transfer_seconds", "Seconds of copying a transfer, without queueing."
-IN_FLIGHT = "kvplan_in_flight", "Transfers submitted and not yet ended."
-ERROR = "kvplan_prediction_error_ratio", "Mean error of predicted times: 0.1 means a tenth too high or too low."
+# Each metric: name, kind, labels, the field of FlowStats or of ExecutorStats with its value, and description.
+FLOW, EXECUTOR = ("executor", "path", "direction"), ("executor",)
+METRICS = (
+    ("kvplan_transfers", "Counter", FLOW, "transfers", "Transfers that succeeded."),
+    ("kvplan_bytes", "Counter", FLOW, "nbytes", "Bytes moved."),
+    ("kvplan_descriptors", "Counter", FLOW, "descriptors", "Contiguous copies issued."),
+    ("kvplan_launches", "Counter", FLOW, "launches", "Calls that issued them."),
+    ("kvplan_transfer_seconds", "Histogram", FLOW, "within", "Seconds of copying a transfer, without queueing."),
+    ("kvplan_errors", "Counter", EXECUTOR, "failed", "Transfers that failed."),
+    ("kvplan_cancelled", "Counter", EXECUTOR, "cancelled", "Transfers cancelled before they began."),
+    ("kvplan_predictions", "Counter", EXECUTOR, "predicted", "Transfers whose time was predicted."),
+    ("kvplan_in_flight", "Gauge", EXECUTOR, "in_flight", "Transfers submitted and not yet ended."),
+    ("kvplan_prediction_error_ratio", "Gauge", EXECUTOR, "prediction_error",
+     "Mean error of predicted times: 0.1 means a tenth too high or too low."),
+)  # fmt: skip
 
 
 class Collector:
@@ -55,72 +55,50 @@ class Collector:
             raise KVPlanError(
                 f"sources is a {type(sources).__name__}; give a mapping, such as {{'cpu': executor.stats}}"
             )
-        self._core = core
-        self._sources: dict[str, Callable[[], Source | None]] = {}
         for name, source in sources.items():
             if not callable(source):
                 raise KVPlanError(f"source {name!r} is a {type(source).__name__}; give executor.stats, not called")
-            self._sources[str(name)] = (
-                weakref.WeakMethod(source) if inspect.ismethod(source) else partial(_same, source)
-            )
+        self._core: Any = core
+        self._sources = {
+            str(name): weakref.WeakMethod(source) if inspect.ismethod(source) else lambda source=source: source
+            for name, source in sources.items()
+        }
 
     def describe(self) -> list[Any]:
         """Return the metrics without values, so that registering calls no source."""
-        return list(self._families().values())
+        return list(self._families([]))
 
     def collect(self) -> Iterator[Any]:
         """Yield all metrics with their current values."""
-        families = self._families()
+        rows: list[tuple[tuple[str, ...], PathStats]] = []
         for name, kept in self._sources.items():
-            stats = _asked(name, kept())
+            try:
+                source = kept()
+                stats = None if source is None else source()
+            except Exception:
+                log.warning("no metrics of executor %r", name, exc_info=True)
+                continue
             if stats is not None:
-                self._add(families, name, stats)
-        yield from families.values()
+                rows += [((name,), stats), *(((name, *flow), stats.flows[flow]) for flow in sorted(stats.flows))]
+        yield from self._families(rows)
 
-    def _families(self) -> dict[str, Any]:
-        core, labels = self._core, ("executor", "path", "direction")
-        made: dict[str, Any] = {}
-        for name, (text, _) in FLOWS.items():
-            made[name] = core.CounterMetricFamily(name, text, labels=labels)
-        made[SECONDS[0]] = core.HistogramMetricFamily(*SECONDS, labels=labels)
-        for name, (text, _) in SUMS.items():
-            made[name] = core.CounterMetricFamily(name, text, labels=labels[:1])
-        for name, text in (IN_FLIGHT, ERROR):
-            made[name] = core.GaugeMetricFamily(name, text, labels=labels[:1])
-        return made
-
-    def _add(self, families: dict[str, Any], executor: str, stats: ExecutorStats) -> None:
-        for (path, direction), flow in sorted(stats.flows.items()):
-            labels = (executor, path, direction)
-            for name, (_, value) in FLOWS.items():
-                families[name].add_metric(labels, value(flow))
-            families[SECONDS[0]].add_metric(labels, buckets_of(flow), flow.seconds)
-        for name, (_, total) in SUMS.items():
-            families[name].add_metric((executor,), total(stats))
-        families[IN_FLIGHT[0]].add_metric((executor,), stats.in_flight)
-        if stats.prediction_error is not None:
-            families[ERROR[0]].add_metric((executor,), stats.prediction_error)
+    def _families(self, rows: Sequence[tuple[tuple[str, ...], PathStats]]) -> Iterator[Any]:
+        for name, kind, labels, field, text in METRICS:
+            family = getattr(self._core, f"{kind}MetricFamily")(name, text, labels=labels)
+            for values, sums in rows:
+                value = getattr(sums, field) if len(values) == len(labels) else None
+                if kind == "Histogram" and value is not None:
+                    family.add_metric(values, _cumulative(value), sums.seconds)
+                elif value is not None:
+                    family.add_metric(values, value)
+            yield family
 
 
-def buckets_of(flow: FlowStats) -> list[tuple[str, float]]:
-    """Return the cumulative buckets of Prometheus; each counts the transfers that took at most its bound in seconds.
+def _cumulative(within: Sequence[int]) -> list[tuple[str, int]]:
+    """Return the buckets of Prometheus; each counts the transfers that took at most its bound in seconds.
 
-    >>> buckets_of(FlowStats(transfers=3, within=(2, 0, 1)))[:3]
+    >>> _cumulative((2, 0, 1))[:3]
     [('1e-05', 2), ('2.5e-05', 2), ('5e-05', 3)]
     """
     bounds = [*map(str, BUCKETS), "+Inf"]
-    counts = [*flow.within, *[0] * (len(bounds) - len(flow.within))]
-    return list(zip(bounds, accumulate(counts), strict=True))
-
-
-def _asked(name: str, source: Source | None) -> ExecutorStats | None:
-    """Return the stats of a source, or None. An error in one source must not make the whole scrape fail."""
-    try:
-        return None if source is None else source()
-    except Exception:
-        log.warning("no metrics of executor %r", name, exc_info=True)
-        return None
-
-
-def _same(source: Source) -> Source:
-    return source
+    return list(zip(bounds, accumulate([*within, *[0] * (len(bounds) - len(within))]), strict=True))

@@ -7,13 +7,11 @@ import math
 import threading
 import time
 from bisect import bisect_left
-from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import reduce
 from typing import Any
 
-from kvplan.base.process import generation
 from kvplan.execute.transfer import TransferResult
 from kvplan.plan.plan import Plan
 
@@ -84,100 +82,78 @@ BUCKETS = (
     5.0, 10.0,
 )  # fmt: skip
 QUIET_SECONDS = 10.0  # after a logged failure, during which further failures are only counted
-PENDING = 256  # most ends that are not yet added up; the end of a transfer should cost only an append
 
 
 class Tally:
-    """Sums over the results of transfers, which any thread may add.
-
-    Attributes:
-        ends: transfers that ended and are not yet added up: (result, direction), "failed" or "cancelled". Ending a
-            transfer only appends to it.
-    """
+    """Sums over the results of transfers, which any thread may add."""
 
     def __init__(self) -> None:
-        self._generation = generation()
-        self._lock = threading.RLock()
-        self.ends: deque[tuple[TransferResult, str] | str] = deque()
+        self._lock = threading.RLock()  # a signal handler may end a transfer, too
         self._flows: dict[tuple[str, str], tuple[list[Any], list[int]]] = {}  # fields of PathStats, and of the buckets
-        self._quiet_until = 0.0
-        self._unsaid = 0
-        self._counts = {"failed": 0, "cancelled": 0}
-        self._predicted = 0
-        self._off = 0.0
+        self._failed = self._cancelled = self._predicted = self._unsaid = 0
+        self._off = self._quiet_until = 0.0
 
     def add(self, result: TransferResult, direction: str = "host") -> None:
         """Count a transfer that succeeded."""
-        self.ends.append((result, direction))
-
-    def settle(self) -> None:
-        """Add up ends once there are many. The calling thread holds no lock."""
-        if len(self.ends) > PENDING and self._generation == generation():
-            self._add_up()
-
-    def _add_up(self) -> None:
-        if self._generation != generation():  # a forked child: the thread that held the lock does not exist here
-            self._generation, self._lock = generation(), threading.RLock()
+        nbytes, seconds, path, descriptors, launches = result
         with self._lock:
-            while self.ends:
-                self._add(self.ends.popleft())
+            flow = self._flows.get((path, direction))
+            if flow is None:
+                flow = self._flows[path, direction] = ([0, 0, 0.0, 0, 0], [0] * (len(BUCKETS) + 1))
+            sums, within = flow
+            sums[:] = sums[0] + 1, sums[1] + nbytes, sums[2] + seconds, sums[3] + descriptors, sums[4] + launches
+            within[bisect_left(BUCKETS, seconds)] += 1
+            if result.predicted and seconds > 0:
+                self._predicted += 1
+                self._off += abs(math.log(result.predicted / seconds))
 
-    def _add(self, end: tuple[TransferResult, str] | str) -> None:
-        if isinstance(end, str):
-            self._counts[end] += 1
-            return
-        result, direction = end
-        sums, within = self._flows.setdefault((result.path, direction), ([0, 0, 0.0, 0, 0], [0] * (len(BUCKETS) + 1)))
-        for k, value in enumerate((1, result.nbytes, result.seconds, result.descriptors, result.launches)):
-            sums[k] += value
-        within[bisect_left(BUCKETS, result.seconds)] += 1
-        if result.predicted and result.seconds > 0:
-            self._predicted += 1
-            self._off += abs(math.log(result.predicted / result.seconds))
+    def cancel(self) -> None:
+        """Count a transfer that was cancelled."""
+        with self._lock:
+            self._cancelled += 1
 
     def fail(self, plan: Plan | None = None, path: str = "", error: BaseException | None = None) -> None:
         """Count a transfer that failed, and log a warning, at most one per :data:`QUIET_SECONDS`."""
-        self.ends.append("failed")
-        now = time.monotonic()
-        if error is None or plan is None:
-            return
-        if now < self._quiet_until:
-            self._unsaid += 1
-            return
-        self._quiet_until, unsaid, self._unsaid = now + QUIET_SECONDS, self._unsaid, 0
+        with self._lock:
+            self._failed += 1
+            now = time.monotonic()
+            if error is None or plan is None:
+                return
+            if now < self._quiet_until:
+                self._unsaid += 1
+                return
+            self._quiet_until, unsaid, self._unsaid = now + QUIET_SECONDS, self._unsaid, 0
         more = f" ({unsaid} more since the last warning)" if unsaid else ""
-        log.warning(
-            "%s by path %s failed: %s%s", plan, path, error, more,
-            extra={
-                "kvplan_path": path, "kvplan_direction": plan.direction, "kvplan_nbytes": plan.nbytes,
-                "kvplan_units": plan.units, "kvplan_unsaid": unsaid,
-            },
-        )  # fmt: skip
+        with suppress(Exception):  # a user's filter may raise one
+            log.warning(
+                "%s by path %s failed: %s%s", plan, path, error, more,
+                extra={
+                    "kvplan_path": path, "kvplan_direction": plan.direction, "kvplan_nbytes": plan.nbytes,
+                    "kvplan_units": plan.units, "kvplan_unsaid": unsaid,
+                },
+            )  # fmt: skip
 
     def stats(self) -> ExecutorStats:
-        """Return the sums so far.
+        """Return the sums so far. It takes no lock: in a forked child, another thread of the parent might hold it.
 
         >>> tally = Tally()
         >>> tally.add(TransferResult(4096, 1e-5, "kernel", 2, 1, 1.1e-5))
         >>> tally.stats().nbytes, tally.stats().paths["kernel"].descriptors, round(tally.stats().prediction_error, 3)
         (4096, 2, 0.1)
         """
-        self._add_up()
-        with self._lock:
-            flows = {flow: FlowStats(*(*sums, tuple(within))) for flow, (sums, within) in self._flows.items()}
-            counts, predicted, off = dict(self._counts), self._predicted, self._off
-        paths: dict[str, PathStats] = {}
-        for (path, _), flow in flows.items():
-            paths[path] = _sum(paths.get(path, PathStats()), flow)
+        flows = {flow: FlowStats(*(*sums, tuple(within))) for flow, (sums, within) in self._flows.copy().items()}
+        paths = {path: _sum(flow for (its, _), flow in flows.items() if its == path) for path, _ in flows}
         return ExecutorStats(
-            **vars(reduce(_sum, paths.values(), PathStats())),
-            **counts,
+            **vars(_sum(flows.values())),
+            failed=self._failed,
+            cancelled=self._cancelled,
             paths=paths,
-            predicted=predicted,
-            prediction_error=math.expm1(off / predicted) if predicted else None,
+            predicted=self._predicted,
+            prediction_error=math.expm1(self._off / self._predicted) if self._predicted else None,
             flows=flows,
         )
 
 
-def _sum(one: PathStats, other: PathStats) -> PathStats:
-    return PathStats(*(getattr(one, name) + getattr(other, name) for name in PathStats.__dataclass_fields__))
+def _sum(flows: Iterable[PathStats]) -> PathStats:
+    rows = [[getattr(flow, name) for name in PathStats.__dataclass_fields__] for flow in flows]
+    return PathStats(*map(sum, zip(*rows, strict=True)))

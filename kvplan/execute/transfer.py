@@ -16,12 +16,6 @@ from kvplan.errors import KVPlanError, LayoutError, TransferError
 from kvplan.layout.components import NOT_HERE
 from kvplan.plan.plan import Plan
 
-CLOSED_ERROR = "the executor is closed; submit before close()"
-WITHIN_ERROR = (
-    "this submit came within another call of the same executor, in a signal handler or a finalizer; submit after that "
-    "call has returned"
-)
-
 
 class _Result(NamedTuple):
     nbytes: int
@@ -37,6 +31,7 @@ class TransferResult(_Result):
     Attributes:
         nbytes: bytes moved.
         seconds: seconds from the start of the copying to its end, without queueing and without loading compiled loops.
+            On a CPU, pauses for transfers of high priority are included.
         path: name of the path that moved the bytes.
         descriptors: contiguous copies issued.
         launches: calls that issued these copies: driver calls, kernel launches, or tasks of the host path.
@@ -62,7 +57,7 @@ class TransferResult(_Result):
 class Transfer(ABC):
     """A submitted plan. Until its end, it keeps alive the plan and all memory that the plan touches.
 
-    :meth:`kvplan.Executor.submit` returns it.
+    :meth:`kvplan.Executor.submit` returns it. Where no stream can wait for a transfer, the CPU waits for all of it.
 
     Attributes:
         plan: the plan that it moves.
@@ -76,12 +71,12 @@ class Transfer(ABC):
     """
 
     plan: Plan
+    _result: TransferResult | None = None
 
     @abstractmethod
     def done(self) -> bool:
         """Return whether it has finished, successfully or not; never block."""
 
-    @abstractmethod
     def wait(self, stream: Any = None) -> None:
         """Make later work on ``stream`` wait for this transfer.
 
@@ -99,8 +94,9 @@ class Transfer(ABC):
         Raises:
             TransferError: the transfer failed.
         """
+        del stream
+        self.synchronize()
 
-    @abstractmethod
     def wait_layer(self, layer: int, stream: Any = None) -> None:
         """Make later work on ``stream`` wait for the bytes of one layer of a transfer submitted ``by_layer``.
 
@@ -114,8 +110,9 @@ class Transfer(ABC):
             LayoutError: the plan does not move this layer.
             TransferError: the transfer failed.
         """
+        check_layer(self.plan, layer)
+        self.wait(stream)
 
-    @abstractmethod
     def await_issue(self) -> None:
         """Block until every driver call of the transfer has been made. The GPU may still be copying.
 
@@ -124,6 +121,7 @@ class Transfer(ABC):
         Raises:
             TransferError: a driver call failed.
         """
+        self.synchronize()
 
     @property
     def layer_groups(self) -> tuple[tuple[int, ...], ...]:
@@ -150,13 +148,16 @@ class Transfer(ABC):
             TransferError: the transfer failed, or has not finished in time; then it continues.
         """
 
-    @abstractmethod
     def result(self) -> TransferResult:
         """Wait for the transfer and return its result.
 
         Raises:
             TransferError: the transfer failed.
         """
+        self.synchronize()
+        if self._result is None:
+            raise TransferError("the transfer finished without a result")
+        return self._result
 
     def cancel(self) -> bool:
         """Cancel a pending transfer: one that waits on the CPU for its ``after=``, or behind a transfer that does so.
@@ -214,33 +215,6 @@ def check_layer(plan: Plan, layer: Any) -> int:
     return number
 
 
-class StreamlessTransfer(Transfer):
-    """A transfer that no stream can wait for: the CPU waits for all of it."""
-
-    _result: TransferResult | None = None
-
-    def wait(self, stream: Any = None) -> None:
-        """Block the CPU until the transfer has finished, whatever the stream; see :meth:`Transfer.wait`."""
-        del stream
-        self.synchronize()
-
-    def await_issue(self) -> None:
-        """Block the CPU until the transfer has finished; see :meth:`Transfer.await_issue`."""
-        self.synchronize()
-
-    def wait_layer(self, layer: int, stream: Any = None) -> None:
-        """Block the CPU until all layers have arrived; see :meth:`Transfer.wait_layer`."""
-        check_layer(self.plan, layer)
-        self.wait(stream)
-
-    def result(self) -> TransferResult:
-        """Wait for the transfer and return its result; see :meth:`Transfer.result`."""
-        self.synchronize()
-        if self._result is None:
-            raise TransferError("the transfer finished without a result")
-        return self._result
-
-
 def cancellation(plan: Plan) -> str:
     """Return the error message of a cancelled transfer."""
     return f"transfer of {plan.nbytes} bytes was cancelled before it began; nothing was moved"
@@ -269,8 +243,13 @@ def call_when_done(after: Any, function: Callable[[BaseException | None], object
         inside: identifiers of threads that must not wait for the executor's end; this thread is added.
     """
     wait = partial(wait_for, after)
-    if isinstance(after, Transfer) and after.add_done_callback(lambda: function(error_of(wait))):
-        return
+    if isinstance(after, Transfer):
+        error = error_of(after.done)  # it belongs to the parent process of a fork
+        if error is not None:
+            function(error)
+            return
+        if after.add_done_callback(lambda: function(error_of(wait))):
+            return
 
     def block() -> None:
         me = threading.get_ident()

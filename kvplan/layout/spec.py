@@ -12,7 +12,7 @@ from typing import Any
 from kvplan.base.integers import integer, integers
 from kvplan.base.limits import LIMITS, Budget
 from kvplan.base.quoting import listed, quoted
-from kvplan.base.reading import json_of, read_whole, toml_of, why_unread
+from kvplan.base.reading import json_of, read_whole, toml_of
 from kvplan.errors import LayoutError
 from kvplan.layout.build import Naming, assemble, part_name
 from kvplan.layout.components import INT64_MAX, Built, Region, quoted_address
@@ -112,9 +112,7 @@ def _load(spec: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
     path = Path(spec)
     try:
         text = read_whole(path)
-    except (OSError, UnicodeDecodeError) as error:
-        raise LayoutError(f"cannot read the spec {quoted(str(path))}: {why_unread(error)}") from error
-    except ValueError as error:  # a null byte in the name
+    except LayoutError as error:
         raise LayoutError(f"cannot read the spec {quoted(str(path))}: {error}") from error
     is_json = path.suffix == ".json" or text.startswith("{")  # a dump, whatever its suffix
     try:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from kvplan.base.numbers import spelled
+from kvplan.base.numbers import rounded
 from kvplan.cost.policy import BESIDE_KERNELS, IDLE_KERNELS, PEER_ROUTES, Policy
 from kvplan.errors import HostMemoryError, PathError
 from kvplan.execute.executor import Executor
@@ -79,7 +79,7 @@ class Run:
             KVPlanError: the device does not exist, or has too little memory.
         """
         bench, until = self.bench, self.clock() + self.bench.seconds
-        self.missing += [Missing(f"{spelled(size)} x {runs:,}", f"more than {spelled(bench.most_nbytes)}")
+        self.missing += [Missing(f"{rounded(size)} x {runs:,}", f"more than {rounded(bench.most_nbytes)}")
                          for size, runs in bench.too_large()]  # fmt: skip
         self.progress(0.0, "memory")
         with ExitStack() as stack:

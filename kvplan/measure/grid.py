@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, NamedTuple
 
-from kvplan.base.numbers import spelled
+from kvplan.base.numbers import rounded
 from kvplan.cost.policy import GPU_PATHS, PEER_ROUTES
 from kvplan.errors import KVPlanError
 from kvplan.measure import baselines
@@ -145,9 +145,9 @@ class Bench:
         if not 0 < self.seconds < inf:
             raise KVPlanError(f"seconds is {self.seconds}; give a number above 0")
         if not any(self.fitting(size) for size in self.sizes):
-            least = spelled(min(size * self.runs(size, count) for size in self.sizes for count in self.counts))
+            least = rounded(min(size * self.runs(size, count) for size in self.sizes for count in self.counts))
             raise KVPlanError(
-                f"nothing fits into {spelled(self.most_nbytes)}; the smallest transfer asked for has {least}"
+                f"nothing fits into {rounded(self.most_nbytes)}; the smallest transfer asked for has {least}"
             )
 
     @property

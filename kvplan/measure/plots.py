@@ -19,7 +19,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import Bbox
 
-from kvplan.base.numbers import rate, rounded, spelled
+from kvplan.base.numbers import rate, rounded
 from kvplan.errors import KVPlanError
 from kvplan.measure.rows import IDLE, SUFFIXES, Ceilings, Row, at_equal_bytes, pareto, pooled, where
 
@@ -104,7 +104,7 @@ def bandwidth(rows: Iterable[Row], ceilings: Ceilings) -> Figure:
             axes.set_title(f"{direction}, {pooled(direction, host)}", fontsize=SMALL + 1, loc="left")
             axes.set_xscale("log", base=2)
             axes.set_xlim(sizes[0] / 2**0.5, sizes[-1] * 2**0.5)
-            axes.set_xticks(sizes, [spelled(size) for size in sizes], fontsize=SMALL)
+            axes.set_xticks(sizes, [rounded(size) for size in sizes], fontsize=SMALL)
             axes.set_xticks([], minor=True)
             if c == 0:
                 axes.set_ylabel("GB/s", fontsize=SMALL)
@@ -128,7 +128,7 @@ def frontier(rows: Iterable[Row], ceilings: Ceilings) -> Figure:
         raise KVPlanError("no row beside compute has a figure: there is no frontier to draw")
     directions = sorted({row.direction for row in able})
     kinds = sorted({(row.beside, row.beside_on) for row in able})
-    moved = f"{able[0].runs:,} runs of {spelled(able[0].run_nbytes)}"
+    moved = f"{able[0].runs:,} runs of {rounded(able[0].run_nbytes)}"
     figure, grid = _panels(len(kinds), len(directions), f"GB/s of {moved} against how much slower compute gets")
     for r, kind in enumerate(kinds):
         for c, direction in enumerate(directions):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from kvplan.base.numbers import rate, spelled
+from kvplan.base.numbers import rate, rounded
 from kvplan.cost.policy import ROUTES
 from kvplan.errors import KVPlanError
 from kvplan.measure.workload import Geometry
@@ -248,7 +248,7 @@ def named(geometry: Geometry) -> str:
     >>> named(Geometry("load", "contiguous", 8192, 1024, 64))
     'load, contiguous, 8 KiB x 1,024'
     """
-    return f"{geometry.direction}, {geometry.host}, {spelled(geometry.run_nbytes)} x {geometry.runs:,}"
+    return f"{geometry.direction}, {geometry.host}, {rounded(geometry.run_nbytes)} x {geometry.runs:,}"
 
 
 def pooled(direction: str, host: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvplan.errors import TransferError
-from kvplan.execute.transfer import StreamlessTransfer, TransferResult
+from kvplan.execute.transfer import Transfer, TransferResult
 from kvplan.nixl.nixl_connection import Connection, in_words
 from kvplan.plan.nixl_lists import nixl_lists
 from kvplan.plan.plan import Plan
@@ -22,7 +22,7 @@ PAUSE_SECONDS = 0.05  # seconds before a second attempt; the pause doubles befor
 log = logging.getLogger("kvplan.nixl")
 
 
-class NixlTransfer(StreamlessTransfer):
+class NixlTransfer(Transfer):
     """A transfer between two processes. :meth:`kvplan.nixl.NixlPeer.submit` returns it.
 
     NIXL moves the bytes even if no thread polls it. But only :meth:`done` and calls that wait notice that the bytes

@@ -82,22 +82,6 @@ class Plan:
         return together([part for part in self.parts if part.units.shape[1]])
 
     @cached_property
-    def kind(self) -> tuple[int, int, int, int] | None:
-        """Return the ids of its run group, source and destination, and its number of units; None if it has several.
-
-        Executors know a plan again by it. The ids are right while the plan keeps these objects alive.
-        """
-        if len(self.parts) != 1 or len(self.layouts) != 1:
-            return None
-        (group, units), (src, dst) = self.parts[0], self.layouts[0]
-        return id(group), id(src), id(dst), units.shape[1]
-
-    @cached_property
-    def group(self) -> RunGroup:
-        """Return the run group of a plan that has one part."""
-        return self.parts[0].group
-
-    @cached_property
     def layers(self) -> tuple[int, ...]:
         """Return the global numbers of the layers that the plan moves, in ascending order.
 

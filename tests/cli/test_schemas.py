@@ -96,7 +96,7 @@ def test_the_doctor(capsys, monkeypatch, facts):
 
 
 def test_calibrate(capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr(store, "SHIPPED", tmp_path)
+    monkeypatch.setattr(store, "PROFILES", tmp_path)
     monkeypatch.setattr(machine, "machine", lambda ordinal=0: H100)
     monkeypatch.setattr(calibrate, "calibrate", lambda *given, **told: MEASURED)
     assert main(["calibrate", "--json", "--output", str(tmp_path / "a.json")]) == 0
@@ -109,7 +109,7 @@ def test_calibrate_pairs(capsys, monkeypatch, tmp_path, argv):
         ((0, 1), True), ((1, 0), False))}  # fmt: skip
     measured = replace(default_pair(), gpu=H100.gpu, peer=H100.gpu, nvlinks=18)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(store, "SHIPPED", tmp_path)
+    monkeypatch.setattr(store, "PROFILES", tmp_path)
     monkeypatch.setattr(machine, "machine", lambda ordinal=0: H100)
     monkeypatch.setattr(peers, "links", lambda: tuple(links.values()))
     monkeypatch.setattr(peers, "link_between", lambda *pair: links[pair])

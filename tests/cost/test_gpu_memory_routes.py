@@ -16,10 +16,22 @@ from tests.cost.priced_profiles import PLAN
 @pytest.mark.parametrize(
     ("route", "some", "said"),
     [
-        ("host", default(), "the profile of any GPU has no costs for route 'host'; it has load, store, device"),
-        ("push", replace(default(), gpu="NVIDIA H200"), "the profile of NVIDIA H200 has no costs for route 'push'; it"),
-        ("load", default_pair(), "the profile of any GPU to any GPU has no costs for route 'load'; it has push, pull"),
-        ("device", default_pair(), "has no costs for route 'device'; it has push, pull"),
+        (
+            "host",
+            default(),
+            "the profile of any GPU has no costs for route 'host' by path 'kernel'; it has load, store, device",
+        ),
+        (
+            "push",
+            replace(default(), gpu="NVIDIA H200"),
+            "the profile of NVIDIA H200 has no costs for route 'push' by path",
+        ),
+        (
+            "load",
+            default_pair(),
+            "the profile of any GPU to any GPU has no costs for route 'load' by path 'kernel'; it has push, pull",
+        ),
+        ("device", default_pair(), "has no costs for route 'device' by path 'kernel'; it has push, pull"),
     ],
 )
 def test_a_route_that_the_profile_lacks(route, some, said):
@@ -32,7 +44,7 @@ def test_a_route_that_the_profile_lacks(route, some, said):
 @pytest.mark.parametrize("route", ["device", "push", "pull"])
 def test_between_gpu_memories_there_is_no_staged_path(route):
     some = default() if route == "device" else default_pair()
-    with pytest.raises(PathError, match=f"path 'staged' has no costs for route '{route}'; those with costs are kernel"):
+    with pytest.raises(PathError, match=f"no costs for route '{route}' by path 'staged'"):
         Prices("staged", route, some, Policy())
     made = candidates(PLAN, route, some, Policy())
     assert sorted(one.path for one in made) == ["copy_engine", "copy_engine_2d", "kernel"]

@@ -204,5 +204,5 @@ def test_choices_beside_compute_as_measured(overlap, direction, near_best, mean)
 
 
 def test_a_path_and_a_route_without_costs():
-    with pytest.raises(PathError, match="path 'host' has no costs for route 'load'; those with costs are kernel"):
+    with pytest.raises(PathError, match="no costs for route 'load' by path 'host'; it has load"):
         predict("host", PLAN, profile(COSTS), Policy())

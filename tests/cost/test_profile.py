@@ -20,7 +20,6 @@ from kvplan.cost.profile import (
     Beside,
     DeviceProfile,
     PathCosts,
-    ceiling_names,
     default,
     default_pair,
     from_json,
@@ -32,7 +31,7 @@ KINDS = ("decode", "prefill")
 
 @st.composite
 def numbers(draw, least: int = 0) -> float:
-    """At most five digits: what a file keeps."""
+    """Numbers of five digits, as a measurement has."""
     return float(f"{draw(st.integers(least, 99_999))}e{draw(st.integers(-8, 8))}")
 
 
@@ -44,6 +43,10 @@ def costs(path: str) -> st.SearchStrategy[PathCosts]:
 def beside(path: str) -> st.SearchStrategy[Beside]:
     terms = st.fixed_dictionaries({term: numbers() for term in TERMS[path]})
     return st.builds(Beside, terms, st.sampled_from((1.0, 1.25, 1000.0)))
+
+
+def ceiling_names(routes: tuple[str, ...]) -> tuple[str, ...]:
+    return (*routes, *(f"sm_{route}" for route in routes), *(("memory",) if "device" in routes else ()))
 
 
 def by_path(routes: tuple[str, ...], make) -> st.SearchStrategy:
@@ -97,7 +100,7 @@ def test_the_default_is_valid_and_says_that_it_is_a_guess(profile, routes, peer,
     assert from_json(profile.to_json()) == profile
     assert (profile.how, profile.gpu, profile.peer, profile.link) == ("default", "", peer, "a link not known")
     assert profile.note.endswith(command)
-    assert profile.routes == tuple(profile.costs) == routes
+    assert tuple(profile.costs) == routes
     assert tuple(profile.ceilings) == ceiling_names(routes)
     for way in routes:
         assert {path: set(found.seconds) for path, found in profile.costs[way].items()} == {
@@ -110,12 +113,6 @@ def test_the_default_is_valid_and_says_that_it_is_a_guess(profile, routes, peer,
             assert (
                 profile.beside["decode"][way][path].wall["fixed"] <= profile.beside["prefill"][way][path].wall["fixed"]
             )
-
-
-def test_numbers_are_kept_to_five_digits():
-    ceilings = dict(default().ceilings) | {"load": 54.123456, "store": 0.000123456, "memory": 1234567.0}
-    kept = from_json(replace(default(), ceilings=ceilings).to_json()).ceilings
-    assert (kept["load"], kept["store"], kept["memory"]) == (54.123, 0.00012346, 1234600.0)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +138,7 @@ SHIPPED = sorted(Path(store.__file__).parent.glob("profiles/nvidia-*.json"))
 def test_a_shipped_file_is_read(path):
     profile = from_json(path.read_text())
     assert profile.how == "shipped"
-    assert tuple(profile.costs) == profile.routes
+    assert tuple(profile.costs) == (PEER_ROUTES if profile.peer else GPU_ROUTES)
 
 
 def changed(place: str, value: object) -> str:
@@ -174,7 +171,7 @@ def refusal(text: str) -> str:
 
 @pytest.mark.parametrize("text", ["", "{", "not json", "{'schema': 1}", '{"a": 1,}', "\x00"])
 def test_what_is_no_json(text):
-    assert refusal(text).startswith("no JSON: ")
+    assert "line 1 column" in refusal(text)
 
 
 @pytest.mark.parametrize(
@@ -188,10 +185,10 @@ def test_another_schema(text):
 @pytest.mark.parametrize(
     ("version", "said"),
     [
-        (3, "version 3, newer than 2, which is read here"),
-        (1, "version 1, older than 2, which is read here: calibrate again"),
-        ("2", "version '2', older than 2, which is read here: calibrate again"),
-        (None, "version None, older than 2, which is read here: calibrate again"),
+        (3, "version 3, and 2 is read here: calibrate again"),
+        (1, "version 1, and 2 is read here: calibrate again"),
+        ("2", "version '2', and 2 is read here: calibrate again"),
+        (None, "version None, and 2 is read here: calibrate again"),
     ],
 )
 def test_another_version(version, said):

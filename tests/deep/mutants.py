@@ -58,8 +58,8 @@ ORDER = "contract/gpu/test_order.py"
 LAYERS = "contract/gpu/test_layers.py"
 BYTES = "contract/gpu/test_bytes.py"
 RINGS = "contract/gpu/test_ring.py"
+ERRORS = "contract/gpu/test_errors.py"
 ARRIVES = f"{BYTES}::test_every_byte_arrives_and_no_other_changes"
-SEVERAL = f"{ORDER}::test_several_streams_begin_and_end_as_one"
 MEETINGS = "contract/peers/test_left.py::test_two_hundred_meetings[1-200-shm]"
 ENDS = "contract/peers/test_ends.py"
 LMCACHE = "contract/engines/test_lmcache.py"
@@ -274,12 +274,7 @@ MUTANTS = (
         "over = item > items",
         "laws/test_copy_kernel.py::test_any_header_is_carried_out",
     ),
-    Mutant(
-        "execute/gpu/shape.py",
-        "pieces = -(-size // each)",
-        "pieces = size // each",
-        ARRIVES,
-    ),
+    Mutant("execute/gpu/shape.py", "pieces = -(-size // each)", "pieces = size // each", ARRIVES),
     Mutant(
         "execute/transfer.py",
         "if not pair[1].writable:",
@@ -294,14 +289,14 @@ MUTANTS = (
     ),
     Mutant(
         "execute/gpu/row_loops.py",
-        "first, count = ranges[k, 0], ranges[k, 1]",
-        "first, count = 0, ranges[k, 1]",
+        "header, first, count = HEADER * k, lines[k, LAUNCH_AT + 1], lines[k, LAUNCH_AT + 2]",
+        "header, first, count = HEADER * k, 0, lines[k, LAUNCH_AT + 2]",
         JOINED,
     ),
     Mutant(
         "execute/gpu/row_loops.py",
-        "words[HEADER * edges[launch] + 8] = edges[launch + 1] - edges[launch]",
-        "words[HEADER * edges[launch] + 8] = 1",
+        "words[HEADER * opening + 8] = k - opening",
+        "words[HEADER * opening + 8] = 1",
         JOINED,
     ),
     Mutant(
@@ -328,41 +323,18 @@ MUTANTS = (
         "    if False:  # behind",
         "laws/test_staged_units.py",
     ),
-    Mutant("execute/gpu/kernel_path.py", "if not self._backend.tables.ready(table, stream)]", "if False]", ANY_PATH),
-    Mutant(
-        "execute/gpu/kernel_path.py",
-        "return transfer.scratch(nbytes).address, nbytes",
-        "return transfer.scratch(nbytes).address, 0",
-        f"{BYTES}::test_joined_plans_of_many_rows_within_a_gpu",
-    ),
+    Mutant("execute/gpu/kernel_path.py", "                    first += some.shape[1]\n", "", JOINED),
+    Mutant("execute/gpu/kernel_path.py", "behind[-1] = marks[number] if marks else 0", "pass", LAYERS),
     Mutant(
         "execute/gpu/kernel_path.py",
         "base, copied = transfer.scratch(nbytes).address, nbytes",
         "base, copied = transfer.scratch(nbytes).address, 0",
         f'"{ARRIVES}[simulated-kernel-device-many rows]"',
     ),
-    Mutant("execute/gpu/kernel_path.py", "            self._backend.tables.ready(table, stream)\n", "", JOINED),
-    Mutant(
-        "execute/gpu/staged.py",
-        "        self._settled.clear()\n        self._next.clear()\n",
-        "        self._next.clear()\n",
-        RINGS,
-    ),
-    Mutant(
-        "execute/gpu/staged.py",
-        "            transfer.behind = [lane.last for lane in",
-        "            transfer.behind = [] and [lane.last for lane in",
-        RINGS,
-    ),
-    Mutant("execute/gpu/staged.py", " or (lane.last is not None and not lane.last.over)", "", RINGS),
+    Mutant("execute/gpu/staged.py", "one.lane is not transfer.lane or used is not self.filled]", "False]", RINGS),
+    Mutant("execute/gpu/staged.py", "        return bool(users)\n", "        return False\n", RINGS),
+    Mutant("execute/gpu/staged.py", "(first, first + nbytes[0])", "(first, first)", RINGS),
     Mutant("execute/gpu/staged.py", "skip = work.skips[0 if load else 1] if per > 1 else 0", "skip = 0", ARRIVES),
-    Mutant(
-        "execute/gpu/copy_engine.py",
-        "for call in ((RECORD, side, join), (WAIT, lane.copy, join))]",
-        "for call in ((RECORD, side, join),)]",
-        SEVERAL,
-    ),
-    Mutant("execute/gpu/copy_engine.py", "*((WAIT, side, fork) for side in sides)]", "]", SEVERAL),
     Mutant("execute/gpu/copy_engine.py", "return BATCH_NBYTES if direction ==", "return 0 if direction ==", BYTES),
     Mutant(
         "execute/gpu/lane.py",
@@ -414,13 +386,14 @@ MUTANTS = (
         LAYERS,
     ),
     Mutant(
-        "execute/gpu/backend.py",
-        "            self.reaper.join()\n",
+        "execute/backend.py",
+        "            self.join()\n",
         "            pass\n",
         "contract/gpu/test_lifetimes.py::test_close_waits_for_what_was_submitted",
     ),
     Mutant("execute/gpu/backend.py", "            self.slots.close()\n", "", BYTES),
-    Mutant("execute/gpu/tables.py", "                device.wait(stream, table.fresh)\n", "", ANY_PATH),
+    Mutant("execute/gpu/tables.py", "        device.synchronize(event)\n", "", ANY_PATH),
+    Mutant("execute/gpu/selection.py", "[other() for other in self._others] == list(programs[1:])", "True", ERRORS),
     Mutant("execute/gpu/memory.py", "return free.pop()", "return free[-1]", ORDER),
     Mutant("execute/gpu/memory.py", "range(0, block - size + 1, size)]", "range(0, block, size)]", RINGS),
     Mutant("cuda/rows.py", "rows[:, 5] = np.minimum(starts + most, last) - starts", "rows[:, 5] = most", BYTES),
@@ -439,8 +412,8 @@ MUTANTS = (
     ),
     Mutant("execute/host/tasks.py", "range(0, count, step)]", "range(0, count - 1, step)]", COPYING),
     Mutant(
-        "execute/gpu/reaper.py",
-        "        at_exit(EXECUTORS, _drain_at_exit)\n",
+        "execute/backend.py",
+        "            at_exit(EXECUTORS, _drain_at_exit)\n",
         "",
         "contract/gpu/test_lifetimes.py::test_a_normal_exit_finishes_what_was_submitted",
     ),

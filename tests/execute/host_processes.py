@@ -42,6 +42,7 @@ def check():
 
 atexit.register(check)
 import kvplan
+from kvplan.execute import backend
 from kvplan.execute.host import path as host
 src = np.random.default_rng(0).integers(0, 256, (64, 1 << 20), np.uint8)
 dst = np.zeros_like(src)
@@ -56,9 +57,8 @@ compiled = []
 
 def perf_counter():
     from kvplan.execute.host import memcpy
-    compiled.append([len(loop.signatures) for loop in (memcpy.copy_units, memcpy.copy_flat)])
+    compiled.append(len(memcpy.copy.signatures))
     return time.perf_counter()
 
-from kvplan.execute.host import tasks
-tasks.perf_counter = perf_counter
+host.perf_counter = perf_counter
 """

@@ -8,6 +8,7 @@ import pickle
 import sys
 import threading
 import weakref
+from contextlib import contextmanager
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -19,13 +20,12 @@ from hypothesis import strategies as st
 import kvplan
 from kvplan import KVPlanError, PathError, TransferError
 from kvplan.execute import stats as tally
-from kvplan.execute.ranges import SWITCH
 from kvplan.execute.stats import BUCKETS, ExecutorStats, FlowStats, Tally
 from kvplan.execute.transfer import TransferResult
 from tests.contract.gpu.caches import way
 from tests.contract.gpu.machines import Simulated
 from tests.execute.host_processes import Broken, pair, python
-from tests.patience import until
+from tests.patience import PATIENCE, until
 
 FLOW_LABELS = {"executor": "a", "path": "host", "direction": "host"}
 
@@ -220,6 +220,21 @@ def test_a_gpu_s_failures_are_warned_of(caplog):
     assert (record.kvplan_path, record.kvplan_direction) == ("kernel", "load")
 
 
+def test_a_filter_that_raises_holds_up_no_transfer():
+    def raises(record: logging.LogRecord) -> bool:
+        raise RuntimeError(record.getMessage())
+
+    logger, (_, _, program) = logging.getLogger("kvplan.execute"), pair()
+    logger.addFilter(raises)
+    try:
+        with kvplan.Executor() as executor:
+            with pytest.raises(TransferError):
+                executor.submit(program.plan([1], [2]), after=Broken()).synchronize(PATIENCE)
+            executor.submit(program.plan([1], [2])).synchronize(PATIENCE)
+    finally:
+        logger.removeFilter(raises)
+
+
 def test_the_life_of_an_executor_is_information_and_submits_are_for_debugging(caplog):
     _, _, program = pair()
     with caplog.at_level(logging.DEBUG, "kvplan"), kvplan.Executor() as executor:
@@ -250,11 +265,10 @@ assert all(not logging.getLogger(name).handlers and logging.getLogger(name).leve
 
 
 def test_without_being_asked_for_there_are_no_ranges(monkeypatch):
-    monkeypatch.delenv(SWITCH, raising=False)
+    monkeypatch.delenv("KVPLAN_NVTX", raising=False)
     monkeypatch.setitem(sys.modules, "nvtx", None)
-    with kvplan.Executor() as executor:
-        assert executor._submit == executor._backend.submit
-    monkeypatch.setenv(SWITCH, "1")
+    kvplan.Executor().close()
+    monkeypatch.setenv("KVPLAN_NVTX", "1")
     before = set(threading.enumerate())
     with pytest.raises(PathError, match="KVPLAN_NVTX is set, and NVTX ranges need the package nvtx"):
         kvplan.Executor()
@@ -264,30 +278,24 @@ def test_without_being_asked_for_there_are_no_ranges(monkeypatch):
 def test_each_submit_is_a_range(monkeypatch):
     seen = []
 
-    class Domain:
-        def get_event_attributes(self, message, color):
-            return message, color
+    @contextmanager
+    def annotate(message, color, domain):
+        seen.append(f"{domain}: {message}")
+        yield
+        seen.append("end")
 
-        def push_range(self, attributes):
-            seen.append(attributes[0])
-
-        def pop_range(self):
-            seen.append("end")
-
-    monkeypatch.setenv(SWITCH, "1")
-    monkeypatch.setitem(sys.modules, "nvtx", SimpleNamespace(get_domain=lambda name: seen.append(name) or Domain()))
+    monkeypatch.setenv("KVPLAN_NVTX", "1")
+    monkeypatch.setitem(sys.modules, "nvtx", SimpleNamespace(annotate=annotate))
     _, _, program = pair()
     with kvplan.Executor() as executor:
         executor.submit(program.plan([1, 4], [1, 2])).synchronize()
-        monkeypatch.setattr(kvplan.execute.host.tasks, "check_layouts", lambda _: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            executor.submit(program.plan([1], [1]))
-    assert seen == ["kvplan", "host 2 units, 512 bytes", "end", "host 1 units, 256 bytes", "end"]
+        executor.submit(program.plan([1], [1]), priority="high").synchronize()
+    assert seen == ["kvplan: host 2 units, 512 bytes", "end", "kvplan: host 1 units, 256 bytes", "end"]
 
 
 def test_ranges_of_nvtx_itself(monkeypatch):
     pytest.importorskip("nvtx", reason="pip install nvtx")
-    monkeypatch.setenv(SWITCH, "1")
+    monkeypatch.setenv("KVPLAN_NVTX", "1")
     src, dst, program = pair()
     with kvplan.Executor() as executor:
         executor.submit(program.plan([1], [2])).synchronize()

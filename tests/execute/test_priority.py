@@ -45,6 +45,24 @@ def test_a_high_one_goes_past_what_waits(executor, gate):
     assert (dst[:4] == src[:4]).all()
 
 
+def test_a_normal_one_that_has_begun_pauses_for_a_high_one():
+    src, dst, program = pair(num_blocks=256, dim=1 << 18)
+    plan, some = program.plan(range(1, 256), range(1, 256)), program.plan([0], [0])
+    with kvplan.Executor(policy=kvplan.Policy(threads=1)) as executor:
+
+        def pauses():
+            dst[:] = 0
+            normal = executor.submit(plan)
+            until(dst[1:, 0, 0].any)
+            executor.submit(some, priority="high").synchronize(PATIENCE)
+            paused = not normal.done()
+            normal.synchronize(PATIENCE)
+            assert (dst == src).all()
+            return paused
+
+        until(pauses)  # unless this thread is too slow
+
+
 def test_high_ones_keep_their_order(executor, gate):
     src, dst, program = pair()
     held = executor.submit(program.plan([1], [1]), after=gate, priority="high")
@@ -196,7 +214,7 @@ assert held.cancel()
 @pytest.mark.slow
 def test_an_exit_gives_up_high_ones_that_wait():
     code = """
-host.EXIT_SECONDS = 2.0
+backend.EXIT_SECONDS = 2.0
 executor.submit(program.plan(range(64), range(64)))
 held = executor.submit(program.plan([1], [2]), after=threading.Event(), priority="high")
 executor.submit(program.plan([1], [2]), after=held)

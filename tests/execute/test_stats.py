@@ -21,13 +21,6 @@ def result(path: str = "kernel", predicted: float | None = None, seconds: float 
     return TransferResult(4096, seconds, path, 8, 3, predicted)
 
 
-def test_nothing_yet():
-    made = Tally().stats()
-    assert made == ExecutorStats(paths={})
-    assert (made.transfers, made.nbytes, made.seconds, made.failed, made.predicted) == (0, 0, 0.0, 0, 0)
-    assert made.prediction_error is None
-
-
 def test_sums_in_all_and_by_path():
     tally = Tally()
     tally.add(TransferResult(100, 0.5, "kernel", 4, 1))
@@ -44,27 +37,6 @@ def test_sums_in_all_and_by_path():
         0,
         None,
     )
-    counted = tally.stats()
-    assert [type(value) for value in (counted.transfers, counted.nbytes, counted.descriptors, counted.launches)] == [
-        int
-    ] * 4
-
-
-def test_stats_are_of_their_moment():
-    tally = Tally()
-    tally.add(result())
-    before = tally.stats()
-    tally.add(result("staged"))
-    tally.fail()
-    assert (before.transfers, before.failed, list(before.paths)) == (1, 0, ["kernel"])
-    assert (tally.stats().transfers, tally.stats().failed) == (2, 1)
-
-
-def test_what_failed_is_counted_and_moves_nothing():
-    tally = Tally()
-    tally.fail()
-    tally.fail()
-    assert tally.stats() == ExecutorStats(failed=2, paths={})
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,7 @@ from hypothesis import strategies as st
 
 import kvplan
 from kvplan import KVLayout
-from kvplan.execute.host import tasks
 from kvplan.nixl import NixlAgent
-from kvplan.plan.loops import sparing
 from tests import oracle
 from tests.compiled_cases import by_dst, compiled, twin_of, wipe
 from tests.nixl.double import Agent, Network
@@ -76,14 +74,13 @@ def test_rows_and_opaque_sub_blocks_under_the_same_ids(case, executor):
 
 @examples(250)
 @given(case=st.one_of(cases(), neighbour_cases()))
-def test_memmove_copies_by_coordinates(case, sparing_executor):
+def test_memmove_copies_by_coordinates(case, executor, sparing_executor):
     """Laws 1 and 2 for the host path without numba."""
     src, dst, _, plan = compiled(case)
     expected = case.dst.build(case.seed + 1)
     oracle.copy(src, expected, case.src_ids, case.dst_ids, case.src_skip, case.dst_skip, case.unit_tokens, case.units)
     result = sparing_executor.submit(plan).result()
-    with sparing(wanted=False):
-        assert result.descriptors == tasks.tasks_of(plan)[1]
+    assert result.descriptors == executor.submit(plan).result().descriptors
     for got, want in zip(dst.roots, expected.roots, strict=True):
         np.testing.assert_array_equal(got, want)
 

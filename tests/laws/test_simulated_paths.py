@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvplan
-from kvplan.cost.profile import GPU_ROUTES, TERMS, DeviceProfile, PathCosts, default, route_paths
 from tests.contract.gpu.caches import Ids, Paged, way
+from tests.contract.gpu.favouring import drawn as drawn_profile
 from tests.contract.gpu.machines import PATIENCE, Simulated
 from tests.profiles import examples
 from tests.simulated.drawn import PATHS, PLACES, WAYS, Drawn, executor, ring_of
@@ -101,16 +101,6 @@ def test_there_and_back_by_way_of_the_host(case, seed, path, slots):
             drawn.check()
 
 
-def priced(chance: np.random.Generator) -> DeviceProfile:
-    """Costs by which no path wins for all plans."""
-    made = {}
-    for name, terms in TERMS.items():
-        each = {term: 0.0 if term == "byte" else chance.uniform(0, 50_000 if term == "fixed" else 2000)
-                for term in terms}  # fmt: skip
-        made[name] = PathCosts(each, each, each if name == "kernel" else {})
-    return replace(default(), costs={way: {path: made[path] for path in route_paths(way)} for way in GPU_ROUTES})
-
-
 @examples(150)
 @given(
     drawn=st.lists(
@@ -129,7 +119,7 @@ def test_several_transfers_of_different_caches_are_in_flight_together(drawn, see
         made = [Drawn(case, driver, route) for case, route, *_ in some]
         staged = ring_of("staged", *(each.plan for each in made if each.plan.direction != "device"), slots=slots)
         policy = kvplan.Policy(path=path, **staged)
-        with kvplan.Executor("cuda:0", policy, priced(np.random.default_rng(seed))) as here:
+        with kvplan.Executor("cuda:0", policy, drawn_profile(seed)) as here:
             flying = []
             for each, (_, _, urgent, after) in zip(made, some, strict=True):
                 behind = flying[-1] if after and flying else None

@@ -98,8 +98,8 @@ def test_the_calls_of_chunks_carry_out_the_plan_and_the_compiled_loop_is_its_pla
         stagings = [stage(piece, host_is_src=load) for piece in pieces]
         if not addresses.shape[1] or len({staging.granule_units for staging in stagings}) > 1:
             continue
-        shape = SimpleNamespace(rows=1)
-        tables = [SimpleNamespace(header=np.full(9, k), kernel=(k, 32, 0), shape=shape) for k in range(len(pieces))]
+        lines = [np.array((*[k] * 9, k, 32, 0, 1)) for k in range(len(pieces))]
+        tables = [SimpleNamespace(line=line, copies=0) for line in lines]
         made, units = Prepared(stagings, tables), np.ascontiguousarray(addresses)
         count, skip = units.shape[1], skips[0 if load else 1] if made.per > 1 else 0
         last, end = divmod(count - 1 + skip, made.per)
@@ -113,14 +113,14 @@ def test_the_calls_of_chunks_carry_out_the_plan_and_the_compiled_loop_is_its_pla
                   turns=turns, last=last, two=two):  # fmt: skip
             heads, middles, tails = found.counts
             most_extents = (heads + max(last - 1, 0) * middles + (tails if last else 0)) * (1 + seams.size)
-            words = np.full(9 * chunks + 2 * units.shape[1] * len(made.headers), -1)
+            words = np.full(9 * chunks + 2 * units.shape[1] * len(made.lines), -1)
             columns, edges = np.empty((3, most_extents), np.int64), np.empty((chunks + 1, 3), np.int64)
             rows = np.empty((most_extents + 8 * chunks + 8, 8), np.int64)
             written = loop(
                 units, steps, load, skip, made.per, made.unit_hosts, made.unit_rings, found.packed, found.at, seams,
                 RING, granules * int(made.granules.max()), turns, busy, np.arange(100, 100 + slots),
-                np.arange(200, 200 + slots), made.granules, np.full(len(made.granules), granules), made.headers,
-                made.kernels, 1, HEADERS - 8, HEADERS, words.nbytes, words, least, most, COPY_STREAM, KERNEL_STREAM,
+                np.arange(200, 200 + slots), made.granules, np.full(len(made.granules), granules), made.lines,
+                1, HEADERS - 8, HEADERS, words.nbytes, words, least, most, COPY_STREAM, KERNEL_STREAM,
                 OTHER_STREAM if two else KERNEL_STREAM, 77 if two else 0, late, made.marks,
                 columns, edges, rows,
             )  # fmt: skip

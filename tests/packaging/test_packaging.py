@@ -23,6 +23,7 @@ DATA = (
     "kvplan/cli/schemas/*.json",
     "kvplan/cli/schemas/calibration/*.json",
     "kvplan/cost/profiles/*.json",
+    "kvplan/cost/wires/*.json",
 )
 pytestmark = [pytest.mark.slow, pytest.mark.package]
 

@@ -7,7 +7,8 @@ import pytest
 
 import kvplan
 from kvplan import KVLayout
-from kvplan.execute.host import memcpy, memmove
+from kvplan.execute.host.memcpy import copy
+from kvplan.execute.host.tasks import copy_by_memmove
 from tests.compiled_cases import by_dst
 from tests.plan.slow_twins import without_numba
 
@@ -27,13 +28,13 @@ def test_seams_cut_rows_without_numba():
 # ---- the host path -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("hands", [memcpy, memmove])
+@pytest.mark.parametrize("loop", [copy, copy_by_memmove])
 @pytest.mark.parametrize(("first", "last"), [(0, 6), (1, 5), (2, 3), (4, 4), (0, 0)])
-def test_some_of_the_copies_of_a_part(hands, first, last):
+def test_some_of_the_copies_of_a_part(loop, first, last):
     src, dst = np.arange(1, 49, dtype=np.uint8), np.zeros(48, np.uint8)
     units = np.array([[0, 16, 32]] * 2) + np.array([[src.ctypes.data], [dst.ctypes.data]])
     runs = (np.array([0, 8]), np.array([8, 0]), np.array([4, 8]))  # 0-3 to 8-11, 8-15 to 0-7 of each unit
-    hands.copy_units(units, *runs, first, last, streaming=False)
+    loop(units, *runs, first, last, streaming=False)
     expected = np.zeros(48, np.uint8)
     for at in range(first, last):
         unit, run = 16 * (at // 2), at % 2

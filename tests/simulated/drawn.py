@@ -30,10 +30,10 @@ def executor(path: str = "auto", **policy: Any) -> kvplan.Executor:
 
 
 def ring_of(path: str, *plans: kvplan.Plan, slots: int = 1) -> dict[str, int]:
-    """The policy of a ring of so many slots, each of one granule of any of these plans; {} for other paths."""
+    """The policy of a ring whose halves have so many slots of one granule of any of these plans; {} for other paths."""
     groups = [(part.group, plan.direction == "load") for plan in plans for part in plan.parts]
     needed = max((stage(group, host_is_src=load).nbytes for group, load in groups), default=1)
-    return {"staging_bytes": max(1024, slots * needed)} if path == "staged" else {}
+    return {"staging_bytes": max(1024, 2 * slots * needed)} if path == "staged" else {}
 
 
 class Drawn:

@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.gpu.sizes import KIB
 from benchmarks.record import Row
-from kvplan.base.numbers import spelled
+from kvplan.base.numbers import rounded
 
 Document = Mapping[str, Any]
 TWO, ONE, BETTER = "two processes", "one process", "the better of NIXL READ and NIXL WRITE"
@@ -70,7 +70,7 @@ def _by_case(made: Document) -> Cases:
 def _rates(group: str, share: float, found: Cases) -> Iterator[Row]:
     for (direction, nbytes), ways in found.items():
         others = {name: ways[name] for name in (ONE, *sorted(ways)) if name in ways and name != TWO}
-        yield Row(group, f"{direction}, {spelled(nbytes)}", "GB/s", ways[TWO], others,
+        yield Row(group, f"{direction}, {rounded(nbytes)}", "GB/s", ways[TWO], others,
                   share * ways[ONE], f"{share:g} x {ONE}", more_is_better=True)  # fmt: skip
 
 
@@ -80,7 +80,7 @@ def _gains(found: Cases) -> Iterator[Row]:
                 for name, gbps in others.items() if name.startswith(NIXL)]  # fmt: skip
         if nixl and nbytes in OF_NIXL:
             times = OF_NIXL[nbytes]
-            yield Row(BESIDE, f"{direction}, {spelled(nbytes)}", "GB/s", ways[TWO], {BETTER: max(nixl)},
+            yield Row(BESIDE, f"{direction}, {rounded(nbytes)}", "GB/s", ways[TWO], {BETTER: max(nixl)},
                       times * max(nixl), f"{times:g} x NIXL", more_is_better=True)  # fmt: skip
 
 

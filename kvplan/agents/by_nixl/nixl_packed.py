@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 
 from kvplan.agents.by_nixl.nixl_end import NixlEnd
 from kvplan.agents.by_nixl.nixl_lanes import NixlLanes, Ring
@@ -13,10 +14,8 @@ from kvplan.agents.by_nixl.nixl_progress import NixlProgress
 from kvplan.agents.by_nixl.packed_way import PackedWay, Slots, allocated, ring_for
 from kvplan.agents.by_nixl.ring_pages import enter, ring_pages
 from kvplan.agents.packed.pack_end import End
-from kvplan.cost.wires.crossing import crossing_of
-from kvplan.cost.wires.wire_model import WireChoice, choose_way, direct_at_once
-from kvplan.cost.wires.wire_profile import WireProfile
-from kvplan.cost.wires.wire_store import find_wire, wire_name
+from kvplan.cost.wires.wire_model import WireChoice, choose_way, crossing_of, direct_at_once
+from kvplan.cost.wires.wire_profile import WireProfile, find_wire, wire_name
 from kvplan.errors import TransferError
 from kvplan.execute.executor import Executor
 from kvplan.execute.stats import Tally
@@ -153,7 +152,7 @@ class NixlPacked:
     def choose(self, plan: Plan, *, reading: bool) -> WireChoice:
         """Return the faster way of a plan that can be packed, by a model of the wire."""
         nbytes, wire = self._slots.nbytes, self._wire_of(plan, reading=reading)
-        return choose_way(crossing_of(plan, most=nbytes), wire, pull=reading, slot_nbytes=nbytes)
+        return choose_way(crossing_of(plan, most=nbytes), replace(wire, slot_nbytes=nbytes), pull=reading)
 
     def direct_at_once(self, plan: Plan, *, reading: bool) -> bool:
         """Return whether a descriptor for each piece of a small plan is faster than a packed transfer begins.

@@ -218,8 +218,7 @@ class PackedTransfer(LatchedTransfer):
         elif self.begun or not self._fates:
             tally.fail(self.plan, "packed", error)
         else:
-            tally.ends.append(_CANCELLED)
-        tally.settle()
+            tally.cancel()
 
     # ---- waits -------------------------------------------------------------------------------------------------------
 

@@ -112,7 +112,7 @@ def context_by_nixl(plans: Sequence[Plan]) -> dict[str, Any]:
         plans: one plan for each cache group.
     """
     from kvplan.agents.by_nixl.packed_way import GPU_SLOTS
-    from kvplan.cost.wires.crossing import crossing_of
+    from kvplan.cost.wires.wire_model import crossing_of
     from kvplan.plan.packing.packing import packing_of
 
     whole = unite(plans)  # of layouts without memory, whose addresses may be the same

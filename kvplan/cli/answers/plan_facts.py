@@ -101,8 +101,8 @@ def candidates_of(
     text = f"plan: {plan.direction} of {count_of(plan.units, 'unit')}, {exact(plan.nbytes)}\n"
     text += f"{where}\n" if where else ""
     text += f"{count_of(count, 'descriptor')}: {run_lengths(alike)}\n\n"
-    if plan.direction not in profile.routes:
-        why = f"no cost model for a {plan.direction!r} plan; a profile has {', '.join(profile.routes)}"
+    if plan.direction not in profile.costs:
+        why = f"no cost model for a {plan.direction!r} plan; a profile has {', '.join(profile.costs)}"
         return {**about, "candidates": [], "verdict": why}, f"{text}{why}"
     edges = layer_edges(plan.nbytes, len(plan.layers)) if by_layer else ()
     counts, most = counted(plan, edges), policy.staging_bytes

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from kvplan.base.numbers import spelled
+from kvplan.base.numbers import rounded
 from kvplan.base.quoting import quoted
 from kvplan.cli.arguments.values import gpu
 from kvplan.errors import KVPlanError
@@ -85,7 +85,7 @@ def in_words(found: Findings) -> str:
     ]
     if seen["samples"]:
         lines.append(
-            f"one block of {spelled(found.block_nbytes)}: {seen['median'] * 1e6:.0f} us from the submit until its note "
+            f"one block of {rounded(found.block_nbytes)}: {seen['median'] * 1e6:.0f} us from the submit until its note "
             f"is seen\n(1 % take more than {seen['hundredth'] * 1e6:.0f} us); the submit takes "
             f"{submit['median'] * 1e6:.0f} us"
         )

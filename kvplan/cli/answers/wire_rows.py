@@ -24,9 +24,9 @@ def wire_screen(wire: WireProfile, posts: Sequence[Posted]) -> list[Any]:
     """
     by = "moves while more is posted" if wire.overlaps else "the CPU that posts moves the bytes"
     facts = [
-        ("wire", wire.kind),
+        ("wire", f"{wire.wire or 'any wire'}, {'GPU' if wire.memory == 'VRAM' else 'host'} memory"),
         ("made", f"{wire.how}: {wire.made}"),
-        ("one message", f"{rate(wire.gbps)}; {by}"),
+        ("one message", f"{rate(1e-9 / max(wire.byte, 1e-15))}; {by}"),
         ("descriptor", f"{duration(wire.descriptor)} of the CPU, {duration(wire.message)} of the wire"),
         ("list", f"{duration(wire.post)} of the CPU, seen by the other process after {duration(wire.latency)}"),
         *((side, f"{duration(one.fixed)} a slot, {duration(one.run)} a run, {1e-9 / max(one.byte, 1e-15):,.1f} GB/s")

@@ -80,14 +80,21 @@ def write_file(option: str, name: str, content: bytes) -> None:
         raise _unwritable(option, name, error) from None
 
 
-def check_file(option: str, name: str) -> None:
+def check_file(option: str, name: str, *, folder: bool = False) -> None:
     """Check that a file can be written, before a command works and prints.
+
+    Args:
+        option: the option that names the file.
+        name: the file.
+        folder: whether to make its folder if it is missing.
 
     Raises:
         KVPlanError: it cannot be written; the message is that of :func:`write_file`.
     """
     try:
         path = Path(os.path.realpath(name))
+        if folder:
+            path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir() or not path.name:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
         if not path.exists() or path.is_file():  # pipes and devices are written directly

@@ -1,24 +1,27 @@
-"""Profiles of wires: what a message, a descriptor and a byte cost between two processes, and gather and scatter."""
+"""Profiles of wires: what a message, a descriptor and a byte cost between two processes, and gather and scatter.
+
+The profile of a wire is a chosen file, the user's own, or a guess: ``dram.json`` and ``vram.json``. The guess for GPU
+memory is of a NIC of 400 Gb/s; that for host memory of UCX over shared memory on a small machine, where the CPU that
+posts moves the bytes. What kvplan's own protocol takes in them was measured on small machines and an H200.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+import logging
+import os
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
-from kvplan.base.limits import LIMITS
-from kvplan.base.quoting import quoted
-from kvplan.cost.profile import DeviceProfile, document_of, number_of, text_of
+from kvplan.cost.profile import values_of
+from kvplan.cost.store import folder, read_as, slug
 from kvplan.errors import KVPlanError
 
 SCHEMA, VERSION = "kvplan.wire-profile", 2
-HOWS = ("calibrated", "default")
-MEMORIES = ("DRAM", "VRAM")
 MIB = 1 << 20
-SLOT_SIZES = tuple(MIB << power for power in range(7))  # bytes: 1 to 64 MiB
-MOST_SECONDS, MOST_SLOTS = 1e3, 1 << 10  # bounds of a profile's numbers
-NS = 1e-9
+# Environment variable: the file of the profile of every wire of this process, instead of its own profiles.
+CHOSEN = "KVPLAN_WIRE"
+_log = logging.getLogger("kvplan")
 
 
 @dataclass(frozen=True)
@@ -68,9 +71,8 @@ class WireProfile:
         slot_nbytes: bytes of a slot.
         note: a warning to the user, or "".
 
-    >>> made = default_wire("VRAM")
-    >>> made.message_rate, round(made.gbps, 6), from_json(made.to_json()) == made
-    (10000000.0, 50.0, True)
+    >>> from_json(default_wire("VRAM").to_json()) == default_wire("VRAM")
+    True
     """
 
     wire: str
@@ -96,60 +98,14 @@ class WireProfile:
         """Return the profile as JSON, the text of its file."""
         return json.dumps({"schema": SCHEMA, "version": VERSION, **asdict(self)}, indent=1) + "\n"
 
-    @property
-    def message_rate(self) -> float:
-        """Return the messages per second that the wire moves if they are small; infinity if messages cost nothing."""
-        return 1 / self.message if self.message else float("inf")
-
-    @property
-    def gbps(self) -> float:
-        """Return the bandwidth of one large message in GB/s: 1e9 bytes per second."""
-        return 1e-9 / self.byte if self.byte else float("inf")
-
-    @property
-    def kind(self) -> str:
-        """Return the wire and the memory in words.
-
-        >>> default_wire("DRAM").kind
-        'any wire, host memory'
-        """
-        return f"{self.wire or 'any wire'}, {'GPU' if self.memory == 'VRAM' else 'host'} memory"
-
-
-def kernel_costs(profile: DeviceProfile) -> CopyCosts:
-    """Return the costs of gather and scatter by the kernel path, within a GPU that has this profile."""
-    found = profile.costs["device"]["kernel"]
-    fixed, run, byte = (NS * found.seconds[term] for term in ("fixed", "run", "byte"))
-    return CopyCosts(max(NS * found.wall["fixed"], fixed), run, byte)
-
-
-# Guesses, in seconds. Host memory: UCX over shared memory on a small machine, where the CPU that posts moves the bytes.
-_HOST = CopyCosts(4e-5, 1.5e-8, 2e-10)
-_GPU = CopyCosts(5e-5, 2e-11, 6e-13)
-# The protocol of kvplan's agents between two processes, by kind of memory: as measured on small machines and an H200.
-CHUNK, START = {"DRAM": 1e-4, "VRAM": 2.5e-4}, {"DRAM": 8e-4, "VRAM": 1.3e-3}
-_NOTE = "a guess that was measured nowhere: run `kvplan calibrate --wire`"
-
 
 def default_wire(memory: str = "VRAM") -> WireProfile:
-    """Return a conservative guess: one NIC of 400 Gb/s for GPU memory, and shared memory for host memory.
+    """Return a conservative guess for ``"VRAM"`` or ``"DRAM"``."""
+    return from_json(_guess(memory))
 
-    Args:
-        memory: ``"VRAM"`` or ``"DRAM"``.
 
-    Raises:
-        KVPlanError: another name.
-    """
-    if memory not in MEMORIES:
-        raise KVPlanError(f"memory is {quoted(memory)}; NIXL's names here are {' and '.join(MEMORIES)}")
-    made = "kvplan, measured nowhere"
-    if memory == "VRAM":
-        return WireProfile("", memory, "default", made, latency=5e-6, post=5e-6, descriptor=5e-7, message=1e-7,
-                           byte=2e-11, overlaps=True, gather=_GPU, scatter=_GPU, note=_NOTE,
-                           chunk=CHUNK[memory], start=START[memory])  # fmt: skip
-    return WireProfile("", memory, "default", made, latency=3e-5, post=1e-5, descriptor=4e-6, message=0.0,
-                       byte=1.6e-10, overlaps=False, gather=_HOST, scatter=_HOST, slots=5, slot_nbytes=4 * MIB,
-                       note=_NOTE, chunk=CHUNK[memory], start=START[memory])  # fmt: skip
+def _guess(memory: str) -> str:
+    return Path(__file__).with_name(f"{memory.lower()}.json").read_text()
 
 
 def from_json(text: str) -> WireProfile:
@@ -163,32 +119,45 @@ def from_json(text: str) -> WireProfile:
         ...
     kvplan.errors.KVPlanError: no profile of a wire: its schema is not 'kvplan.wire-profile'
     """
-    document = document_of(text, SCHEMA, VERSION, "profile of a wire")
+    made = values_of(text, "profile of a wire", lambda _: _guess("VRAM"))
+    if not made["slots"] or not made["slot_nbytes"]:
+        raise KVPlanError(f"{made['slots']} slots of {made['slot_nbytes']} bytes")
+    return WireProfile(**made | {side: CopyCosts(**made[side]) for side in ("gather", "scatter")})
+
+
+def wire_name(backend: str = "UCX") -> str:
+    """Return the name of this process's wire: NIXL's backend, and the transports that ``UCX_TLS`` allows.
+
+    >>> wire_name("GDS")
+    'GDS'
+    """
+    told = os.environ.get("UCX_TLS", "") if backend == "UCX" else ""
+    return f"{backend} over {told}" if told else backend
+
+
+def wire_path(wire: str, memory: str) -> Path:
+    """Return the path of the own profile of a wire and a kind of memory."""
+    return folder() / f"wire_{slug(wire)}_{memory.lower()}.json"
+
+
+def find_wire(wire: str, memory: str) -> WireProfile:
+    """Return the profile of a wire: the chosen one, its own, or a guess.
+
+    A profile that cannot be read raises no error: the log of ``kvplan`` and the ``note`` of the guess name it.
+
+    Args:
+        wire: name of the wire, from :func:`wire_name`.
+        memory: NIXL's name of the memory, ``"DRAM"`` or ``"VRAM"``.
+    """
+    guess, told = replace(default_wire(memory), wire=wire), os.environ.get(CHOSEN, "")
+    path = Path(told) if told else wire_path(wire, memory)
+    if not told and not os.path.exists(path):  # noqa: PTH110  # nor may its folder be unreadable
+        return guess
     try:
-        return _profile(document)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise KVPlanError(f"a value of the wire's profile is missing or wrong: {quoted(str(error))}") from None
-
-
-_TIMES = ("latency", "post", "descriptor", "message", "byte", "slot_byte", "chunk", "start")
-
-
-def _profile(document: Mapping[str, Any]) -> WireProfile:
-    slots, slot_nbytes = document["slots"], document["slot_nbytes"]
-    if document["how"] not in HOWS or document["memory"] not in MEMORIES or type(document["overlaps"]) is not bool:
-        raise ValueError(f"how is one of {HOWS}, memory one of {MEMORIES}, and overlaps true or false")
-    if type(slots) is not int or type(slot_nbytes) is not int:
-        raise ValueError(f"{slots!r} slots of {slot_nbytes!r} bytes")
-    if not (1 <= slots <= MOST_SLOTS and 1 <= slot_nbytes <= LIMITS.number):
-        raise ValueError(f"{slots} slots of {slot_nbytes} bytes")
-    facts: dict[str, Any] = {name: text_of(document[name]) for name in ("wire", "memory", "how", "made", "note")}
-    facts |= {name: number_of(document[name], MOST_SECONDS) for name in _TIMES}
-    return WireProfile(
-        **facts,
-        overlaps=document["overlaps"], gather=_copies(document["gather"]), scatter=_copies(document["scatter"]),
-        slots=slots, slot_nbytes=slot_nbytes,
-    )  # fmt: skip
-
-
-def _copies(values: Mapping[str, Any]) -> CopyCosts:
-    return CopyCosts(*(number_of(values[field.name], MOST_SECONDS) for field in fields(CopyCosts)))
+        found = read_as(path, from_json)
+        if found.memory == memory:
+            return found
+        raise KVPlanError(f"{path}: is of {found.memory}; expected {memory}")  # noqa: TRY301  # told as the others
+    except KVPlanError as error:
+        _log.warning("profile of a wire not used: %s", error)
+        return replace(guess, note=f"{error}; {guess.note}")

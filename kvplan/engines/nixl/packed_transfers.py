@@ -9,7 +9,7 @@ from kvplan.agents.packed.pack_transfer import PackedTransfer
 from kvplan.base.threads import Call
 from kvplan.engines.nixl.descriptor_rows import Rows
 from kvplan.engines.nixl.spans import Placed
-from kvplan.execute.transfer import StreamlessTransfer
+from kvplan.execute.transfer import Transfer
 from kvplan.layout.kvlayout import KVLayout
 
 GREET_SECONDS = 5.0  # that a transfer waits for a peer's first answer; then NIXL moves it
@@ -42,7 +42,7 @@ class FarMemory:
         return Placed(rows, self._layouts[device])
 
 
-class FarTransfer(StreamlessTransfer):
+class FarTransfer(Transfer):
     """A packed transfer that ends if its peer does not answer at all.
 
     Args:

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from threading import get_ident
 from typing import Any
 
 from kvplan.base.process import check_process, compiling, generation
 from kvplan.cost.model import Candidate
-from kvplan.cost.policy import Policy
+from kvplan.cost.policy import Policy, layer_edges
 from kvplan.cost.profile import DeviceProfile
 from kvplan.cuda.device import Device
 from kvplan.cuda.handles import current_stream, stream_handle
 from kvplan.errors import PathError, TransferError
+from kvplan.execute.backend import CLOSED_ERROR, WITHIN_ERROR
 from kvplan.execute.gpu import row_loops
 from kvplan.execute.gpu.copy_engine import CopyEngine2DPath, CopyEnginePath
 from kvplan.execute.gpu.gpu_transfer import GpuTransfer
 from kvplan.execute.gpu.kernel_path import KernelPath
 from kvplan.execute.gpu.lane import Lane
 from kvplan.execute.gpu.path import Path
-from kvplan.execute.gpu.reaper import Reaper
 from kvplan.execute.gpu.resources import Resources
 from kvplan.execute.gpu.selection import Selection
 from kvplan.execute.gpu.staged import StagedPath
-from kvplan.execute.transfer import CLOSED_ERROR, WITHIN_ERROR
 from kvplan.plan import loops
 from kvplan.plan.layers import Edges
 from kvplan.plan.plan import Plan
@@ -37,6 +37,15 @@ CAPTURED = (
 )
 
 
+# Between two looks at the transfers in flight. A look needs the interpreter, and an engine's thread that launches
+# kernels then waits until it gets it back. Looks every 20 ms took 0.2 to 0.5 ms of a first token after 25 ms. Submits
+# look, too, when a lane holds some transfers.
+LOOK_SECONDS = 0.1
+# Looks with no transfer in flight before the thread sleeps until it is woken. To wake it costs a submit time.
+IDLE_LOOKS = 20
+STOPPED_LOOK_SECONDS = 1e-3
+
+
 class GpuBackend(Resources):
     """All parts of a GPU's :class:`kvplan.Executor`.
 
@@ -45,7 +54,7 @@ class GpuBackend(Resources):
         profile: measured costs of the device; if None, the profile is looked up at the first use.
 
     Attributes:
-        closed: whether it accepts no more transfers.
+        asleep: whether a submit must wake the thread.
         lanes: by direction and whether it is urgent.
     """
 
@@ -54,27 +63,15 @@ class GpuBackend(Resources):
         lent: Callable[[], int | None] = lambda: None,
     ) -> None:  # fmt: skip
         super().__init__(device, policy, lent)
-        self.closed = False
         self.paths: dict[str, Path] = {path.name: path for path in (make(self) for make in PATHS)}
         self.selection = Selection(self, self.paths, profile)
         self.lanes = {
             (name, urgent): Lane(self, name, urgent=urgent) for name in DIRECTIONS for urgent in (False, True)
         }
-        self.reaper = Reaper(self)
-        self._submitter = 0  # the thread that submits
+        self.asleep = True
         self._preparing = 0
 
     # Submitting.
-
-    def check_open(self) -> None:
-        """Check that transfers can be submitted.
-
-        Raises:
-            TransferError: the executor is closed, or belongs to another process.
-        """
-        check_process(self.generation)
-        if self.closed:
-            raise TransferError(CLOSED_ERROR)
 
     def candidates_of(self, plan: Plan, *, by_layer: bool) -> list[Candidate]:
         """See :meth:`kvplan.Executor.candidates`."""
@@ -83,7 +80,7 @@ class GpuBackend(Resources):
             return self.selection.all(plan, self._edges(plan) if by_layer else None)
 
     def _edges(self, plan: Plan) -> Edges | None:
-        edges = self.selection.edges(plan)
+        edges = layer_edges(plan.nbytes, len(plan.layers))
         return edges if len(edges) > 2 else None  # one group of layers is the whole transfer
 
     def submit(self, plan: Plan, after: Any, *, by_layer: bool = False, urgent: bool = False) -> GpuTransfer:
@@ -104,49 +101,45 @@ class GpuBackend(Resources):
         transfer = GpuTransfer(self, lane, path, plan, predicted, edges)
         waits, on_cpu = ([], None) if after is None else lane.waits_for(after, transfer)
         with self.lock:
-            if self._submitter:
+            if self.submitter:
                 raise TransferError(WITHIN_ERROR)
-            self._submitter = get_ident()
+            self.submitter = get_ident()
             try:
                 if self.closed:
                     raise TransferError(CLOSED_ERROR)
-                if not self.reaper.started:
-                    self.reaper.start()
+                if not self.started:
+                    self.start()
                 if waits or on_cpu is not None or lane.pending:
                     lane.put(transfer, waits, on_cpu, blocking=pageable)
                 else:
                     lane.issue(transfer, (), blocking=pageable)
             finally:
-                self._submitter = 0
-        if self.reaper.asleep or lane.pending:
-            self.reaper.wake()
+                self.submitter = 0
+        if self.asleep or lane.pending:
+            self.bell.ring()
         return transfer
 
     def prepare(self, plan: Plan | None, *, by_layer: bool) -> None:
         """See :meth:`kvplan.Executor.prepare`."""
         with self.lock:
             self.check_open()
-            self.reaper.start()
+            self.start()
             self._preparing += 1  # close() waits for it, as for transfers
         try:
-            with self.device.current(), compiling():
-                loops.load()
-                self.device.load_loops()
-                row_loops.load()
+            with self.device.current():
+                with compiling():  # and no other lock within
+                    loops.load()
+                    self.device.load_loops()
+                    row_loops.load()
                 if plan is None:
                     return
                 edges = self._edges(plan) if by_layer else None
                 for path in self.selection.likely(plan, edges):
                     if plan.nbytes:
                         path.warm_up(plan, edges)
-                self.tables.synchronize()
         finally:
             self._preparing -= 1
-            self.reaper.wake()
-
-    def wake(self) -> None:
-        """See :meth:`Resources.wake`."""
-        self.reaper.wake()
+            self.bell.ring()
 
     def expected(self, plan: Plan, path: str, edges: Edges | None) -> float | None:
         """See :meth:`Resources.expected`."""
@@ -160,7 +153,6 @@ class GpuBackend(Resources):
             pass
         with self.inside():
             self.reap()
-        self.tally.settle()
         return self.in_flight() + self._preparing
 
     def reap(self) -> None:
@@ -192,22 +184,23 @@ class GpuBackend(Resources):
             self.slots.trim()
             self.memory.trim()
 
-    def stop(self) -> None:
-        """Accept no more transfers, and return at once. Submitted transfers continue."""
-        if self.generation == generation():
-            self.closed = True
-            self.reaper.wake()
+    # The thread.
 
-    def close(self) -> None:
-        """Stop, and wait until all transfers have ended and all resources are given back.
-
-        Within a submit, which a signal handler or a finalizer interrupted, and in a thread that waits for an
-        ``after=``, it does not wait.
-        """
-        self.stop()
-        here = get_ident()
-        if self.generation == generation() and here != self._submitter and here not in self.threads:
-            self.reaper.join()
+    def _serve(self) -> None:
+        idle = 0
+        while not self.closed:
+            self.asleep = idle >= IDLE_LOOKS
+            if self.asleep and not self.busy():
+                self.trim()
+                self.bell.wait()
+            else:
+                self.bell.wait(LOOK_SECONDS)
+            self.asleep = False
+            idle = 0 if self.look() else idle + 1
+        while self.look():
+            self.bell.wait(STOPPED_LOOK_SECONDS)
+        with suppress(TransferError):  # if the context is lost, nothing can be given back
+            self.tear_down()
 
     def tear_down(self) -> None:
         """Give all resources back to the driver. No transfer is in flight."""

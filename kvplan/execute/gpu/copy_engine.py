@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvplan.cuda.rows import BATCH, BOX, RECORD, WAIT, WORDS, copy_rows, rows_of
+from kvplan.cuda.rows import BATCH, BOX, RECORD, WORDS, copy_rows, rows_of
+from kvplan.errors import KVPlanError
 from kvplan.execute.gpu.gpu_transfer import GpuTransfer, Streams
-from kvplan.execute.gpu.path import Path, Refusal, Sides, Written, pieces_of
+from kvplan.execute.gpu.path import Path, Sides, Written, marked_in, pieces_of
 from kvplan.execute.gpu.resources import Resources
 from kvplan.layout.strides import Int64Array
 from kvplan.plan.descriptors import exploded, flat, strided
 from kvplan.plan.layers import Edges
 from kvplan.plan.plan import Plan
 
-# Between GPUs, many copies of at least this size are faster on several streams. Host memory has one link.
-PARALLEL_NBYTES, PARALLEL_COPIES, PARALLEL_STREAMS = 28 << 10, 64, 4
 UNIFIED = 4  # CUmemorytype: the driver finds the kind of memory by the address
 # Most copies of a batch. The copy engine begins when a call returns, so it waits for the whole first batch; and the
 # model's launches wait for the driver's lock, which a call holds. A call of 52,000 copies has crashed driver 580.
@@ -33,7 +32,7 @@ class CopyEnginePath(Path):
     def __init__(self, backend: Resources) -> None:
         self._backend = backend
 
-    def refuse(self, plan: Plan, sides: Sides) -> Refusal | None:
+    def refuse(self, plan: Plan, sides: Sides) -> KVPlanError | None:
         """Refuse nothing; see :meth:`Path.refuse`."""
         del plan, sides
         return None
@@ -50,35 +49,23 @@ class CopyEnginePath(Path):
     def write(self, transfer: GpuTransfer) -> Written:
         """Lower the plan, or its plan for each group of layers; see :meth:`Path.write`."""
         stream = transfer.lane.copy
-        made, marked = [rows_of([(RECORD, stream, transfer.begin)])], list[int]()
+        made = [rows_of([(RECORD, stream, transfer.begin)])]
         for number, (_, plan) in enumerate(pieces_of(transfer.plan, transfer.edges)):
             made.append(self._write_piece(transfer, plan))
             if transfer.marks:
                 made.append(rows_of([(RECORD, stream, transfer.marks[number])]))
-                marked.append(sum(map(len, made)))
         made.append(rows_of([(RECORD, stream, transfer.end)]))
         rows = np.concatenate(made)
-        return Written(rows, len(rows) + int(rows[rows[:, 0] == BATCH, 5].sum()), marked)
+        return Written(rows, len(rows) + int(rows[rows[:, 0] == BATCH, 5].sum()), marked_in(rows, transfer.marks))
 
     def _write_piece(self, transfer: GpuTransfer, plan: Plan) -> Int64Array:
-        """Copy descriptors, on several streams if there are many large ones between GPUs."""
-        lane, direction = transfer.lane, transfer.plan.direction
+        """Write the copies of a plan's descriptors."""
         columns = np.stack(flat(plan.moving, self._backend.reach.seams(plan), None))
         transfer.kept.append(columns)
-        count = columns.shape[1]
-        rows = copy_rows(columns, lane.copy, least=batched_from(self._backend, direction), most=BATCH_COPIES)
-        transfer.count(count, len(rows))
-        if direction != "device" or count < PARALLEL_COPIES or plan.nbytes < PARALLEL_NBYTES * count:
-            return rows
-        sides = lane.sides(PARALLEL_STREAMS - 1)
-        if len(rows) < PARALLEL_STREAMS:
-            rows = copy_rows(columns, lane.copy, least=0, most=-(-count // PARALLEL_STREAMS))
-        rows[:, 1] = np.resize([lane.copy, *sides], len(rows))
-        fork, joins = transfer.event(), [transfer.event() for _ in sides]
-        before = [(RECORD, lane.copy, fork), *((WAIT, side, fork) for side in sides)]
-        behind = [call for side, join in zip(sides, joins, strict=True)
-                  for call in ((RECORD, side, join), (WAIT, lane.copy, join))]  # fmt: skip
-        return np.concatenate((rows_of(before), rows, rows_of(behind)))
+        least = batched_from(self._backend, transfer.plan.direction)
+        rows = copy_rows(columns, transfer.lane.copy, least=least, most=BATCH_COPIES)
+        transfer.count(columns.shape[1], len(rows))
+        return rows
 
 
 class CopyEngine2DPath(CopyEnginePath):

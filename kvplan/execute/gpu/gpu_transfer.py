@@ -33,9 +33,6 @@ class Streams(Protocol):
     other: int
     last: GpuTransfer | None
 
-    def sides(self, count: int) -> list[int]:
-        """Return ``count`` more streams for copies."""
-
     def close_failed(self, transfer: GpuTransfer) -> None:
         """Fail a transfer whose calls were not all made."""
 
@@ -122,6 +119,7 @@ class GpuTransfer(Transfer):
             if other.over:
                 other._let_go()
         self._held.clear()
+        self.behind = []
         if self._holders:
             return
         for piece in self._pieces:
@@ -261,9 +259,9 @@ class GpuTransfer(Transfer):
         with self.backend.lock:
             if self.queued and not self.over:
                 self.cancelled, self.error = True, TransferError(cancellation(self.plan))
-                self.backend.tally.ends.append("cancelled")
+                self.backend.tally.cancel()
                 self.finish()
-        self.backend.wake()
+        self.backend.bell.ring()
         return self.cancelled
 
     @property

@@ -97,7 +97,6 @@ class Lane:
         self.pending: deque[Pending] = deque()
         self._calls = 0  # driver calls of the transfers in flight
         self.streams: list[int] = []
-        self._sides: list[int] = []
 
     # Streams.
 
@@ -114,13 +113,6 @@ class Lane:
                 self.streams.append(stream)
                 setattr(self, name, stream)
         return int(vars(self)[name])
-
-    def sides(self, count: int) -> list[int]:
-        """Return ``count`` more streams for copies."""
-        while len(self._sides) < count:
-            self._sides.append(self.backend.handles.stream(urgent=self.urgent))
-            self.streams.append(self._sides[-1])
-        return self._sides[:count]
 
     # Submitting.
 
@@ -219,7 +211,7 @@ class Lane:
 
         def ended(error: BaseException | None) -> None:
             pending.error, pending.ended = error, True
-            self.backend.wake()
+            self.backend.bell.ring()
 
         pending.asked, after = True, pending.after
         call_when_done(Issue(after) if isinstance(after, GpuTransfer) else after, ended, self.backend.threads)

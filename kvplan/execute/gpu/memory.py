@@ -133,10 +133,6 @@ class Handles:
         self._streams.append(made)
         return made
 
-    def event(self) -> int:
-        """Return an unused event, or a new one."""
-        return self.events(1)[0]
-
     def events(self, count: int) -> list[int]:
         """Return unused events, or new ones."""
         unused = self.unused

@@ -11,6 +11,7 @@ import numpy as np
 
 from kvplan.cost.policy import HOST_ROUTES
 from kvplan.cuda.reach import Facts, ordinal_of
+from kvplan.cuda.rows import RECORD
 from kvplan.errors import HostMemoryError, KVPlanError, PathError
 from kvplan.execute.gpu.gpu_transfer import GpuTransfer, Streams
 from kvplan.layout.strides import Int64Array
@@ -20,7 +21,6 @@ from kvplan.program.program import RunGroup
 
 # A list of more calls, and copies in batches, goes to the issuer: the submitting thread makes one in about 1 us.
 INLINE_EFFORT = 96
-Refusal = tuple[type[KVPlanError], str]  # the error that a refused plan raises: its class and its text
 
 
 class Sides(NamedTuple):
@@ -69,6 +69,15 @@ class Written(NamedTuple):
     marked: Sequence[int] = ()
 
 
+def marked_in(rows: Int64Array, marks: Sequence[int]) -> Sequence[int]:
+    """Return the number of rows up to the record of each mark."""
+    if not marks:
+        return ()
+    records = np.flatnonzero(rows[:, 0] == RECORD)
+    events = zip(records.tolist(), rows[records, 2].tolist(), strict=True)
+    return [row + 1 for row, event in events if event in marks]
+
+
 class Path(Protocol):
     """One way to move a plan's bytes. An executor makes one object of each class in ``backend.PATHS``.
 
@@ -86,8 +95,8 @@ class Path(Protocol):
 
     name: str
 
-    def refuse(self, plan: Plan, sides: Sides) -> Refusal | None:
-        """Return why the path cannot serve a plan, or None if it can. The call must not change anything."""
+    def refuse(self, plan: Plan, sides: Sides) -> KVPlanError | None:
+        """Return the error of a plan that the path cannot serve, or None. The call must not change anything."""
 
     def streams(self, lane: Streams, direction: str) -> tuple[int, int]:
         """Return the stream on which a transfer begins, and the stream on which it ends.
@@ -116,7 +125,6 @@ class Work(NamedTuple):
         steps: (2, pieces) int64: bytes from a unit's addresses to those of each piece.
         skips: units that the plan skips in the first source block and in the first destination block.
         nbytes: bytes of all pieces.
-        copies: contiguous copies of a unit, of all pieces.
     """
 
     owner: RunGroup | LayerCuts
@@ -125,7 +133,6 @@ class Work(NamedTuple):
     steps: Int64Array
     skips: tuple[int, int]
     nbytes: int
-    copies: int
 
 
 NO_STEPS = np.zeros((2, 1), dtype=np.int64)
@@ -138,29 +145,18 @@ def work_of(plan: Plan, edges: Edges | None) -> Work | None:
     (group, units), skips = plan.parts[0], plan.skips[0]
     units = np.ascontiguousarray(units)
     if edges is None:
-        return Work(group, (group,), units, NO_STEPS, skips, plan.nbytes, group.packed.shape[1])
+        return Work(group, (group,), units, NO_STEPS, skips, plan.nbytes)
     cuts = cuts_of(plan, edges)
-    if cuts is None:
-        return None
-    copies = sum([piece.packed.shape[1] for piece in cuts.groups])
-    return Work(cuts, cuts.groups, units, cuts.steps, skips, plan.nbytes, copies)
+    return None if cuts is None else Work(cuts, cuts.groups, units, cuts.steps, skips, plan.nbytes)
 
 
 def works_of(plan: Plan) -> list[Work]:
     """Return the units of each part of a plan that has units, without cuts by layers."""
-    return [
-        Work(
-            group,
-            (group,),
-            np.ascontiguousarray(units),
-            NO_STEPS,
-            skips,
-            group.nbytes * units.shape[1],
-            group.packed.shape[1],
-        )
-        for (group, units), skips in zip(plan.parts, plan.skips, strict=True)
-        if units.shape[1]
+    parts = [
+        (part, np.ascontiguousarray(part.units), skips) for part, skips in zip(plan.parts, plan.skips, strict=True)
     ]
+    return [Work(part.group, (part.group,), units, NO_STEPS, skips, part.nbytes)
+            for part, units, skips in parts if units.size]  # fmt: skip
 
 
 def pieces_of(plan: Plan, edges: Edges | None) -> list[tuple[Layers, Plan]]:
@@ -168,19 +164,19 @@ def pieces_of(plan: Plan, edges: Edges | None) -> list[tuple[Layers, Plan]]:
     return [(frozenset(), plan)] if edges is None else split_layers(plan, edges)
 
 
-def refuse_kernels(name: str, sides: Sides) -> Refusal | None:
-    """Return why a path that launches kernels cannot serve a plan: pageable memory, another GPU's, or no Triton."""
+def refuse_kernels(name: str, sides: Sides) -> KVPlanError | None:
+    """Return the error of a plan whose memory kernels do not reach, or of a machine without Triton; else None."""
     if sides.by_kernels:
         return None
     if sides.unreachable:
-        return PathError, f"path {name!r} cannot serve this plan: {sides.unreachable}"
+        return PathError(f"path {name!r} cannot serve this plan: {sides.unreachable}")
     if sides.route in HOST_ROUTES and sides.devices != (sides.here,):
         others = ", ".join(sides.devices)
-        return PathError, f"path {name!r} reaches {sides.here} and pinned memory; the plan is of {others}"
+        return PathError(f"path {name!r} reaches {sides.here} and pinned memory; the plan is of {others}")
     if sides.pageable:
         text = f"path {name!r} reaches pinned memory only: {sides.pageable}; pin it (kvplan.allocate, torch's "
-        return HostMemoryError, text + "pin_memory, cudaHostRegister) or take path 'copy_engine'"
-    return PathError, f"path {name!r} needs Triton, which is not installed: pip install triton"
+        return HostMemoryError(text + "pin_memory, cudaHostRegister) or take path 'copy_engine'")
+    return PathError(f"path {name!r} needs Triton, which is not installed: pip install triton")
 
 
 def route_of(plan: Plan, here: str) -> str:

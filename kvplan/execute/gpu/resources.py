@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from threading import RLock
 
-from kvplan.base.process import generation
 from kvplan.cost.policy import Policy
 from kvplan.cuda.device import Device, Uncaptured
 from kvplan.cuda.issuer import Issuer
 from kvplan.cuda.reach import Reach
+from kvplan.execute.backend import Backend
 from kvplan.execute.gpu.memory import Arena, Handles
 from kvplan.execute.gpu.tables import Tables
-from kvplan.execute.stats import Tally
 from kvplan.plan.layers import Edges
 from kvplan.plan.plan import Plan
 
 
-class Resources(ABC):
+class Resources(Backend):
     """The parts of an executor that its lanes, paths and transfers use.
 
     Args:
@@ -28,26 +26,20 @@ class Resources(ABC):
         lent: returns the handle of the caller's stream for all kernels, or None; called at the first kernel of a lane.
 
     Attributes:
-        generation: generation of the process that made it; see :mod:`kvplan.base.process`.
         lock: guards everything but the arenas and the tables.
         handles, slots, memory, tables: its events and streams, pinned memory, GPU memory, run tables and kernels.
         reach: tells which memory the GPU reaches.
-        tally: sums over ended transfers.
-        threads: identifiers of its own threads that run Python, which cannot wait for its end.
         issuers: by direction, the thread that makes the calls of long transfers.
     """
 
     def __init__(self, device: Device, policy: Policy, lent: Callable[[], int | None]) -> None:
-        self.generation = generation()
+        super().__init__("kvplan-reaper", "no thread keeps what a GPU executor has in flight")
         self.device, self.policy, self.lent = device, policy, lent
-        self.lock = RLock()
         self.handles = Handles(device)
         self.slots = Arena(self._allocating(device.allocate_host), device.free_host, visible=True)
         self.memory = Arena(self._allocating(device.allocate), device.free, visible=False)
         self.tables = Tables(device, self.handles, self.slots, self.memory)
         self.reach = Reach(device)
-        self.tally = Tally()
-        self.threads: set[int] = set()
         self.issuers: dict[str, Issuer] = {}
 
     def _allocating(self, allocate: Callable[[int], int]) -> Callable[[int], int]:
@@ -78,10 +70,6 @@ class Resources(ABC):
     @abstractmethod
     def reap(self) -> None:
         """Forget what has ended. The lock is held, the device current, and calls are allowed."""
-
-    @abstractmethod
-    def wake(self) -> None:
-        """Let the executor's thread look at pending transfers now."""
 
     @abstractmethod
     def expected(self, plan: Plan, path: str, edges: Edges | None) -> float | None:

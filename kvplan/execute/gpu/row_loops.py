@@ -18,6 +18,7 @@ COPY: Final = 3
 BATCH: Final = 4
 SYNC: Final = 6
 HEADER: Final = 9
+LAUNCH_AT: Final = 13  # column of a line, behind its header and its kernel
 
 
 @_compiled
@@ -35,66 +36,60 @@ def _launch(rows, at, stream, header, kernel, programs):
 
 
 @_brief
-def write_launches(
-    units, ranges, steps, headers, edges, kernels, most, source, base, nbytes, stream, begin, end, marks, words, rows,
-):  # fmt: skip
+def write_launches(units, lines, most, source, base, nbytes, stream, begin, end, marks, words, rows):
     """Write launches with their headers and units. A header is a run group's; a launch has one or several.
 
     Args:
         units: (2, n) int64: source and destination addresses.
-        ranges: (headers, 2): first unit and number of units of each header; empty if each has all units.
-        steps: (2, headers): bytes from a unit's addresses to those of the header's run group.
-        headers: (headers, 9): header of each run table, without units.
-        edges: (launches + 1,) first header of each launch.
-        kernels: (launches, 4): function, threads of a program, bytes of shared memory, and rows per tile.
+        lines: (headers, 18): of each header its 9 words; its kernel, as in :func:`write_chunks`; its launch; its first
+            unit and number of units, all if negative; and the bytes from a unit's source and destination to its own.
         most: most programs of a launch.
         source, base: addresses of the headers' memory, and at which the kernels read it.
         nbytes: bytes that are copied from ``source`` to ``base`` first; 0 if the kernels read them in place.
         stream: handle of the stream.
-        begin, end: events before and behind all; 0 for none.
+        begin, end: events before and behind all.
         marks: (launches,) the event behind each launch; 0 for none.
         words: memory of the headers: the loop writes all headers, then the units of each.
-        rows: (n, 8), written.
+        rows: (n, 8), written: at most 2 for each launch, and 3.
 
     Returns:
         The number of rows.
     """
-    row, at = 0, HEADER * headers.shape[0]
-    if begin:
-        row = _put(rows, row, RECORD, stream, begin, 0, 0, 0)
+    at, k = HEADER * lines.shape[0], 0
+    row = _put(rows, 0, RECORD, stream, begin, 0, 0, 0)
     if nbytes:
         row = _put(rows, row, COPY, stream, base, source, nbytes, 0)
     for launch in range(marks.size):
-        total = 0
-        for k in range(edges[launch], edges[launch + 1]):
-            first, count, header = 0, units.shape[1], HEADER * k
-            if ranges.shape[0]:
-                first, count = ranges[k, 0], ranges[k, 1]
+        total, opening = 0, k
+        while k < lines.shape[0] and lines[k, LAUNCH_AT] == launch:
+            header, first, count = HEADER * k, lines[k, LAUNCH_AT + 1], lines[k, LAUNCH_AT + 2]
+            if count < 0:
+                count = units.shape[1]
             for word in range(HEADER):
-                words[header + word] = headers[k, word]
+                words[header + word] = lines[k, word]
             words[header] = count
-            words[HEADER * edges[launch] + 8] = edges[launch + 1] - edges[launch]
             for side in range(2):
                 words[header + 3 + side] = base + 8 * at
-                step = steps[side, k]
+                step = lines[k, LAUNCH_AT + 3 + side]
                 for unit in range(first, first + count):
                     words[at] = units[side, unit] + step
                     at += 1
-            total += count * headers[k, 1]
-        programs = max(min(most, -(-total // kernels[launch, 3])), 1)
-        row = _launch(rows, row, stream, base + 8 * HEADER * edges[launch], kernels[launch], programs)
+            total += count * lines[k, 1]
+            k += 1
+        words[HEADER * opening + 8] = k - opening
+        kernel = lines[opening, HEADER:LAUNCH_AT]
+        programs = max(min(most, -(-total // kernel[3])), 1)
+        row = _launch(rows, row, stream, base + 8 * HEADER * opening, kernel, programs)
         if marks[launch]:
             row = _put(rows, row, RECORD, stream, marks[launch], 0, 0, 0)
-    if end:
-        row = _put(rows, row, RECORD, stream, end, 0, 0, 0)
-    return row
+    return _put(rows, row, RECORD, stream, end, 0, 0, 0)
 
 
 @_brief
 def write_chunks(
     units, steps, load, skip, per, unit_hosts, unit_rings, extents, extent_at, seams,
     ring, slot_nbytes, first_slot, busy, filled, freed, granule_nbytes, granules,
-    headers, kernels, programs, source, base, nbytes, words, least, most,
+    lines, programs, source, base, nbytes, words, least, most,
     copy, kernel, other, fork, late, marks, columns, chunks, rows,
 ):  # fmt: skip
     """Send the units of a run group, or of its pieces one after another, through the ring of the staged path.
@@ -115,9 +110,11 @@ def write_chunks(
         busy: whether earlier work may still use slots.
         filled, freed: (slots,) for each slot, the event after its last write, and after its last read.
         granule_nbytes, granules: (pieces,) bytes per granule in the ring; granules per chunk.
-        headers: (pieces, 9): header of each piece's run table, without units.
-        kernels, programs: (pieces, 4) as in :func:`write_launches`; programs of a launch.
-        source, base, nbytes: as in :func:`write_launches`. Only a load copies; its first chunk brings the headers.
+        lines: (pieces, 13) or more: of each piece's table its header, without units, and its kernel: function, threads
+            of a program, bytes of shared memory, and rows per tile.
+        programs: programs of a launch.
+        source, base, nbytes: address of the headers, that at which the kernels read them, and their bytes. The first
+            chunk of a load copies them.
         words: memory of the headers: for each piece the header of each chunk, all source addresses, all destinations.
         least, most: an extent of fewer bytes has a call of its own; most extents per batch.
         copy, kernel, other: streams: for copies, for kernels, and for the kernels of every second chunk.
@@ -134,7 +131,7 @@ def write_chunks(
     """
     extent, chunk = _deal(
         units, steps, load, skip, per, unit_hosts, unit_rings, extents, extent_at, seams, ring, slot_nbytes, first_slot,
-        filled.size, granule_nbytes, granules, headers, base, words, columns, chunks,
+        filled.size, granule_nbytes, granules, lines, base, words, columns, chunks,
     )  # fmt: skip
     row = calls = 0
     slots = filled.size
@@ -159,7 +156,7 @@ def write_chunks(
                 if load and k == 0:  # after the extents, so that their copies begin sooner
                     row = _put(rows, row, COPY, copy, base, source, nbytes, 0)
             else:
-                row = _launch(rows, row, stream, base + 8 * chunks[k, 2], kernels[piece], programs)
+                row = _launch(rows, row, stream, base + 8 * chunks[k, 2], lines[piece, HEADER:LAUNCH_AT], programs)
                 calls += 1
             row = _put(rows, row, RECORD, stream, after, 0, 0, 0)
             if not filling and marks[piece] and (k + 1 == chunk or chunks[k + 1, 1] != piece):
@@ -173,10 +170,10 @@ def write_chunks(
 @_compiled
 def _deal(
     units, steps, load, skip, per, unit_hosts, unit_rings, extents, extent_at, seams, ring, slot_nbytes, first_slot,
-    slots, granule_nbytes, granules, headers, base, words, columns, chunks,
+    slots, granule_nbytes, granules, lines, base, words, columns, chunks,
 ):  # fmt: skip
     """Place every granule in the ring; write headers, units and extents; return numbers of extents and chunks."""
-    count, pieces = units.shape[1], headers.shape[0]
+    count, pieces = units.shape[1], lines.shape[0]
     last, end = (count - 1 + skip) // per, (count - 1 + skip) % per
     host_row = 0 if load else 1
     at = number = offset = next_there = next_here = 0
@@ -215,7 +212,7 @@ def _deal(
                         next_there, next_here = there, here
                 place += granule_nbytes[k]
             for word in range(HEADER):
-                words[header + word] = headers[k, word]
+                words[header + word] = lines[k, word]
             words[header] = unit - first
             words[header + 3] = base + 8 * (first_unit + first)
             words[header + 4] = base + 8 * (first_unit + count + first)
@@ -243,11 +240,11 @@ def _copies(rows, row, columns, first, last, least, most, stream):
 def load() -> None:
     """Compile the loops for the types of their arguments, or load them from numba's cache, by calls on small arrays."""
     one, two, rows = np.ones(1, np.int64), np.ones((2, 1), np.int64), np.zeros((32, 8), np.int64)
-    words, none, bounds, header = np.zeros(32, np.int64), np.empty(0, np.int64), np.arange(4), np.ones((1, 9), np.int64)
-    kernel = np.ones((1, 4), np.int64)
-    write_launches(two, bounds[None, :2], two, header, bounds[:2], kernel, 1, 0, 0, 0, 0, 0, 0, one, words, rows)
+    words, none, bounds, lines = np.zeros(32, np.int64), np.empty(0, np.int64), np.arange(4), np.ones((1, 18), np.int64)
+    lines[0, LAUNCH_AT:] = 0
+    write_launches(two, lines, 1, 0, 0, 0, 0, 0, 0, one, words, rows)
     write_chunks(
         two, two, True, 0, 1, two[:1], two[:1], np.ones((3, 3), np.int64), bounds, none,  # noqa: FBT003
-        0, 0, 0, False, one, one, one, one, header, kernel, 1, 0, 0, 0, words, 0, 1,  # noqa: FBT003
+        0, 0, 0, False, one, one, one, one, lines, 1, 0, 0, 0, words, 0, 1,  # noqa: FBT003
         0, 0, 0, 0, False, one, np.zeros((3, 4), np.int64), np.zeros((4, 3), np.int64), rows,  # noqa: FBT003
     )  # fmt: skip

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Mapping, Sequence
+from itertools import permutations
 from typing import NamedTuple
 from weakref import WeakKeyDictionary, ref
 
 from kvplan.cost import store
-from kvplan.cost.model import PREFERRED, Candidate, Price, Prices, candidates, first_near, summed
-from kvplan.cost.policy import GPU_PATHS, HOST_ROUTES, PEER_ROUTES, ROUTES, layer_edges
+from kvplan.cost.model import PREFERRED, TIE, Candidate, Price, Prices, candidates, first_near
+from kvplan.cost.policy import GPU_PATHS, HOST_ROUTES, PEER_ROUTES, ROUTES
 from kvplan.cost.profile import DeviceProfile, route_paths
 from kvplan.cost.statistics import counted, facts_in
-from kvplan.errors import PathError
-from kvplan.execute.gpu.path import Path, Refusal, Sides, sides_of
+from kvplan.errors import KVPlanError, PathError
+from kvplan.execute.gpu.path import Path, Sides, sides_of
 from kvplan.execute.gpu.resources import Resources
 from kvplan.execute.transfer import check_layouts
 from kvplan.plan.layers import Edges
 from kvplan.plan.plan import Plan, PlannedBy
 from kvplan.program.program import RunGroup
+
+MOST_UNITS = 1 << 40  # no plan has more
 
 
 class Choice(NamedTuple):
@@ -34,20 +38,64 @@ class Choice(NamedTuple):
     pageable: bool
 
 
-class Line(NamedTuple):
-    """A path, and what plans of one run group cost on it: a fixed part, and one for each unit.
+class Costs(NamedTuple):
+    """What a transfer costs before its first unit, or what one unit costs, on each of some paths.
 
     Attributes:
-        path: the path.
-        fixed, each: predicted seconds on the GPU.
-        fixed_score, each_score: what paths are compared by.
+        seconds: predicted seconds on the GPU.
+        scores: what paths are compared by.
     """
 
-    path: Path
-    fixed: float
-    each: float
-    fixed_score: float
-    each_score: float
+    seconds: list[float]
+    scores: list[float]
+
+
+class Unit(NamedTuple):
+    """What one unit of a run group costs, and what transfers of this run group alone take.
+
+    Attributes:
+        costs: the costs of one unit.
+        starts, taken: numbers of units, ascending, and the path that is taken from each of them on.
+    """
+
+    costs: Costs
+    starts: list[int]
+    taken: list[int]
+
+
+class Offer(NamedTuple):
+    """The paths that a choice is between, and what they cost.
+
+    Attributes:
+        paths: the paths that can serve a plan; or the one that it takes.
+        fixed: their costs before the first unit; None if there is nothing to choose.
+        units: by run group and groups of layers, what a unit costs on them.
+        pageable: as of :class:`Choice`.
+    """
+
+    paths: list[Path]
+    fixed: Costs | None
+    units: dict[tuple[RunGroup, Edges | None], Unit]
+    pageable: bool
+
+
+class Known:
+    """What is known of the plans of a program, and of the programs that it was joined with.
+
+    Attributes:
+        sides: the memory of both sides.
+        offers: by the run groups of a plan with bytes: one, or a set of them.
+    """
+
+    __slots__ = ("_others", "offers", "sides")
+
+    def __init__(self, programs: Sequence[PlannedBy], sides: Sides) -> None:
+        self._others, self.sides = [ref(other) for other in programs[1:]], sides
+        self.offers: dict[RunGroup | frozenset[RunGroup], Offer] = {}
+
+    def serves(self, programs: Sequence[PlannedBy]) -> bool:
+        """Return whether it is of the plans of these programs, of which the first is the same."""
+        return len(programs) == 1 if not self._others else [other() for other in self._others] == list(programs[1:])
 
 
 class Selection:
@@ -65,24 +113,12 @@ class Selection:
         self._paths = paths
         self._given = profile
         self._profiles: dict[int, DeviceProfile] = {}  # by the number of the other GPU; -1 is for the device alone
-        # By route and other GPU: the prices of paths.
-        self._prices: dict[tuple[str, int], dict[str, Prices]] = {}
-        # By run group, for each route, other GPU and groups of layers: the prices of a unit on each of these paths.
-        self._units: WeakKeyDictionary[RunGroup, dict[tuple[tuple[str, int], Edges], dict[str, Price]]]
-        self._units = WeakKeyDictionary()
-        # By the first program of a plan: its other programs, and the memory of both sides.
-        self._known: WeakKeyDictionary[PlannedBy, tuple[list[ref[PlannedBy]], Sides]] = WeakKeyDictionary()
-        # By program, for each of its run groups and groups of layers: the paths that can serve plans of this run group.
-        self._lines: WeakKeyDictionary[PlannedBy, dict[tuple[RunGroup, Edges | None], list[Line]]] = WeakKeyDictionary()
+        self._known: WeakKeyDictionary[PlannedBy, Known] = WeakKeyDictionary()  # by the first program of a plan
 
     @property
     def profile(self) -> DeviceProfile:
         """Return the profile of the device. The first use looks it up."""
         return self._profile(-1)
-
-    def edges(self, plan: Plan) -> Edges:
-        """Return the groups of layers that a transfer by layers is cut into; see :func:`layer_edges`."""
-        return layer_edges(plan.nbytes, len(plan.layers))
 
     def choose(self, plan: Plan, edges: Edges | None = None) -> Choice:
         """Choose the path for a plan, before any bytes move.
@@ -96,48 +132,50 @@ class Selection:
             HostMemoryError: the path needs pinned memory, and some of the plan's memory is pageable.
             PathError: the path, or every path, cannot serve the plan.
         """
-        single, lines = len(plan.parts) == len(plan.programs) == 1 and plan.nbytes, None
-        if single:
-            known = self._lines.get(plan.programs[0])
-            lines = None if known is None else known.get((plan.parts[0].group, edges))
-        if not lines:
-            sides = self._sides(plan)
-            if single and not sides.passing and not sides.unserved:
-                lines = self._lines_of(plan, sides, edges)
-                self._lines.setdefault(plan.programs[0], {})[plan.parts[0].group, edges] = lines
-        if lines:
-            count = plan.units
-            line = lines[0] if len(lines) == 1 else lines[first_near([one[3] + count * one[4] for one in lines])]
-            return Choice(line[0], line[1] + count * line[2] or None, False)  # noqa: FBT003
-        name = self._policy.path if self._policy.path != "auto" else _ruled(plan, sides)
-        if name:
-            self._check(name, plan, sides)
-            return Choice(self._paths[name], None, bool(sides.pageable))
-        refused = self._refused(plan, sides)
-        able = [name for name in PREFERRED if name not in refused]
-        if not able:
-            reasons = dict.fromkeys(text for _, text in refused.values())
-            several = "; ".join(f"{name}: {text}" for name, (_, text) in refused.items())
-            raise PathError(next(iter(reasons)) if len(reasons) == 1 else _no_path(plan, several))
-        prices = self._prices_for(sides)
-        units = [(self._unit(plan, part.group, sides, edges or ()), part.units.shape[1]) for part in plan.parts]
-        made = [summed(prices[name].fixed, units, name) for name in able]
-        best = first_near([price[1] + price[2] for price in made])
-        return Choice(self._paths[able[best]], made[best][0], bool(sides.pageable))
+        known, parts = self._known.get(plan.programs[0]), plan.parts
+        if known is None or not known.serves(plan.programs):
+            known = self._know(plan)
+        groups = parts[0].group if len(parts) == 1 else frozenset([part.group for part in parts])
+        offer = known.offers.get(groups) if plan.nbytes else self._offer(plan, known.sides)
+        if offer is None:
+            offer = known.offers[groups] = self._offer(plan, known.sides)
+        paths, fixed, units, pageable = offer
+        if fixed is None:
+            return Choice(paths[0], None, pageable)
+        if len(parts) == 1:
+            ((group, some),) = parts
+            count, unit = some.shape[1], units.get((group, edges)) or self._unit(plan, group, edges, offer)
+            best = unit.taken[bisect(unit.starts, count) - 1]
+            return Choice(paths[best], fixed.seconds[best] + count * unit.costs.seconds[best], pageable)
+        costs = fixed
+        for group, some in parts:
+            unit = units.get((group, edges)) or self._unit(plan, group, edges, offer)
+            costs = Costs(*(_sums(*pair, some.shape[1]) for pair in zip(costs, unit.costs, strict=True)))
+        best = first_near(costs.scores)
+        return Choice(paths[best], costs.seconds[best], pageable)
 
-    def _lines_of(self, plan: Plan, sides: Sides, edges: Edges | None) -> list[Line]:
-        """Return the path of the policy, or the paths that can serve a plan of one run group, with their prices."""
+    def _offer(self, plan: Plan, sides: Sides) -> Offer:
+        """Return the paths that can serve a plan, with their costs; or the path of the policy, or of such a plan."""
         name = self._policy.path if self._policy.path != "auto" else _ruled(plan, sides)
-        if name:
-            self._check(name, plan, sides)
-            return [Line(self._paths[name], 0.0, 0.0, 0.0, 0.0)]
-        refused, prices = self._refused(plan, sides), self._prices_for(sides)
-        units = self._unit(plan, plan.parts[0].group, sides, edges or ())
-        able = [name for name in PREFERRED if name in prices and name not in refused]
-        return [
-            Line(self._paths[name], fixed[0], each[0], fixed[1] + fixed[2], each[1] + each[2])
-            for name, fixed, each in ((name, prices[name].fixed, units[name]) for name in able)
-        ]
+        names = (name,) if name else PREFERRED
+        refused = self._refused(plan, sides, names)
+        able = [one for one in names if one not in refused]
+        if not able:
+            if len({str(error) for error in refused.values()}) == 1:
+                raise refused[names[0]]
+            raise _no_path(plan, "; ".join(f"{name}: {error}" for name, error in refused.items()))
+        fixed = None if name else _costs([self._prices(path, sides).fixed for path in able])
+        return Offer([self._paths[path] for path in able], fixed, {}, bool(sides.pageable))
+
+    def _unit(self, plan: Plan, group: RunGroup, edges: Edges | None, offer: Offer) -> Unit:
+        """Price one unit of a run group, once for an offer."""
+        sides, facts = self._sides(plan), facts_in(plan, group, edges or ())
+        costs = _costs([self._prices(path.name, sides).unit(facts) for path in offer.paths])
+        fixed = offer.fixed.scores if offer.fixed is not None else []
+        starts = _crossings(fixed, costs.scores)
+        taken = [first_near(_sums(fixed, costs.scores, count)) for count in starts]
+        made = offer.units[group, edges] = Unit(costs, starts, taken)
+        return made
 
     def all(self, plan: Plan, edges: Edges | None = None) -> list[Candidate]:
         """Return every path with its predicted time: the path that ``auto`` takes first, refused paths last.
@@ -146,7 +184,7 @@ class Selection:
             LayoutError: a destination is read-only, or addresses are not of this process.
         """
         sides = self._sides(plan)
-        refused = {name: text for name, (_, text) in self._refused(plan, sides).items()}
+        refused = {name: str(error) for name, error in self._refused(plan, sides, GPU_PATHS).items()}
         if sides.unserved:  # such a plan may have a route without costs
             return [Candidate(name, refused=refused[name]) for name in GPU_PATHS]
         profile = self._profile(_peer(sides))
@@ -167,42 +205,18 @@ class Selection:
             sides = self._sides(plan)
         if _ruled(plan, sides) or sides.route not in ROUTES or name not in route_paths(sides.route):
             return None
-        return self._prices_for(sides)[name].of(counted(plan, edges or ())).seconds
+        return self._prices(name, sides).of(counted(plan, edges or ())).seconds
 
-    def _check(self, name: str, plan: Plan, sides: Sides) -> None:
-        refusal = self._refused(plan, sides, (name,)).get(name)
-        if refusal is not None:
-            raise refusal[0](refusal[1])
-
-    def _refused(self, plan: Plan, sides: Sides, names: Sequence[str] = ()) -> dict[str, Refusal]:
+    def _refused(self, plan: Plan, sides: Sides, names: Sequence[str]) -> dict[str, KVPlanError]:
         """Return why paths cannot serve a plan, for those that cannot."""
         if sides.unserved:
             reasons = "; ".join(f"{name}: {sides.unserved}" for name in GPU_PATHS)
-            return dict.fromkeys(self._paths, (PathError, _no_path(plan, reasons)))
-        found = {}
-        for name in names or self._paths:
-            refusal = self._paths[name].refuse(plan, sides)
-            if refusal is not None:
-                found[name] = refusal
-        return found
+            return dict.fromkeys(names, _no_path(plan, reasons))
+        refusals = {name: self._paths[name].refuse(plan, sides) for name in names}
+        return {name: refusal for name, refusal in refusals.items() if refusal is not None}
 
-    def _unit(self, plan: Plan, group: RunGroup, sides: Sides, edges: Edges) -> dict[str, Price]:
-        """Return the prices of one unit of a run group, by path."""
-        known, key = self._units.get(group), ((sides.route, _peer(sides)), edges)
-        if known is None:
-            known = self._units[group] = {}
-        if key not in known:
-            facts = facts_in(plan, group, edges)
-            known[key] = {name: prices.unit(facts) for name, prices in self._prices_for(sides).items()}
-        return known[key]
-
-    def _prices_for(self, sides: Sides) -> dict[str, Prices]:
-        """Return the prices of each path for the route of a plan."""
-        route, peer = key = sides.route, _peer(sides)
-        if key not in self._prices:
-            profile = self._profile(peer)
-            self._prices[key] = {name: Prices(name, route, profile, self._policy) for name in route_paths(route)}
-        return self._prices[key]
+    def _prices(self, name: str, sides: Sides) -> Prices:
+        return Prices(name, sides.route, self._profile(_peer(sides)), self._policy)
 
     def _profile(self, peer: int) -> DeviceProfile:
         """Return the profile of the device, for -1, or of the device and its peer."""
@@ -214,29 +228,47 @@ class Selection:
         return self._profiles[peer]
 
     def _sides(self, plan: Plan) -> Sides:
+        known = self._known.get(plan.programs[0])
+        return known.sides if known is not None and known.serves(plan.programs) else self._know(plan).sides
+
+    def _know(self, plan: Plan) -> Known:
         """Describe the memory of a plan. The driver is called once for each program, or each time if memory may change.
 
         Raises:
             LayoutError: a destination is read-only, or addresses are not of this process.
         """
-        first, *others = plan.programs
-        known = self._known.get(first)
-        if known is not None and [other() for other in known[0]] == others:
-            return known[1]
         check_layouts(plan)
         facts = [self._backend.reach.facts(layout) for pair in plan.layouts for layout in pair]
-        sides = sides_of(f"cuda:{self._backend.device.ordinal}", plan, facts)
-        if not sides.passing:
-            self._known[first] = [ref(other) for other in others], sides
-        return sides
+        known = Known(plan.programs, sides_of(f"cuda:{self._backend.device.ordinal}", plan, facts))
+        if not known.sides.passing:
+            self._known[plan.programs[0]] = known
+        return known
+
+
+def _costs(prices: Sequence[Price]) -> Costs:
+    return Costs([one.seconds for one in prices], [one.wall + one.compute_seconds for one in prices])
+
+
+def _sums(fixed: Sequence[float], each: Sequence[float], count: int) -> list[float]:
+    return [a + count * b for a, b in zip(fixed, each, strict=True)]
+
+
+def _crossings(fixed: Sequence[float], each: Sequence[float]) -> list[int]:
+    """Return the numbers of units, ascending from 1, between which :func:`first_near` takes the same path."""
+    found = {1}
+    for (a, b), (c, d) in permutations(zip(fixed, each, strict=True), 2):
+        slope = b - (1 + TIE) * d  # from where on a path is as near to another as ties are
+        crossing = ((1 + TIE) * c - a) / slope if slope else 0
+        found |= {int(crossing) + k for k in (-1, 0, 1, 2) if 1 <= crossing < MOST_UNITS}
+    return sorted(count for count in found if count >= 1)
 
 
 def _peer(sides: Sides) -> int:
     return sides.peer if sides.route in PEER_ROUTES else -1
 
 
-def _no_path(plan: Plan, reasons: str) -> str:
-    return f"no path serves this {plan.direction!r} plan: {reasons}"
+def _no_path(plan: Plan, reasons: str) -> KVPlanError:
+    return PathError(f"no path serves this {plan.direction!r} plan: {reasons}")
 
 
 def _ruled(plan: Plan, sides: Sides) -> str:

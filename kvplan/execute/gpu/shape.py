@@ -14,7 +14,6 @@ LANES = 32  # threads per warp
 # thread are of one row, registers hold eight.
 IN_FLIGHT, MOST_IN_FLIGHT = 4, 8
 MAX_WARPS = 32
-MAX_WIDTH = IN_FLIGHT * LANES * WORDS[0]  # most bytes per item, if all items should have about the same length
 MAX_ROWS = 1024
 
 
@@ -90,13 +89,3 @@ def cut(items: Int64Array, longest: int) -> Int64Array:
     index = np.repeat(np.arange(size.size), pieces)
     at = (np.arange(index.size) - np.repeat(np.cumsum(pieces) - pieces, pieces)) * each[index]
     return np.stack((items[0, index] + at, items[1, index] + at, np.minimum(each[index], size[index] - at)))
-
-
-def alignment_of(columns: Int64Array) -> int:
-    """Return the largest power of two, at most 16, that divides every number.
-
-    >>> alignment_of(np.array([[64, 96], [32, 8]]))
-    8
-    """
-    common = int(np.bitwise_or.reduce(columns, axis=None)) | 16
-    return common & -common

@@ -12,27 +12,25 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from kvplan.cuda.rows import ENDED, LAUNCH, PLAYED, RECORD, rows_of
-from kvplan.errors import PathError
+from kvplan.cuda.rows import RECORD, rows_of
+from kvplan.errors import KVPlanError, PathError
 from kvplan.execute.gpu import row_loops
 from kvplan.execute.gpu.copy_engine import BATCH_COPIES, batched_from
 from kvplan.execute.gpu.gpu_transfer import GpuTransfer, Streams
-from kvplan.execute.gpu.kernel_path import kernels_of, write_flat
-from kvplan.execute.gpu.memory import Piece
+from kvplan.execute.gpu.kernel_path import ALL, Launches
 from kvplan.execute.gpu.path import (
     INLINE_EFFORT,
     Path,
-    Refusal,
     Sides,
     Work,
     Written,
+    marked_in,
     pieces_of,
     refuse_kernels,
     work_of,
     works_of,
 )
 from kvplan.execute.gpu.resources import Resources
-from kvplan.execute.gpu.shape import MAX_WIDTH, shape_of
 from kvplan.execute.gpu.tables import HEADER, Table
 from kvplan.layout.strides import Int64Array
 from kvplan.plan.layers import Edges, LayerCuts
@@ -41,88 +39,57 @@ from kvplan.plan.staging import GRAIN, Staging, staging_of
 from kvplan.program.program import RunGroup
 
 RING_NBYTES = 84 << 20  # of a direction, if the policy names no number
-SLOTS = 4
+SLOTS = 3  # of normal transfers in three quarters of the ring, and of urgent ones in the last quarter
 TILE, WARPS = 32 << 10, 16
 # A small transfer is cut into 3 equal chunks of at least 4 MiB. Each chunk costs 20 to 60 us of CPU time. A kernel for
 # fewer bytes takes less than 10 us.
 SMALL_CHUNKS, SMALL_CHUNK_NBYTES = 3, 4 << 20
-# The kernels of more chunks read their units from GPU memory: across a busy link, that takes longer than the copies.
+# The kernels of a store of more chunks read their units from GPU memory; across the link they take longer.
 FEW_CHUNKS = 3
+PAGE_NBYTES = 4 << 10  # of what a kernel copies for a store
 LAYER_COPIES = 64  # most copies of a batch while a model's layers are launched
-CARRIER = shape_of(16, MAX_WIDTH, TILE, WARPS)  # of the kernel that copies headers and units to the GPU
 
 
-class Share(NamedTuple):
-    """The slots of a ring that a lane uses.
+class Slots:
+    """A part of a ring: slots in GPU memory that the chunks of transfers of one direction use in turn.
+
+    Args:
+        backend: the executor.
+        address, nbytes: the memory.
 
     Attributes:
-        address: address of the first slot.
+        address, nbytes: as given.
         slot_nbytes: bytes of a slot.
         filled, freed: (slots,) int64: for each slot, the event after its last write, and after its last read.
     """
 
-    address: int
-    slot_nbytes: int
-    filled: Int64Array
-    freed: Int64Array
+    def __init__(self, backend: Resources, address: int, nbytes: int) -> None:
+        self._backend, self.address, self.nbytes = backend, address, nbytes
+        self.slot_nbytes = self._next = 0
+        self.filled = self.freed = np.empty(0, dtype=np.int64)
+        self._users: WeakKeyDictionary[GpuTransfer, Int64Array] = WeakKeyDictionary()  # and their `filled`
 
+    def enter(self, transfer: GpuTransfer, granule: int) -> bool:
+        """Let a transfer use slots that hold a granule; return whether earlier transfers may still use them.
 
-class Ring:
-    """Slots in GPU memory that the chunks of one direction use in turn. Two lanes have half of them each.
+        The streams of a lane, and the events of the slots, keep the transfers of one lane in order. If other lanes
+        use the slots, or did when they were smaller, the transfer follows their end.
+        """
+        if self.slot_nbytes < granule:
+            nbytes = max(self.nbytes // SLOTS // GRAIN * GRAIN, granule)
+            events = self._backend.handles.events(2 * (self.nbytes // nbytes))  # transfers in flight use the old ones
+            self.filled, self.freed = np.array(events, dtype=np.int64).reshape(2, -1)
+            self._next, self.slot_nbytes = 0, nbytes
+        users = [(one, used) for one, used in list(self._users.items()) if not one.over]
+        transfer.behind = [one for one, used in users if one.lane is not transfer.lane or used is not self.filled]
+        self._users[transfer] = self.filled
+        return bool(users)
 
-    Args:
-        backend: the executor.
-        nbytes: bytes of all slots.
-    """
-
-    def __init__(self, backend: Resources, nbytes: int) -> None:
-        self._backend, self._nbytes = backend, nbytes
-        self._piece: Piece | None = None
-        self._slot_nbytes = self._slots = 0
-        self._events: list[int] = []
-        self._lanes: dict[bool, Streams] = {}  # by whether they are urgent
-        self._settled: set[bool] = set()  # lanes that follow all earlier users of their slots
-        self._state: Int64Array | None = None  # of the last transfer that has a share
-        self._next: dict[bool, int] = {}
-
-    def make(self, granule: int) -> None:
-        """Allocate the memory, or make the slots larger, so that a granule fits. The lock is held."""
-        if self._slot_nbytes >= granule and self._piece is not None:
-            return
-        if self._piece is None:
-            self._piece = self._backend.memory.take(self._nbytes, exact=True)
-        slot_nbytes = max(self._nbytes // SLOTS // GRAIN * GRAIN, granule)
-        slots = self._nbytes // slot_nbytes
-        self._events = [self._backend.handles.event() for _ in range(2 * slots)]  # transfers in flight use the old ones
-        self._slot_nbytes, self._slots = slot_nbytes, slots
-        self._settled.clear()
-        self._next.clear()
-
-    def share(self, transfer: GpuTransfer, granule: int) -> Share:
-        """Return the slots of a transfer's lane. Where they change hands, the transfer follows those that use them."""
-        mine, state = transfer.lane.urgent, self._state
-        self.make(granule)
-        self._lanes[mine] = transfer.lane
-        if state is not None and state[ENDED] and not state[PLAYED]:
-            self._settled.clear()  # it was never issued, so it has followed nobody
-        if mine not in self._settled or self._slots == 1:
-            transfer.behind = [lane.last for lane in self._lanes.values() if lane.last is not None]
-        self._settled.add(mine)
-        self._state = transfer.state
-        first, count = 0, self._slots
-        if len(self._settled) == 2 and count > 1:
-            half = count // 2
-            first, count = (half, count - half) if mine else (0, half)
-        filled, freed = np.array(self._events, dtype=np.int64).reshape(2, self._slots)[:, first : first + count]
-        address = self._piece.address if self._piece is not None else 0
-        return Share(address + first * self._slot_nbytes, self._slot_nbytes, filled, freed)
-
-    def enter(self, transfer: GpuTransfer, share: Share, chunks: int) -> tuple[int, bool]:
-        """Reserve the next slots for the chunks of a transfer; return the first, and whether one may be in use."""
-        slots, lane = share.filled.size, transfer.lane
-        first = self._next.get(lane.urgent, 0) % slots
-        self._next[lane.urgent] = (first + chunks) % slots
-        return first, bool(transfer.copies) or (lane.last is not None and not lane.last.over)
+    def reserve(self, chunks: int) -> int:
+        """Return the slot of the first of some chunks."""
+        first = self._next % self.filled.size
+        self._next = first + chunks
+        return first
 
 
 class Extents(NamedTuple):
@@ -147,7 +114,7 @@ class Prepared:
         tables: the run table of each piece.
 
     Attributes:
-        headers, kernels: (pieces, 9) and (pieces, 4) int64: the launches.
+        lines: (pieces, 13) int64: the launches.
         per: units per granule.
         unit_hosts, unit_rings: (pieces, per) int64, see :class:`~kvplan.plan.staging.Staging`.
         granules: (pieces,) int64: bytes of a granule in the ring.
@@ -155,14 +122,12 @@ class Prepared:
     """
 
     def __init__(self, stagings: Sequence[Staging], tables: Sequence[Table]) -> None:
-        self.headers: Int64Array = np.stack([table.header for table in tables])
-        self.kernels = kernels_of(tables)
-        self.fresh = list(tables)
+        self.lines: Int64Array = np.stack([table.line for table in tables])
         self.per = stagings[0].granule_units
         self.unit_hosts: Int64Array = np.stack([one.unit_hosts for one in stagings])
         self.unit_rings: Int64Array = np.stack([one.unit_rings for one in stagings])
         self.granules = np.array([one.nbytes for one in stagings], dtype=np.int64)
-        self.copies = sum(one.runs.shape[1] for one in stagings)
+        self.copies = sum(table.copies for table in tables)
         self.marks = np.zeros(len(tables), dtype=np.int64)
         self._stagings = stagings
         self._extents: dict[tuple[int, int, int], Extents] = {}
@@ -193,29 +158,28 @@ class StagedPath(Path):
 
     def __init__(self, backend: Resources) -> None:
         self._backend = backend
-        self._nbytes = backend.policy.staging_bytes or RING_NBYTES
-        self._rings = {direction: Ring(backend, self._nbytes // GRAIN * GRAIN) for direction in ("load", "store")}
+        quarter = (backend.policy.staging_bytes or RING_NBYTES) // 4 // GRAIN * GRAIN
+        self._parts = 3 * quarter, quarter  # bytes for normal and for urgent transfers
+        self._rings: dict[str, list[Slots]] = {}  # by direction
         # One program per SM: compute may hold every SM until it ends, so the programs must end soon after they start.
         processors = backend.device.multiprocessors
         self._programs = min(backend.policy.max_programs or processors, processors)
         self._known: WeakKeyDictionary[RunGroup | LayerCuts, dict[bool, Prepared | None]] = WeakKeyDictionary()
 
-    def refuse(self, plan: Plan, sides: Sides) -> Refusal | None:
-        """Refuse also if a granule is larger than the ring; see :meth:`Path.refuse`."""
+    def refuse(self, plan: Plan, sides: Sides) -> KVPlanError | None:
+        """Refuse also if a granule is larger than the ring's part for normal transfers; see :meth:`Path.refuse`."""
         if plan.direction == "device":
-            return (
-                PathError,
-                "path 'staged' is for loads and stores; within a GPU and between GPUs, path 'kernel' copies directly",
-            )
+            text = "path 'staged' is for loads and stores; within a GPU and between GPUs, path 'kernel' copies directly"
+            return PathError(text)
         if not sides.by_kernels:
             return refuse_kernels(self.name, sides)
         needed = max((staging_of(part.group, plan.direction).nbytes for part in plan.parts), default=0)
-        if needed > self._nbytes:
-            return (
-                PathError,
-                f"staging_bytes is {self._nbytes}; a block here takes {needed} bytes of the ring; give at least that",
-            )
-        return None
+        if needed <= self._parts[False]:
+            return None
+        given = self._backend.policy.staging_bytes or RING_NBYTES
+        least = -(-needed // (3 * GRAIN)) * 4 * GRAIN
+        text = f"staging_bytes is {given}; a block here takes {needed} bytes of the ring; give at least {least}"
+        return PathError(text)
 
     def streams(self, lane: Streams, direction: str) -> tuple[int, int]:
         """See :meth:`Path.streams`."""
@@ -223,13 +187,22 @@ class StagedPath(Path):
 
     def warm_up(self, plan: Plan, edges: Edges | None) -> None:
         """Compile kernels, upload run tables, and allocate the ring; see :meth:`Path.warm_up`."""
-        self._backend.tables.function(CARRIER)
+        self._pages()
         for _, piece in pieces_of(plan, edges):
             for work in works_of(piece):
                 self._prepared(work, plan.direction)
-        granule = max(staging_of(part.group, plan.direction).nbytes for part in plan.parts)
         with self._backend.inside():
-            self._rings[plan.direction].make(granule)
+            self._ring(plan.direction)
+
+    def _ring(self, direction: str) -> list[Slots]:
+        """Return both parts of a direction's ring. The lock is held."""
+        if direction not in self._rings:
+            first, nbytes = self._backend.memory.take(sum(self._parts), exact=True).address, self._parts
+            self._rings[direction] = [
+                Slots(self._backend, address, size)
+                for address, size in zip((first, first + nbytes[0]), nbytes, strict=True)
+            ]
+        return self._rings[direction]
 
     def write(self, transfer: GpuTransfer) -> Written:
         """Assign units to chunks, and send these through the ring; see :meth:`Path.write`."""
@@ -238,85 +211,93 @@ class StagedPath(Path):
         if whole is not None and self._prepared(whole, plan.direction) is None:
             whole = None
         pieces = [[whole]] if whole else [works_of(piece) for _, piece in pieces_of(plan, transfer.edges)]
-        made, effort, marked = [rows_of([(RECORD, enter, transfer.begin)])], 2, list[int]()
-        groups = [group for works in pieces for work in works for group in work.groups]
-        granule = max(staging_of(group, plan.direction).nbytes for group in groups)
-        share = self._rings[plan.direction].share(transfer, granule)
+        granule = max(
+            staging_of(group, plan.direction).nbytes for works in pieces for one in works for group in one.groups
+        )
+        normal, urgent = self._ring(plan.direction)
+        slots = urgent if transfer.lane.urgent and granule <= urgent.nbytes else normal
+        busy = slots.enter(transfer, granule)
+        seams = self._backend.reach.seams(plan)[plan.direction == "store"]
+        made, effort = [rows_of([(RECORD, enter, transfer.begin)])], 2
         for number, works in enumerate(pieces):
             for work in works:
-                rows, more = self._write_work(transfer, work, share)
+                rows, more = self._write_work(transfer, work, slots, seams, busy=busy or len(made) > 1)
                 made.append(rows)
                 effort += more
             if transfer.marks and not whole:
                 made.append(rows_of([(RECORD, leave, transfer.marks[number])]))
-                marked.append(sum(map(len, made)))
         made.append(rows_of([(RECORD, leave, transfer.end)]))
         rows = np.concatenate(made)
-        if whole:
-            marked = [int(np.flatnonzero((rows[:, 0] == RECORD) & (rows[:, 2] == mark))[0]) + 1
-                      for mark in transfer.marks]  # fmt: skip
-        return Written(rows, effort, marked)
+        return Written(rows, effort, marked_in(rows, transfer.marks))
 
-    def _write_work(self, transfer: GpuTransfer, work: Work, share: Share) -> tuple[Int64Array, int]:
+    def _write_work(
+        self, transfer: GpuTransfer, work: Work, slots: Slots, seams: Int64Array, *, busy: bool
+    ) -> tuple[Int64Array, int]:
         """Write the calls that move the units of a run group, or of its pieces; return them, and their effort."""
         backend, plan, lane = self._backend, transfer.plan, transfer.lane
         load = plan.direction == "load"
         made = self._prepared(work, plan.direction)
         if made is None:
             raise PathError("the pieces of this plan have host blocks of several kinds")
-        made.fresh = [table for table in made.fresh if not backend.tables.ready(table, lane.kernel)]
-        ring, count, pieces, per = self._rings[plan.direction], work.units.shape[1], len(work.groups), made.per
+        count, pieces, per = work.units.shape[1], len(work.groups), made.per
         skip = work.skips[0 if load else 1] if per > 1 else 0
         last, end = divmod(count - 1 + skip, per)
         total = plan.nbytes if transfer.edges is None else work.nbytes // pieces
-        granules = granules_of(total, made.granules, share.slot_nbytes)
+        granules = granules_of(total, made.granules, slots.slot_nbytes)
         chunks = int((last // granules + 1).sum())
         found = made.extents(skip, end + 1 if last == 0 else per, end + 1)
         heads, middles, tails = found.counts
-        seams = backend.reach.seams(plan)[0 if load else 1]
         extents = heads + max(last - 1, 0) * middles + (tails if last else 0) + pieces * seams.size
-        first_slot, busy = ring.enter(transfer, share, chunks)
 
         nbytes = 8 * (HEADER * chunks + 2 * count * pieces)
-        slot, many = transfer.slot(nbytes), chunks > FEW_CHUNKS
-        base = transfer.scratch(nbytes).address if load or many else slot.address
+        slot = transfer.slot(nbytes)
+        far = load or chunks > FEW_CHUNKS  # whether the kernels read their units from GPU memory
+        base = transfer.scratch(nbytes).address if far else slot.address
         by_layer = transfer.edges is not None
         # Streams that wait for slots while a model computes slow the copy engine down. So the thread that makes the
         # calls of a long list waits in their place. Of a load by layers the model's own stream waits.
-        late = not by_layer and share.filled.size > 2 and chunks > 1 and extents + 5 * chunks > INLINE_EFFORT
+        late = not by_layer and slots.filled.size > 2 and chunks > 1 and extents + 5 * chunks > INLINE_EFFORT
         # Two more streams that wait beside the model's would slow the copy engine, too.
         other = lane.other if load and chunks > 1 and not by_layer else lane.kernel
-        # Kernels on the other stream run behind those of earlier transfers, and behind the upload of the table.
-        fork = transfer.event() if other != lane.kernel and (made.fresh or lane.last is not None) else 0
+        # Kernels on the other stream run behind those of earlier transfers.
+        fork = transfer.event() if other != lane.kernel and lane.last is not None else 0
 
         columns, rows = np.empty((3, extents), dtype=np.int64), np.empty((extents + 8 * chunks + 8, 8), dtype=np.int64)
         transfer.kept.append(columns)
         marks = made.marks if len(transfer.marks) != pieces else np.array(transfer.marks, dtype=np.int64)
         written, copied, calls = row_loops.write_chunks(
             work.units, work.steps, load, skip, per, made.unit_hosts, made.unit_rings, found.packed, found.at, seams,
-            share.address, share.slot_nbytes, first_slot, busy, share.filled, share.freed, made.granules, granules,
-            made.headers, made.kernels, self._programs, slot.address, base, nbytes, slot.words,
+            slots.address, slots.slot_nbytes, slots.reserve(chunks), busy, slots.filled, slots.freed, made.granules,
+            granules, made.lines, self._programs, slot.address, base, nbytes, slot.words,
             batched_from(backend, plan.direction), LAYER_COPIES if by_layer else BATCH_COPIES,
             lane.copy, lane.kernel, other, fork, late, marks, columns,
             np.empty((chunks + 1, 3), dtype=np.int64), rows,
         )  # fmt: skip
         transfer.count(count * made.copies + copied, calls)
         rows = rows[:written]
-        if many and not load:
-            rows = np.concatenate((self._carry(transfer, slot, base, nbytes), rows))
+        if far and not load:
+            rows = np.concatenate((self._carry(transfer, slot.address, base, nbytes), rows))
         # This thread must not wait for slots: it holds the interpreter while it makes calls.
-        return rows, len(rows) + copied + late * INLINE_EFFORT
+        return rows, written + copied + late * INLINE_EFFORT
 
-    def _carry(self, transfer: GpuTransfer, slot: Piece, base: int, nbytes: int) -> Int64Array:
-        """Return the launch that copies headers and units to GPU memory for a store.
+    def _carry(self, transfer: GpuTransfer, source: int, base: int, nbytes: int) -> Int64Array:
+        """Return the launch that copies headers and units of a store to GPU memory, page by page.
 
-        A kernel copies them, because the copy engine may be busy for a long time with the loads of other transfers.
+        The copy engine may be busy with the loads of other transfers until these end.
         """
-        kernel, header = self._backend.tables.function(CARRIER), transfer.slot(8 * (HEADER + 4))
-        columns = np.array([[slot.address], [base], [-(-nbytes // 16) * 16]], dtype=np.int64)
-        write_flat(header.words, columns, -(-int(columns[2, 0]) // CARRIER.width), header.address)
-        launch = (LAUNCH, transfer.lane.kernel, header.address, kernel.function, 1, kernel.threads, kernel.shared)
-        return rows_of([launch])
+        at = np.arange(0, nbytes, PAGE_NBYTES)  # all memory of arenas is in whole pages
+        header, rows = transfer.slot(8 * (HEADER + 2 * at.size)), np.empty((4, 8), dtype=np.int64)
+        pages = self._pages()
+        row_loops.write_launches(
+            np.stack((source + at, base + at)), pages.lines, 1, header.address, header.address, 0,
+            transfer.lane.kernel, 0, 0, pages.marks, header.words, rows,
+        )  # fmt: skip
+        return rows[1:2]
+
+    def _pages(self) -> Launches:
+        page = np.array([[0], [0], [PAGE_NBYTES]], dtype=np.int64)
+        table = self._backend.tables.get(self, page, 16, TILE, key="page", warps=WARPS)
+        return Launches([(table, 0, 0, ALL, 0, 0)])
 
     def _prepared(self, work: Work, direction: str) -> Prepared | None:
         """Return what is prepared for units; None if host blocks are granules for some pieces only."""

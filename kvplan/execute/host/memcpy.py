@@ -1,15 +1,16 @@
-"""Copy loops over raw addresses, compiled by numba.
+"""The copy loop over raw addresses, compiled by numba.
 
 Runs of small transfers are copied through the CPU's cache. Transfers larger than the cache use streaming (non-temporal)
 stores. These bypass the cache, so that the destination is not read before it is overwritten. The C library's ``memcpy``
-uses them only for one large copy; on runs of a few KiB it loses a third of the bandwidth.
+uses them only for one large copy; on runs of a few KiB it loses a third of the bandwidth. A streamed run is copied as
+two halves at the same time, each prefetched: with two pages in flight, one core is as fast as the C library on one
+large array.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -18,20 +19,15 @@ from numba.extending import intrinsic
 from kvplan.plan.jit import compiled as _compiled
 
 LINE = 64  # bytes: a cache line, and one streaming store
-# A streamed run is copied as two halves at the same time, each prefetched. With two pages in flight, one core is as
-# fast as the C library on one large array (measured; four parts were slower than one).
-LANES = 2
-AHEAD = 256  # bytes
+AHEAD = 256  # bytes that are prefetched
 MIN_STREAMED = 4 * LINE  # bytes; shorter runs are mostly unaligned head and tail
 
 
 @intrinsic
 def _memcpy(typingctx: Any, dst: Any, src: Any, nbytes: Any) -> Any:
     """Call ``memcpy(dst, src, nbytes)`` with int64 addresses."""
-    del typingctx, dst, src, nbytes
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        del signature
         to, source, count = arguments
         pointer = cgutils.voidptr_t
         cgutils.raw_memcpy(builder, builder.inttoptr(to, pointer), builder.inttoptr(source, pointer), count, 1)
@@ -43,10 +39,8 @@ def _memcpy(typingctx: Any, dst: Any, src: Any, nbytes: Any) -> Any:
 @intrinsic
 def _stream_line(typingctx: Any, dst: Any, src: Any) -> Any:
     """Copy 64 bytes and bypass the cache; ``dst`` must be a multiple of 64."""
-    del typingctx, dst, src
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        del signature
         to, source = arguments
         line = ir.VectorType(ir.IntType(8), LINE)
         value = builder.load(builder.inttoptr(source, line.as_pointer()), align=1)
@@ -60,10 +54,8 @@ def _stream_line(typingctx: Any, dst: Any, src: Any) -> Any:
 @intrinsic
 def _fence(typingctx: Any) -> Any:
     """Make streaming stores visible before later stores."""
-    del typingctx
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        del signature, arguments
         builder.fence("seq_cst")
         return context.get_dummy_value()
 
@@ -73,10 +65,8 @@ def _fence(typingctx: Any) -> Any:
 @intrinsic
 def _prefetch(typingctx: Any, address: Any) -> Any:
     """Prefetch the cache line at ``address``; an invalid address has no effect."""
-    del typingctx, address
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        del signature
         flag = ir.IntType(32)
         name, kind = "llvm.prefetch.p0i8", ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, flag, flag, flag])
         ask = cgutils.get_or_insert_function(builder.module, kind, name)
@@ -94,27 +84,22 @@ def _copy(dst, src, nbytes, following, streaming):
     head = -dst % LINE
     if head:
         _memcpy(dst, src, head)
-    at = head
-    lane = (nbytes - head) // (LANES * LINE) * LINE
-    for step in range(0, lane, LINE):
-        ahead = step + AHEAD
-        fetch = src + head + ahead if ahead < lane else following + ahead - lane
-        for k in range(LANES):
-            _prefetch(fetch + k * lane)
-            _stream_line(dst + head + step + k * lane, src + head + step + k * lane)
-    at = head + LANES * lane
-    stop = nbytes - LINE
-    while at <= stop:
+    half = (nbytes - head) // (2 * LINE) * LINE
+    for at in range(head, head + half, LINE):
         ahead = at + AHEAD
-        _prefetch(src + ahead if ahead < nbytes else following + ahead - nbytes)
-        _stream_line(dst + at, src + at)
-        at += LINE
-    if at < nbytes:
-        _memcpy(dst + at, src + at, nbytes - at)
+        fetch = src + ahead if ahead < head + half else following + ahead - head - half
+        for skip in (0, half):
+            _prefetch(fetch + skip)
+            _stream_line(dst + at + skip, src + at + skip)
+    done = head + 2 * half
+    if nbytes - done >= LINE:
+        _stream_line(dst + done, src + done)
+        done += LINE
+    _memcpy(dst + done, src + done, nbytes - done)
 
 
 @_compiled
-def copy_units(units, run_src, run_dst, run_size, first, last, streaming):
+def copy(units, run_src, run_dst, run_size, first, last, streaming):
     """Make some copies of a plan part. They are numbered unit by unit, and run by run within a unit.
 
     Args:
@@ -123,7 +108,7 @@ def copy_units(units, run_src, run_dst, run_size, first, last, streaming):
         first, last: number of the first copy to make, and of the first copy after the last.
         streaming: whether to bypass the cache.
     """
-    runs = run_src.size
+    runs = run_size.size
     unit, run = first // runs, first % runs
     for _ in range(last - first):
         dst, src, nbytes = units[1, unit] + run_dst[run], units[0, unit] + run_src[run], run_size[run]
@@ -133,18 +118,3 @@ def copy_units(units, run_src, run_dst, run_size, first, last, streaming):
         following = units[0, unit] + run_src[run] if unit < units.shape[1] else src
         _copy(dst, src, nbytes, following, streaming)
     _fence()
-
-
-@_compiled
-def copy_flat(src, dst, size, first, last, streaming):
-    """Copy the descriptors from position ``first`` up to, but not including, ``last``."""
-    for k in range(first, last):
-        _copy(np.int64(dst[k]), np.int64(src[k]), np.int64(size[k]), src[k] + size[k], streaming)
-    _fence()
-
-
-def load() -> None:
-    """Compile both loops for the array types of plans, or load them from numba's cache; copy no bytes."""
-    one = np.zeros(1, np.int64)
-    copy_units(np.zeros((2, 1), np.int64), one, one, one, 0, 0, streaming=False)
-    copy_flat(one, one, one, 0, 0, streaming=False)

@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import os
 import threading
-import warnings
-import weakref
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
-from time import monotonic
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from kvplan.base.process import EXECUTORS, at_exit, check_process, compiling, generation
-from kvplan.base.threads import Call, Latch, Worker
+import numpy as np
+
+from kvplan.base.process import check_process, compiling, generation
+from kvplan.base.threads import Bell, Call, Latch, error_of
 from kvplan.errors import PathError, TransferError
-from kvplan.execute.host.tasks import Crew, check_plan, copy_loops
-from kvplan.execute.stats import Tally
+from kvplan.execute.backend import WITHIN_ERROR, Backend
+from kvplan.execute.host.tasks import tasks_of
 from kvplan.execute.transfer import (
-    CLOSED_ERROR,
-    WITHIN_ERROR,
-    StreamlessTransfer,
     Transfer,
     TransferResult,
     call_when_done,
     cancellation,
-)
+    check_layouts,
+)  # fmt: skip
 from kvplan.plan import loops
 from kvplan.plan.plan import Plan
 
@@ -32,38 +33,45 @@ if TYPE_CHECKING:
     from kvplan.cost.model import Candidate
 
 MAX_THREADS = 8
-EXIT_SECONDS = 10.0  # time that an exit waits for all executors
+URGENT, NORMAL = 0, 1  # the lines of a path, the more urgent one first
 
 
 def load_loops() -> None:
     """Load the compiled loops of plans and of copies, so that the first transfer need not wait for a compiler."""
     with compiling():
+        from kvplan.execute.host.memcpy import copy
+
         loops.load()
-        with loops.sparing(wanted=False):
-            copy_loops(0).load()
+        one = np.zeros(1, np.int64)
+        copy(np.zeros((2, 1), np.int64), one, one, one, 0, 0, streaming=False)
 
 
-class HostTransfer(StreamlessTransfer):
+class HostTransfer(Transfer):
     """A transfer of the host path: it is pending, then it has begun or is cancelled, then it is over.
 
     Args:
         plan: the plan to move.
         after: the ``after`` of the submit.
         host: the path that moves it.
+        number: of its line.
 
     Attributes:
-        after: what it waits for; None from then on.
+        after: what it waits for; None from the time when something waits for that.
+        answers: the error of ``after``, or None, once it has completed.
+        cancelled: whether it was cancelled.
     """
 
-    def __init__(self, plan: Plan, after: Any, host: HostPath) -> None:
+    def __init__(self, plan: Plan, after: Any, host: HostPath, number: int) -> None:
         self.plan, self.after = plan, after
-        self._host = host
-        self._lock, self._over = threading.Lock(), Latch()
-        self._taken = self._cancelled = False
+        self.answers: list[BaseException | None] = [None] if after is None else []
+        self.cancelled = self._begun = False
+        self._host, self._number, self._over = host, number, Latch()
         self._error: BaseException | None = None
 
     def done(self) -> bool:
         """Return whether it has finished; see :meth:`Transfer.done`."""
+        if not self._over.happened:
+            check_process(self._host.generation)
         return self._over.happened
 
     def add_done_callback(self, function: Call) -> bool:
@@ -77,85 +85,69 @@ class HostTransfer(StreamlessTransfer):
             check_process(self._host.generation)  # in a forked child, no thread would end it
             if not self._over.wait(timeout):
                 raise self._late(timeout)
-        if self._cancelled:
+        if self.cancelled:
             raise TransferError(cancellation(self.plan))
         if self._error is not None:
             raise TransferError(f"transfer of {self.plan.nbytes} bytes failed: {self._error}") from self._error
 
     def cancel(self) -> bool:
         """Cancel it if it has not begun; see :meth:`Transfer.cancel`."""
-        if self.take(cancel=True):
-            self._host.tally.ends.append("cancelled")
-            self.end()
-        return self._cancelled
+        check_process(self._host.generation)
+        with self._host.lock:
+            first = not (self._begun or self.cancelled)
+            self.cancelled = not self._begun
+        if first:
+            self._host.tally.cancel()
+            self._over.set()
+        self._host.bell.ring()  # for those behind it
+        return self.cancelled
 
-    def take(self, *, cancel: bool = False) -> bool:
-        """Begin or cancel it; return False if it has begun or was cancelled before."""
-        with self._lock:
-            pending, self._taken = not self._taken, True
-            self._cancelled = self._cancelled or (pending and cancel)
-        return pending
+    def run(self) -> None:
+        """Begin and end it, unless it was cancelled; in the path's thread."""
+        with self._host.lock:
+            self._begun = not self.cancelled
+        if self._begun:
+            error = self.answers[0] or error_of(self._copy)  # the next transfer must still run
+            if error is not None:
+                self._error = error.with_traceback(None)
+                self._host.tally.fail(self.plan, "host", error)
+        self._over.set()  # also of a cancelled one, whose cancel() may have been interrupted
 
-    def finish(self, result: TransferResult | None, error: BaseException | None) -> None:
-        """End it with a result or an error, in its runner's thread."""
-        tally = self._host.tally
-        if result is not None:
-            tally.add(result)
-        else:
-            tally.fail(self.plan, "host", error)
-        self._result, self._error = result, error and error.with_traceback(None)
-        self.end()
-
-    def end(self) -> None:
-        """Wake those that wait for its end; it may be called twice."""
-        self._host.flying.discard(self)
-        self._over.set()
+    def _copy(self) -> None:
+        self._result = self._host.copy(self.plan, self._number)
+        self._host.tally.add(self._result)
 
     def __repr__(self) -> str:
-        ended = "cancelled" if self._cancelled else "failed" if self._error else "done"
+        ended = "cancelled" if self.cancelled else "failed" if self._error else "done"
         return f"Transfer({self.plan!r}, {ended if self.done() else 'in flight'})"
 
 
-class HostPath:
+class HostPath(Backend):
     """The backend of a CPU executor. It runs transfers one by one, in order of submits, each on all threads.
 
-    Urgent transfers have a runner with threads of its own. While it copies, no other transfer begins. Each runner
-    starts with its first transfer, and keeps the path alive until :meth:`stop` or :meth:`close`.
+    Urgent transfers have a line of their own. While a normal one is copied, its threads take the tasks of an urgent one
+    first. The path's thread starts with the first submit, keeps the path alive, and ends once it is stopped and no
+    transfer is left; others help it from the first transfer on that has several tasks.
 
     Args:
         threads: number of CPU threads; by default one per core, at most 8.
 
     Attributes:
-        generation: generation of the process that made it.
-        inside: identifiers of its own threads, which cannot wait for its end.
-        flying: transfers that have not ended.
-        lock: held while a submit queues a transfer.
-        turn: held while the urgent runner copies.
-        sparing: the setting of the thread that makes this object; see :func:`kvplan.plan.loops.sparing`.
+        lock: also held while a transfer begins or is cancelled.
     """
 
     def __init__(self, threads: int | None = None) -> None:
-        self.generation = generation()
-        self.tally = Tally()
-        self.inside: set[int] = set()
-        self.flying: set[HostTransfer] = set()
-        self.lock, self.turn = threading.RLock(), threading.Lock()
-        self.sparing = loops.spares(0)
-        self._closed = self._submitting = False
-        threads = threads or min(os.cpu_count() or 1, MAX_THREADS)
-        self.normal, self.urgent = Runner(self, "kvplan-host", threads), Runner(self, "kvplan-urgent", threads)
-        at_exit(EXECUTORS, _drain_at_exit)
-        _paths.add(self)
+        super().__init__("kvplan-host", "no thread runs a CPU executor's transfers")
+        self._threads = threads or min(os.cpu_count() or 1, MAX_THREADS)
+        # A pool takes no more work when the interpreter exits; the path's thread then copies alone.
+        self._pool = ThreadPoolExecutor(self._threads, "kvplan-copy")
+        self._lines: tuple[deque[HostTransfer], ...] = (deque(), deque())
+        self._tasks: tuple[deque[Call], ...] = (deque(), deque())  # of the transfer of each line that is copied
+        self._sparing = loops.spares(0)  # as the thread that makes the path
 
     def held(self) -> tuple[int, int]:
         """Return 0 and 0: it holds no memory of a GPU, and pins none."""
         return 0, 0
-
-    def check_open(self) -> None:
-        """Raise TransferError if the path is closed or belongs to another process."""
-        check_process(self.generation)
-        if self._closed:
-            raise TransferError(CLOSED_ERROR)
 
     def candidates_of(self, plan: Plan, *, by_layer: bool) -> list[Candidate]:
         """Raise PathError: the CPU has one path and no cost model."""
@@ -167,136 +159,109 @@ class HostPath:
         del by_layer
         self.check_open()
         if plan is not None:
-            check_plan(plan)
+            _check_plan(plan)
         load_loops()
 
-    def submit(
-        self, plan: Plan, after: Any, *, by_layer: bool = False, urgent: bool = False,
-    ) -> Transfer:  # fmt: skip
+    def submit(self, plan: Plan, after: Any, *, by_layer: bool = False, urgent: bool = False) -> HostTransfer:
         """Queue a plan and return at once; see :meth:`kvplan.Executor.submit`. All layers arrive at its end."""
         del by_layer
-        check_plan(plan)
-        runner = self.urgent if urgent else self.normal
-        transfer = HostTransfer(plan, after, self)
+        _check_plan(plan)
+        number = URGENT if urgent else NORMAL
+        transfer = HostTransfer(plan, after, self, number)
         with self.lock:
-            if self._submitting:  # by this thread
+            if self.submitter:
                 raise TransferError(WITHIN_ERROR)
-            self._submitting = True
             try:
+                self.submitter = threading.get_ident()
                 self.check_open()
-                if not runner.worker.started:
-                    runner.worker.start()
-                self.flying.add(transfer)
-                runner.queue.put(transfer)
+                self.start()
+                self._lines[number].append(transfer)
             finally:
-                self._submitting = False
+                self.submitter = 0
+        self.bell.ring()
         return transfer
 
     def in_flight(self) -> int:
         """Count the transfers that have not ended."""
-        return len(self.flying)
+        if self.generation != generation():  # a forked child, which has none
+            return 0
+        return sum(not transfer.done() for line in self._lines for transfer in line.copy())
 
-    def stop(self) -> None:
-        """Accept no more transfers, and return at once. The threads finish the submitted transfers, then end."""
-        if self.generation != generation():
-            return
-        with self.lock:
-            if not self._closed:
-                self._closed = True
-                for runner in (self.normal, self.urgent):
-                    runner.queue.put(None)
-
-    def close(self) -> None:
-        """Stop, and wait until all transfers are finished.
-
-        It does not wait in a thread that waits for an ``after``, or in a signal handler that interrupted a submit: the
-        end of the transfers needs these threads.
-        """
-        self.stop()
-        if self.generation != generation() or threading.get_ident() in self.inside:
-            return
-        with self.lock:
-            within = self._submitting
-        if not within:
-            self.join()
-
-    def join(self, timeout: float = threading.TIMEOUT_MAX) -> bool:
-        """Wait until all transfers of a stopped path have ended, at most so many seconds; return whether they have."""
-        until = monotonic() + timeout
-        return all(one.worker.join(max(until - monotonic(), 0)) for one in (self.normal, self.urgent))
-
-
-class Runner:
-    """A thread, and the transfers that it runs in order. The thread ends with the path.
-
-    Attributes:
-        host: the path whose transfers it runs.
-        queue: its transfers in the order of their submits, cancelled transfers included; None when the path stops.
-        worker: its thread.
-    """
-
-    def __init__(self, host: HostPath, name: str, threads: int) -> None:
-        self.host = host
-        self.queue: SimpleQueue[HostTransfer | None] = SimpleQueue()
-        self.worker = Worker(name, self._serve, "no thread runs the transfers of a CPU executor", host.inside)
-        self._crew = Crew(threads - 1)
+    # The path's thread.
 
     def _serve(self) -> None:
-        with loops.sparing(wanted=self.host.sparing):
-            while self._serve_next():
-                self.host.tally.settle()
-        self._crew.dismiss()
+        with loops.sparing(wanted=self._sparing), self._pool:
+            while not self.closed or self._left():
+                if not (self._advance(URGENT) or self._advance(NORMAL)):
+                    self.bell.wait()
 
-    def _serve_next(self) -> bool:
-        """Take the next entry of the queue, and run it if it is a transfer; return False if it is the last."""
-        transfer = self.queue.get()
-        if transfer is None:
-            with self.host.lock:
-                if self.queue.empty():
-                    return False
-                self.queue.put(None)  # behind the transfer of a submit that the stop interrupted
-            return True
-        error = self._wait(transfer)
-        with self.host.turn:
-            if self is self.host.urgent:
-                self._run(transfer, error)
-        if self is self.host.normal:
-            self._run(transfer, error)
+    def _left(self) -> bool:
+        with self.lock:  # a submit that found the path open has queued its transfer
+            return any(self._lines)
+
+    def _advance(self, number: int) -> bool:
+        """Run the first transfer of a line if nothing holds it up; return whether the line has moved on."""
+        line = self._lines[number]
+        if not line:
+            return False
+        transfer = line[0]
+        if not transfer.answers and not transfer.cancelled:
+            after, transfer.after = transfer.after, None
+            if after is not None:
+                call_when_done(after, partial(_answer, transfer.answers, self.bell), self.threads)
+            return bool(transfer.answers)
+        transfer.run()
+        line.popleft()
         return True
 
-    def _run(self, transfer: HostTransfer, error: BaseException | None) -> None:
-        if not transfer.take():
-            transfer.end()  # its cancel() may have been interrupted
-            return
-        result = None
-        if error is None:
-            try:
-                result = self._crew.run(transfer.plan)
-            except BaseException as problem:  # noqa: BLE001  # the next transfer must still run
-                error = problem
-        transfer.finish(result, error)
+    def copy(self, plan: Plan, number: int) -> TransferResult:
+        """Copy the bytes of a plan, with helpers; raise the first error of its tasks, once all have ended.
 
-    def _wait(self, transfer: HostTransfer) -> BaseException | None:
-        """Wait until a transfer's ``after=`` has completed, or it is cancelled; return the error of the ``after=``."""
-        after, transfer.after = transfer.after, None
-        if after is None or transfer.done():
-            return None
-        answers: SimpleQueue[BaseException | None] = SimpleQueue()
-        transfer.add_done_callback(partial(answers.put, None))
-        call_when_done(after, answers.put, self.host.inside)
-        return answers.get()
+        Args:
+            plan: the plan.
+            number: of the line of its transfer.
+        """
+        tasks, copies = tasks_of(plan)
+        errors: SimpleQueue[BaseException | None] = SimpleQueue()
+        begun = perf_counter()
+        self._tasks[number].extend(partial(_report, task, errors) for task in tasks)
+        with suppress(RuntimeError):  # no more threads: the limit of the system, or an interpreter that exits
+            for _ in range(min(len(tasks), self._threads) - 1):
+                self._pool.submit(self._help)
+        while self._make(number):
+            while number == NORMAL and self._advance(URGENT):
+                pass
+        for error in [errors.get() for _ in tasks]:
+            if error is not None:
+                raise error
+        return TransferResult(plan.nbytes, perf_counter() - begun, "host", copies, len(tasks))
+
+    def _help(self) -> None:
+        while self._make(NORMAL):  # an exit waits for the pool: for the transfer that is being copied
+            pass
+
+    def _make(self, number: int) -> bool:
+        """Make a task of this line, or of a more urgent one; return False if none is left."""
+        for tasks in self._tasks[: number + 1]:
+            if tasks:
+                with suppress(IndexError):  # another thread was faster
+                    report = tasks.popleft()
+                    report()
+                    return True
+        return False
 
 
-_paths: weakref.WeakSet[HostPath] = weakref.WeakSet()
+def _check_plan(plan: Plan) -> None:
+    """Check that the host path can serve a plan; raise LayoutError or PathError."""
+    check_layouts(plan)
+    if plan.direction != "host":
+        raise PathError(f"path 'host' copies between CPU memories only, and this plan is a {plan.direction!r}")
 
 
-def _drain_at_exit() -> None:
-    """Finish all submitted transfers, and tell of those that do not end in time."""
-    paths = [path for path in list(_paths) if path.generation == generation()]
-    for path in paths:
-        path.stop()
-    until = monotonic() + EXIT_SECONDS
-    left = sum(path.in_flight() for path in paths if not path.join(max(until - monotonic(), 0)))
-    if left:
-        message = f"at exit, {left} transfers were given up: they did not end within {EXIT_SECONDS} seconds"
-        warnings.warn(message, RuntimeWarning, stacklevel=1)
+def _answer(answers: list[BaseException | None], bell: Bell, error: BaseException | None) -> None:
+    answers.append(error)
+    bell.ring()
+
+
+def _report(task: Call, errors: SimpleQueue[BaseException | None]) -> None:
+    errors.put(error_of(task))

@@ -9,7 +9,7 @@ from kvplan.measure.workload import HOSTS, Geometry
 
 KIB, MIB = 1 << 10, 1 << 20
 HOST_NBYTES, DEVICE_NBYTES = 384 * MIB, 64 * MIB  # buffers of loads and stores
-RING_NBYTES = 84 * MIB  # two chunks: half of the default ring
+RING_NBYTES = 84 * MIB  # the default
 # Buffers of a GPU's memory, of which there are two. Within a GPU, 64 MiB would be in its cache, and take no longer than
 # the launch.
 WITHIN_NBYTES, PAIR_NBYTES = 512 * MIB, 256 * MIB

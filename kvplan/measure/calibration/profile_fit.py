@@ -96,7 +96,7 @@ def profile_of(
         KVPlanError: every path has too few samples.
     """
     guess = default_pair() if peer else default()
-    routes, unknown = guess.routes, []
+    routes, unknown = tuple(guess.costs), []
     costs: dict[str, dict[str, PathCosts]] = {}
     beside: dict[str, dict[str, dict[str, Beside]]] = {kind: {route: {} for route in routes} for kind in OVERLAPS[1:]}
     for route in routes:

@@ -11,7 +11,7 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
-from kvplan.base.numbers import spelled
+from kvplan.base.numbers import rounded
 from kvplan.cost.policy import PEER_ROUTES, Policy
 from kvplan.errors import HostMemoryError, KVPlanError, PathError
 from kvplan.execute.executor import Executor
@@ -83,8 +83,8 @@ class ProcessBench:
             geometry.check()
             if 2 * geometry.run_nbytes * self.block_runs > self.most_nbytes:
                 raise KVPlanError(
-                    f"two blocks of {self.block_runs} runs of {spelled(geometry.run_nbytes)} do not fit into "
-                    f"{spelled(self.most_nbytes)}; give more memory"
+                    f"two blocks of {self.block_runs} runs of {rounded(geometry.run_nbytes)} do not fit into "
+                    f"{rounded(self.most_nbytes)}; give more memory"
                 )
 
     def geometries(self) -> list[Geometry]:

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kvplan.agents.agent import Agent
-from kvplan.cost.wires.crossing import Crossing, crossing_of
-from kvplan.cost.wires.wire_model import packed_cost
+from kvplan.cost.wires.wire_model import Crossing, crossing_of, packed_cost
 from kvplan.cost.wires.wire_profile import WireProfile
 from kvplan.errors import TransferError
 from kvplan.layout.kvlayout import KVLayout
@@ -120,14 +119,15 @@ def with_protocol(wire: WireProfile, times: list[PackedTimes]) -> WireProfile:
     >>> from kvplan.cost.wires.wire_profile import default_wire
     >>> few, many = Crossing(2048, 1, 1, 1, 1), Crossing(1 << 20, 512, 512, 512, 512)
     >>> made = with_protocol(default_wire("DRAM"), [PackedTimes(2e-3, 2e-3 + 255 * 5e-4, few, many, pull=True)])
-    >>> [round(packed_cost(one, made, SLOTS[1]).seconds * 1e3, 1) for one in (few, many)]
+    >>> small = replace(made, slot_nbytes=SLOTS[1])
+    >>> [round(packed_cost(one, small).seconds * 1e3, 1) for one in (few, many)]
     [2.0, 129.5]
     """
-    bare = replace(wire, chunk=0.0, start=0.0)
+    bare = replace(wire, chunk=0.0, start=0.0, slot_nbytes=SLOTS[1])
     chunk = statistics.fmean(_chunk_seconds(bare, one) for one in times)
     made = replace(bare, chunk=chunk)
-    late = (one.one - packed_cost(one.few, made, SLOTS[1], pull=one.pull).seconds for one in times)
-    return replace(made, start=max(statistics.fmean(late), 0.0))
+    late = (one.one - packed_cost(one.few, made, pull=one.pull).seconds for one in times)
+    return replace(wire, chunk=chunk, start=max(statistics.fmean(late), 0.0))
 
 
 def _chunk_seconds(bare: WireProfile, times: PackedTimes) -> float:
@@ -137,6 +137,6 @@ def _chunk_seconds(bare: WireProfile, times: PackedTimes) -> float:
     for _ in range(STEPS):
         chunk = (low + high) / 2
         wire = replace(bare, chunk=chunk)
-        long, short = (packed_cost(one, wire, SLOTS[1], pull=times.pull).seconds for one in (times.all, times.few))
+        long, short = (packed_cost(one, wire, pull=times.pull).seconds for one in (times.all, times.few))
         low, high = (low, chunk) if long - short >= more else (chunk, high)
     return high

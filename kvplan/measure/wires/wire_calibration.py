@@ -11,11 +11,10 @@ import numpy as np
 
 from kvplan.agents.by_nixl.packed_way import Slots, ring_for, slots_of_a_peer
 from kvplan.base.version import __version__
+from kvplan.cost.model import NS
 from kvplan.cost.store import find_for
-from kvplan.cost.wires.crossing import Crossing
-from kvplan.cost.wires.wire_model import best_slot
-from kvplan.cost.wires.wire_profile import CopyCosts, WireProfile, default_wire, kernel_costs
-from kvplan.cost.wires.wire_store import wire_name
+from kvplan.cost.wires.wire_model import Crossing, best_slot
+from kvplan.cost.wires.wire_profile import CopyCosts, WireProfile, default_wire, wire_name
 from kvplan.errors import KVPlanError
 from kvplan.execute.executor import Executor
 from kvplan.layout.kvlayout import KVLayout
@@ -93,10 +92,10 @@ def with_slots(wire: WireProfile, slots: Mapping[int, float]) -> WireProfile:
     """
     alone = {size: max(byte - wire.message / size, 0.1 * byte) for size, byte in slots.items()}
     rings = {size: _ring_of(wire, size) for size in alone}
-    fitting = {size: byte for size, byte in alone.items() if rings[size].nbytes == size} or alone
+    fitting = [size for size in alone if rings[size].nbytes == size] or alone
     counts = {size: min(wire.slots, slots_of_a_peer(ring)) for size, ring in rings.items()}
-    size = best_slot(LARGE, wire, slot_bytes=fitting, slots=counts)
-    return replace(wire, slot_nbytes=size, slot_byte=alone[size], slots=counts[size])
+    sized = (replace(wire, slot_nbytes=size, slot_byte=alone[size], slots=counts[size]) for size in sorted(fitting))
+    return best_slot(LARGE, sized)
 
 
 def _ring_of(wire: WireProfile, slot_nbytes: int) -> Slots:
@@ -118,7 +117,7 @@ def fitted_wire(base: WireProfile, posts: Sequence[Posted]) -> WireProfile:
     >>> posts = [Posted(n, b, 1e-5 + n * 4e-6 + n * b * 2e-10, 1e-5 + n * 4e-6 + n * b * 2e-10)
     ...          for n in (1, 100, 10000) for b in (100, 10000)]
     >>> made = fitted_wire(default_wire("DRAM"), posts)
-    >>> made.overlaps, round(made.descriptor * 1e6, 3), round(made.gbps, 3), round(made.post * 1e6, 3)
+    >>> made.overlaps, round(made.descriptor * 1e6, 3), round(1e-9 / made.byte, 3), round(made.post * 1e6, 3)
     (False, 4.0, 5.0, 10.0)
     """
     if len({(one.descriptors, one.nbytes) for one in posts}) < 3:
@@ -132,7 +131,9 @@ def fitted_wire(base: WireProfile, posts: Sequence[Posted]) -> WireProfile:
 
 
 def _kernel_copies(device: str) -> tuple[CopyCosts, CopyCosts]:
-    costs = kernel_costs(find_for(int(device.partition(":")[2] or 0)))
+    kernel = find_for(int(device.partition(":")[2] or 0)).costs["device"]["kernel"]
+    fixed, run, byte = (NS * kernel.seconds[term] for term in ("fixed", "run", "byte"))
+    costs = CopyCosts(max(NS * kernel.wall["fixed"], fixed), run, byte)
     return costs, costs
 
 

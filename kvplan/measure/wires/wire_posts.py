@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvplan.cost.wires.wire_profile import SLOT_SIZES
 from kvplan.errors import TransferError
 from kvplan.measure.processes.other_process import OtherProcess
 from kvplan.measure.timing import Progress
@@ -24,6 +23,7 @@ CHILD = "kvplan.measure.wires.wire_process"
 NBYTES = 64 << 20  # bytes of the memory of each end
 SIZES = (576, 8 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20)  # bytes of a descriptor
 COUNTS = (1, 16, 256, 2048)  # descriptors of a list
+SLOT_SIZES = tuple(1 << power for power in range(20, 27))  # bytes: 1 to 64 MiB
 OPERATIONS = ("WRITE", "READ")
 SAMPLES, PINGS, WARM_PINGS = 5, 200, 20
 PATIENCE = 30.0  # seconds after which a list, or a note, is given up

@@ -12,7 +12,6 @@ import pytest
 import kvplan
 from kvplan import Agent, KVLayout, PathError, TransferError
 from kvplan.cost.wires.wire_profile import default_wire
-from kvplan.cost.wires.wire_store import save_wire
 from tests.agents.by_nixl.far_agents import BLOCKS, DIM, LAYERS, SLOTS, Far, blocks
 from tests.agents.by_nixl.known_agents import heard
 from tests.nixl import double
@@ -47,7 +46,7 @@ def test_its_transfers_are_counted_once(far):
 def dear(monkeypatch, tmp_path):
     """A wire whose descriptors cost so much that a hundred are packed."""
     file = tmp_path / "dear.json"
-    save_wire(replace(default_wire("DRAM"), descriptor=1e-4), file)
+    file.write_text(replace(default_wire("DRAM"), descriptor=1e-4).to_json())
     monkeypatch.setenv("KVPLAN_WIRE", str(file))
 
 

@@ -12,5 +12,5 @@ def folder(monkeypatch, tmp_path):
     """The user's profiles; kvplan ships none."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("KVPLAN_PROFILE", raising=False)
-    monkeypatch.setattr(store, "SHIPPED", tmp_path / "shipped")
+    monkeypatch.setattr(store, "PROFILES", tmp_path / "shipped")
     return tmp_path / "cache" / "kvplan" / "profiles"

@@ -154,7 +154,8 @@ def test_a_gpu_that_is_too_busy(capsys, measures, monkeypatch, folder):
 def test_a_file_that_cannot_be_written(capsys, measures, tmp_path):
     measures()
     (tmp_path / "file").write_text("")
-    assert "the profile cannot be written to" in complaint(capsys, "--output", str(tmp_path / "file" / "x.json"))
+    path = str(tmp_path / "file" / "x.json")
+    assert f"--output {path!r} cannot be written" in complaint(capsys, "--output", path)
 
 
 def test_help(capsys, monkeypatch):

@@ -140,7 +140,7 @@ def test_joined_plans_move_as_one(gpu: Machine, path: str, route: str) -> None:
 @pytest.mark.parametrize("path", ["copy_engine", "copy_engine_2d", "kernel", "auto"])
 @pytest.mark.parametrize("several", [1, 9])
 def test_joined_plans_of_many_rows_within_a_gpu(gpu: Machine, path: str, several: int) -> None:
-    """Kernels read the units of many rows from GPU memory; many run groups go as flat descriptors."""
+    """Kernels read the units of many rows from GPU memory."""
     cases = [CASES["many rows"], CASES["rows of 584"]] * several
     pairs = [way(gpu, "device", *forms, seed=seed) for seed, (*forms, _) in enumerate(cases)]
     plan = kvplan.join([pair.plan(ids) for pair, (*_, ids) in zip(pairs, cases, strict=True)])

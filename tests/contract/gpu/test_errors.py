@@ -51,6 +51,19 @@ def test_pageable_memory(gpu: Machine, path: str, route: str, by_layer: bool) ->
         executor.submit(pair.program.plan(*MOVE), by_layer=by_layer)
 
 
+@pytest.mark.parametrize("route", ["load", "store"])
+def test_pageable_memory_of_one_of_two_joined_plans(gpu: Machine, route: str) -> None:
+    """The first program is the same; what it is joined with decides."""
+    executor, first, pinned = gpu.executor("auto"), way(gpu, route, seed=1), way(gpu, route, seed=3)
+    pageable = way(gpu, f"pageable {route}", seed=5)
+    for other, paths in ((pinned, GPU_PATHS), (pageable, ("copy_engine",)), (pinned, GPU_PATHS)):
+        plan = kvplan.join([first.plan(MOVE), other.plan(MOVE)])
+        assert executor.submit(plan).result().path in paths
+        assert {one.path for one in executor.candidates(plan) if not one.refused} <= {*paths, "copy_engine_2d"}
+        first.check()
+        other.check()
+
+
 # By name: a route, the paths that refuse it, and the words.
 UNSERVED = {
     "within the CPU": ("host", GPU_PATHS, "CPU"),

@@ -23,19 +23,23 @@ LAYERS = range(7, 13)  # their global numbers
 # 48 MiB: long enough that a transfer is cut into groups of layers.
 LONG = Paged(DEVICE_NOTATION, layer=6, block=34, dim=1 << 16), Paged(PAGE_FIRST, layer=6, block=34, dim=1 << 16)
 SHORT = Paged(DEVICE_NOTATION, layer=6, dim=256, padded=True), Paged(PAGE_FIRST, layer=6, dim=256)
-FORMS = {"long": (*LONG, Ids(range(32), range(33, 1, -1))), "short": (*SHORT, Ids([3, 1, 8], [0, 7, 2]))}
+SOME = Ids([3, 1, 8], [0, 7, 2])
+FORMS = {"long": (*LONG, Ids(range(32), range(33, 1, -1))), "short": (*SHORT, SOME)}
 
 
 @every_path
-@pytest.mark.parametrize("form", FORMS)
-def test_a_stream_that_waits_for_a_layer_reads_that_layer(gpu: Machine, path: str, form: str) -> None:
+@pytest.mark.parametrize(("form", "joined"), [("long", False), ("short", False), ("long", True)])
+def test_a_stream_that_waits_for_a_layer_reads_that_layer(gpu: Machine, path: str, form: str, joined: bool) -> None:
     cache, pool, ids = FORMS[form]
     executor, pair, producer = gpu.executor(path), way(gpu, "load", cache, pool, layer_start=LAYERS[0]), gpu.stream()
-    pair.warm(executor, by_layer=True)
+    other = way(gpu, "load", *SHORT, layer_start=LAYERS[0], seed=9)
+    for each in (pair, other):
+        each.warm(executor, by_layer=True)
     consumers, fresh = [gpu.stream() for _ in LAYERS], pair.fresh(3)
     seen = [gpu.place(np.zeros(root.nbytes, np.uint8), "cuda:0") for root in pair.targets]
     pair.renew(producer, fresh)
-    transfer = executor.submit(pair.plan(ids), after=producer, by_layer=True)
+    plan = kvplan.join([pair.plan(ids), other.plan(SOME)]) if joined else pair.plan(ids)
+    transfer = executor.submit(plan, after=producer, by_layer=True)
     for layer, consumer, copy, target in zip(LAYERS, consumers, seen, pair.targets, strict=True):
         transfer.wait_layer(layer, consumer)
         gpu.copy(consumer, copy, target)
@@ -47,6 +51,7 @@ def test_a_stream_that_waits_for_a_layer_reads_that_layer(gpu: Machine, path: st
     assert [layer for group in groups for layer in group] == list(LAYERS)
     assert (len(groups) > 1) == (form == "long")
     pair.check()
+    other.check()
 
 
 @both_ways

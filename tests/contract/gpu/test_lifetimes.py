@@ -15,7 +15,7 @@ import pytest
 
 import kvplan
 from tests.contract.gpu.caches import MOVE, Ids, Pair, assert_same_bytes, both_ways, every_path, way
-from tests.contract.gpu.machines import PATIENCE, Machine
+from tests.contract.gpu.machines import PATIENCE, Machine, Simulated
 
 ROOT = Path(__file__).parents[3]
 
@@ -47,6 +47,19 @@ def test_tensors_that_the_caller_drops_live_until_the_end(gpu: Machine, path: st
         gate.open()
         until(lambda: all(reference() is None for reference in references), "an ended transfer keeps tensors alive")
     assert_same_bytes([memory.bytes() for memory in targets], due)
+
+
+@both_ways
+def test_transfers_keep_none_of_those_that_they_followed(simulated: Simulated, route: str) -> None:
+    """Blocks of more than a quarter of the ring, of both priorities: each transfer follows the one before."""
+    executor, pair = simulated.executor("staged", staging_bytes=3 << 10), way(simulated, route)
+    pair.warm(executor)
+    flying = [executor.submit(pair.plan(Ids([k], [k])), priority=("normal", "high")[k % 2]) for k in range(9)]
+    references, last = [weakref.ref(transfer) for transfer in flying], flying[-1]
+    del flying
+    last.synchronize(PATIENCE)
+    until(lambda: sum(reference() is not None for reference in references) == 1, "an ended transfer is kept")
+    pair.check()
 
 
 @every_path

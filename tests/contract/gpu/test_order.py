@@ -57,25 +57,6 @@ def test_it_writes_after_a_stream_has_read(gpu: Machine, path: str, route: str) 
         pair.check()
 
 
-@pytest.mark.parametrize("path", ["copy_engine", "copy_engine_2d"])
-def test_several_streams_begin_and_end_as_one(gpu: Machine, path: str) -> None:
-    """Many large copies within a GPU go on several streams."""
-    cache, pool = Paged(DEVICE_NOTATION, block=20, dim=30_000, padded=True), Paged(PAGE_FIRST, block=20, dim=30_000)
-    executor, pair, stream, consumer = gpu.executor(path), way(gpu, "device", cache, pool), gpu.stream(), gpu.stream()
-    rng, seen = np.random.default_rng(1), [gpu.place(root, "cuda:0") for root in pair.dst_bytes]
-    for seed in range(gpu.rounds):
-        pair.renew(stream, pair.fresh(seed))
-        for _ in range(2):
-            ids = Ids(*(rng.permutation(20)[:19].tolist() for _ in range(2)))
-            transfer = executor.submit(pair.plan(ids), after=stream)
-        transfer.wait(consumer)
-        for copy, target in zip(seen, pair.targets, strict=True):
-            gpu.copy(consumer, copy, target)
-        gpu.finish(consumer)
-        assert_same_bytes([copy.bytes() for copy in seen], pair.dst_bytes)
-        pair.check()
-
-
 @every_path
 @both_ways
 @awaited

@@ -12,7 +12,7 @@ import pytest
 import kvplan
 from kvplan.errors import PathError
 from tests.contract.gpu.caches import DEVICE_NOTATION, MOVE, PAGE_FIRST, Ids, Paged, both_ways, every_path, way
-from tests.contract.gpu.favouring import favouring
+from tests.contract.gpu.favouring import drawn, favouring
 from tests.contract.gpu.machines import PATIENCE, Machine, Simulated
 
 PATHS = ("kernel", "staged", "copy_engine", "copy_engine_2d")
@@ -99,6 +99,21 @@ def test_a_block_larger_than_the_ring_is_refused_and_named(gpu: Machine) -> None
     ).candidates(pair.program.plan([1], [2, 4, 5]))  # fmt: skip
     assert [bool(each.refused) for each in candidates] == [False, False, False, True]
     assert "staging_bytes is 1024" in candidates[-1].refused
+
+
+@both_ways
+def test_the_path_depends_on_the_number_of_blocks(gpu: Machine, route: str) -> None:
+    pair, taken = way(gpu, route), set()
+    for seed in range(12):
+        executor, paths = opened(gpu, profile=drawn(seed)), []
+        for count in range(1, 9):
+            plan = pair.plan(Ids(range(count), range(count)))
+            first, result = executor.candidates(plan)[0], executor.submit(plan).result()
+            assert (result.path, result.predicted) == (first.path, pytest.approx(first.seconds))
+            paths.append(result.path)
+        taken.add(len(set(paths)))
+    assert max(taken) > 1, "some profile changes the path"
+    pair.check()
 
 
 @both_ways

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from contextlib import suppress
 
 import pytest
 
@@ -66,21 +65,27 @@ def test_larger_slots_are_written_behind_the_transfers_in_smaller_ones(route: st
                 pair.check()
 
 
-@pytest.mark.parametrize("spare", range(6))
-def test_a_transfer_whose_slots_another_had_does_not_fail_with_it(spare: int) -> None:
-    with Simulated() as machine:
-        executor, pairs = ring_of(machine), pairs_of(machine, "load")
-        executor.submit(pairs[0].plan(IDS)).synchronize(PATIENCE)
-        machine.driver.fail("cuLaunchKernelEx", spare=spare)
-        failed = None
-        with suppress(kvplan.TransferError):
-            failed = executor.submit(pairs[2].program.plan(*IDS))
-        executor.submit(pairs[1].plan(IDS), priority="high").synchronize(PATIENCE)
-        pairs[1].check()
-        if failed is not None:
-            with pytest.raises(kvplan.TransferError, match="cuLaunchKernelEx"):
-                failed.synchronize(PATIENCE)
-        executor.close()
+@both_ways
+@pytest.mark.parametrize("path", ["auto", "staged"])
+def test_a_plan_is_refused_also_behind_its_layers(simulated: Simulated, route: str, path: str) -> None:
+    """Blocks of all layers are larger than the ring, and those of each layer are not."""
+    forms = [Paged(notation, layer=4, block=30, dim=256) for notation in (DEVICE_NOTATION, PAGE_FIRST)]
+    pair, small = way(simulated, route, *forms), way(simulated, route, CACHE, POOL, seed=5)
+    policy = kvplan.Policy(path=path, staging_bytes=3 << 10)
+    simulated.executors.append(executor := kvplan.Executor("cuda:0", policy, favouring("staged")))
+    plan = pair.plan(Ids([1, 2], [3, 4]))
+    layers = executor.begin(plan)
+    for layer in range(4):
+        layers.submit(layer)
+    assert layers.result().path == "staged"
+    if path == "auto":
+        assert executor.submit(plan).result().path != "staged"
+    else:
+        with pytest.raises(kvplan.PathError, match="staging_bytes"):
+            executor.submit(plan)
+    assert executor.submit(small.plan(IDS)).result().path == "staged"
+    pair.check()
+    small.check()
 
 
 @both_ways

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import kvplan
-from kvplan.cost.wires.crossing import crossing_of
+from kvplan.cost.wires.wire_model import crossing_of
 from kvplan.plan.packing.packing import packing_of
 
 LAYER_FIRST, BLOCK_FIRST, ROWS = (

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvplan.cost.wires.crossing import Crossing
-from kvplan.cost.wires.wire_model import best_slot, choose_way, direct_at_once, direct_cost, packed_cost
-from kvplan.cost.wires.wire_profile import MIB, SLOT_SIZES, CopyCosts, WireProfile, default_wire
+from kvplan.cost.wires.wire_model import Crossing, best_slot, choose_way, direct_at_once, direct_cost, packed_cost
+from kvplan.cost.wires.wire_profile import MIB, CopyCosts, WireProfile, default_wire
 
 # Seconds that are easy to add: 1 for a post, 0.1 a descriptor, 0.01 a message of the wire, 0.001 a byte.
 WIRE = WireProfile("a wire", "VRAM", "calibrated", "a test", latency=5.0, post=1.0, descriptor=0.1, message=0.01,
@@ -23,14 +22,14 @@ def crossing(nbytes=4000, units=4, descriptors=40, gather=40, scatter=4):
 
 
 def test_direct_is_the_longer_of_posting_and_wire():
-    found = direct_cost(crossing(), WIRE)
+    found = direct_cost(4000, 40, WIRE)
     assert found.posting == pytest.approx(1 + 40 * 0.1)
     assert found.seconds == pytest.approx(5 + max(1 + 40 * 0.1, 40 * 0.01 + 4000 * 0.001))
     assert found.messages == 40
 
 
 def test_direct_adds_up_if_one_cpu_posts_and_moves():
-    found = direct_cost(crossing(), replace(WIRE, overlaps=False))
+    found = direct_cost(4000, 40, replace(WIRE, overlaps=False))
     assert found.seconds == pytest.approx(5 + (1 + 40 * 0.1) + (40 * 0.01 + 4000 * 0.001))
 
 
@@ -101,20 +100,21 @@ def test_chunks_hold_whole_units_or_pieces_of_large_ones(nbytes, units, chunks):
 def test_more_descriptors_never_take_less(descriptors, size, overlaps, more):
     wire = replace(default_wire(), overlaps=overlaps)
     some = Crossing(descriptors * size, descriptors, descriptors, descriptors, descriptors)
-    assert direct_cost(some, wire).seconds <= direct_cost(some._replace(descriptors=descriptors + more), wire).seconds
+    direct = direct_cost(some.nbytes, descriptors, wire)
+    assert direct.seconds <= direct_cost(some.nbytes, descriptors + more, wire).seconds
     for pull in (True, False):
-        found = choose_way(some, wire, pull=pull)
-        assert found.way == ("packed" if found.packed.seconds < found.direct.seconds else "direct")
+        packed = packed_cost(some, wire, pull=pull)
+        assert choose_way(some, wire, pull=pull).way == ("packed" if packed.seconds < direct.seconds else "direct")
 
 
 @given(mib=st.integers(1, 8192), unit=st.integers(12, 22), memory=st.sampled_from(["DRAM", "VRAM"]))
 def test_a_slot_is_within_3_percent_of_the_best_and_needs_few_messages(mib, unit, memory):
     wire, nbytes = default_wire(memory), mib * MIB
     cross = Crossing(nbytes, max(nbytes >> unit, 1), nbytes >> 13, nbytes >> 13, nbytes >> unit or 1)
-    size = best_slot(cross, wire)
-    costs = {one: packed_cost(cross, wire, one) for one in SLOT_SIZES}
-    assert costs[size].seconds <= min(cost.seconds for cost in costs.values()) * 1.03
+    costs = {one: packed_cost(cross, one) for one in (replace(wire, slot_nbytes=MIB << k) for k in range(7))}
+    best = best_slot(cross, costs)
+    assert costs[best].seconds <= min(cost.seconds for cost in costs.values()) * 1.03
     few = nbytes // (8 * MIB) + 1
-    alike = [one for one in SLOT_SIZES if costs[one].seconds <= min(c.seconds for c in costs.values()) * 1.03]
+    alike = [one for one in costs if costs[one].seconds <= min(c.seconds for c in costs.values()) * 1.03]
     if any(costs[one].messages <= few for one in alike):
-        assert costs[size].messages <= few
+        assert costs[best].messages <= few

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvplan import Agent, KVLayout
-from kvplan.cost.wires.crossing import Crossing
-from kvplan.cost.wires.wire_model import packed_cost
+from kvplan.cost.wires.wire_model import Crossing, packed_cost
 from kvplan.cost.wires.wire_profile import default_wire, from_json
 from kvplan.measure.wires import packed_times as module
 from kvplan.measure.wires.packed_times import BLOCK, BLOCKS, CHUNKS, SLOTS, PackedTimes, packed_times, with_protocol
@@ -23,9 +22,10 @@ SHORT, LONG = Crossing(BLOCK, 1, 1, 1, 1), Crossing(BLOCKS * BLOCK, BLOCKS, BLOC
 
 
 def took(wire):
-    """The times that the model of a wire gives."""
+    """The times that the model of a wire gives for small slots."""
+    wire = replace(wire, slot_nbytes=SLOTS[1])
     return [
-        PackedTimes(*(packed_cost(one, wire, SLOTS[1], pull=pull).seconds for one in (SHORT, LONG)), SHORT, LONG, pull)
+        PackedTimes(*(packed_cost(one, wire, pull=pull).seconds for one in (SHORT, LONG)), SHORT, LONG, pull)
         for pull in (True, False)
     ]
 
@@ -73,7 +73,7 @@ def test_pulls_and_pushes_are_timed(monkeypatch):
     for one in found:
         assert (one.one, one.many) == (1.0, 1.0)  # a tick between two looks at the clock
         assert (one.few.nbytes, one.all.nbytes) == (BLOCK, BLOCKS * BLOCK)
-        assert packed_cost(one.all, default_wire(), SLOTS[1]).messages == CHUNKS
+        assert packed_cost(one.all, replace(default_wire(), slot_nbytes=SLOTS[1])).messages == CHUNKS
     assert near.me.stats().nbytes == 2 * (3 * BLOCKS + 2) * BLOCK
     assert set(near.me.stats().paths) == {"packed"}
     assert (near.pools["me"] > 0).any()

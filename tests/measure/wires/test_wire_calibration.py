@@ -15,7 +15,7 @@ from kvplan import KVPlanError, TransferError
 from kvplan.agents.by_nixl.packed_way import ring_for
 from kvplan.cli import main
 from kvplan.cli.screen import schema_of
-from kvplan.cost.wires.wire_profile import SLOT_SIZES, CopyCosts, default_wire, from_json
+from kvplan.cost.wires.wire_profile import CopyCosts, default_wire, from_json
 from kvplan.measure.timing import silent
 from kvplan.measure.wires import wire_calibration, wire_posts
 from kvplan.measure.wires.wire_calibration import calibrate_wire, fitted_wire, with_slots
@@ -71,9 +71,9 @@ def test_too_few_lists():
 
 def test_the_slot_that_moves_large_transfers_fastest_is_taken():
     wire = replace(default_wire("DRAM"), chunk=0.0, post=1e-6)
-    small = with_slots(wire, {size: 1e-10 * (1 + number) for number, size in enumerate(SLOT_SIZES)})
-    assert small.slot_nbytes == SLOT_SIZES[0]
-    large = with_slots(wire, {size: 1e-10 / (1 + number) for number, size in enumerate(SLOT_SIZES)})
+    small = with_slots(wire, {size: 1e-10 * (1 + number) for number, size in enumerate(wire_posts.SLOT_SIZES)})
+    assert small.slot_nbytes == wire_posts.SLOT_SIZES[0]
+    large = with_slots(wire, {size: 1e-10 / (1 + number) for number, size in enumerate(wire_posts.SLOT_SIZES)})
     assert large.slot_nbytes > small.slot_nbytes
     assert large.slot_byte < small.slot_byte
 
@@ -82,7 +82,7 @@ def test_slots_of_64_mib_are_taken_where_a_chunk_costs_much_and_a_ring_of_the_ho
     def taken(memory, chunk):
         copies = CopyCosts(1e-6, 2e-11, 6e-13)
         wire = replace(default_wire(memory), chunk=chunk, byte=3e-12, message=0.0, gather=copies, scatter=copies)
-        return with_slots(wire, dict.fromkeys(SLOT_SIZES, 3e-12))
+        return with_slots(wire, dict.fromkeys(wire_posts.SLOT_SIZES, 3e-12))
 
     dear, cheap = taken("VRAM", 2e-3), taken("VRAM", 1e-6)
     assert (dear.slot_nbytes, dear.slots) == (64 << 20, 4)
