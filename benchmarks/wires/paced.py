@@ -59,7 +59,7 @@ def pace(owner: Any, gbps: float, clock: Clock = time.perf_counter) -> None:
     post if that has copied host memory. So the note goes by itself, at the first look behind the last byte.
 
     Args:
-        owner: the class, with the methods ``write``, ``state``, ``release`` and ``tell`` of
+        owner: the class, with the methods ``write``, ``state``, ``release`` and ``send`` of
             :class:`kvplan.nixl.nixl_wire.NixlWire`.
         gbps: the card's rate.
         clock: returns seconds.
@@ -75,7 +75,7 @@ def pace(owner: Any, gbps: float, clock: Clock = time.perf_counter) -> None:
             return MOVING
         found: str = ask(wire, held.posted)
         if found == DONE and held.note:
-            wire.tell(held.note)
+            wire.send(held.note)
             held.note = b""
         return found
 

@@ -13,12 +13,13 @@ from typing import Any, Self
 from kvplan.agents.agent_card import AgentCard, Offered, read_card, write_card
 from kvplan.agents.by_nixl.nixl_end import NixlEnd, NixlOffer
 from kvplan.agents.by_nixl.nixl_link import NixlLink
-from kvplan.agents.by_nixl.packed_way import PackedWay, checked_progress, checked_slots
+from kvplan.agents.by_nixl.nixl_packed import PackedWay, checked_progress
 from kvplan.agents.choosing import Chosen, choose
 from kvplan.agents.core import Core
 from kvplan.agents.greeting import Hello, close_files, greet, new_nonce
 from kvplan.agents.identity import allowed_users, this_process
 from kvplan.agents.link import Link
+from kvplan.agents.packed.ring import checked_slots
 from kvplan.agents.peer import Peer
 from kvplan.agents.relocation import relocated
 from kvplan.agents.ways import NIXL, TRANSPORTS, OfferedLayouts, checked_transports, ways_here

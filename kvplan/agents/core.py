@@ -9,17 +9,17 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from kvplan.agents.by_nixl.nixl_end import NixlEnd
 from kvplan.agents.by_nixl.nixl_link import NixlLink
-from kvplan.agents.by_nixl.nixl_packed import NixlPacked
-from kvplan.agents.by_nixl.packed_way import PackedWay
+from kvplan.agents.by_nixl.nixl_packed import NixlPacked, PackedWay
 from kvplan.agents.door import Door
 from kvplan.agents.identity import this_process
 from kvplan.agents.link import Link
 from kvplan.agents.loop import Loop, guarded
+from kvplan.agents.packed.programs import NOTHING, Offer
 from kvplan.agents.settling import Lanes
 from kvplan.agents.ways import OfferedLayouts
 from kvplan.base.process import AGENTS, at_exit, generation
@@ -27,10 +27,11 @@ from kvplan.base.threads import Latch
 from kvplan.errors import KVPlanError, TransferError
 from kvplan.execute.executor import Executor
 from kvplan.execute.stats import Tally
-from kvplan.layout.kvlayout import KVLayout
 from kvplan.plan.plan import Plan
 
 EXIT_SECONDS = 5.0  # the longest time that an exit waits for transfers in flight and notes that are not sent
+LONG_EXIT_SECONDS = 30.0  # the same for packed transfers that move
+LOOK_SECONDS = 5e-3  # between two looks for the ends of packed transfers
 
 log = logging.getLogger("kvplan.agents")
 
@@ -92,9 +93,11 @@ class Core:
             self.loop.stop()
             raise
         if nixl is not None and packed is not None:
+            offer = Offer(nixl.layouts.values())  # it is made once, so peers' memory is looked up once
             self.packed = NixlPacked(
-                name, nixl, self._peers_may_name, self.executor_on, packed, self.inside, tally=self.tally
-            )
+                name, nixl, lambda: offer if self.carded else NOTHING, self.executor_on, packed, self.inside,
+                tally=self.tally,
+            )  # fmt: skip
         at_exit(AGENTS, _drain_at_exit)
         _cores.add(self)
 
@@ -144,10 +147,6 @@ class Core:
                     executor = own[device] = Executor(device)
         return executor
 
-    def _peers_may_name(self) -> Mapping[str, KVLayout]:
-        """Return the layouts that peers may name in packed transfers."""
-        return self.nixl.layouts if self.carded and self.nixl is not None else {}
-
     def in_flight(self) -> int:
         """Count the transfers that have not ended."""
         links: list[Link | NixlLink] = [*self.links.values(), *self.nixl_links.values()]
@@ -182,14 +181,18 @@ class Core:
         return {}
 
     def due(self) -> float | None:
-        """Return None."""
-        return None
+        """Return when to look again for the ends of packed transfers, if there are some."""
+        waits = self.closing and not self.door.closing  # for packed transfers
+        return time.monotonic() + LOOK_SECONDS if self.packed is not None and (self.packed.begun or waits) else None
 
     def serve(self) -> None:
         """Close what can be closed now; the service thread calls this again after each event."""
         if not self.closing or self.ended.happened:
             return
         if not self.door.closing:
+            if self.packed is not None and self.packed.begun:
+                self.packed.poll()  # nobody else does so, if its user did
+                return
             self.door.begin_to_close()
             for nixl in list(self.nixl_links.values()):
                 guarded(nixl.leave)
@@ -232,14 +235,33 @@ class Core:
         if self.nixl is not None:
             self.nixl.close()
 
-    def drain(self, timeout: float) -> str | None:
-        """Wait until no transfer is in flight and all notes are sent; return what is lost, in words."""
-        until = time.monotonic() + timeout
-        while busy := [link for link in list(self.links.values()) if link.in_flight or link.channel.unsent()]:
-            if time.monotonic() >= until:
-                return "; ".join(link.waits() for link in busy)
+    def drain(self, begun: float) -> str | None:
+        """Wait until no transfer is in flight and all notes are sent; return what is lost, in words.
+
+        Args:
+            begun: when the exit began, as ``time.monotonic`` counts.
+        """
+        while True:
+            busy = [link.waits() for link in list(self.links.values()) if link.in_flight or link.channel.unsent()]
+            if direct := sum(link.in_flight for link in list(self.nixl_links.values())):
+                busy.append(f"{direct} transfers by NIXL have not ended")
+            if self.packed is not None and (packed := self.packed.in_flight):
+                self.packed.poll()  # nobody else does so, if its user does
+                busy.append(f"{packed} packed transfers have not ended")
+            if not busy:
+                return None
+            moves = self.packed is not None and self.packed.begun
+            if time.monotonic() >= begun + (LONG_EXIT_SECONDS if moves else EXIT_SECONDS):
+                return "; ".join(busy)
             time.sleep(1e-3)
-        return None
+
+    def end_threads(self) -> None:
+        """End the threads that call NIXL: the end of the interpreter would come within such a call, and abort."""
+        if self.packed is not None:
+            self.packed.stop(EXIT_SECONDS)
+        if self.nixl is not None:
+            self.lanes.stop()
+            self.lanes.join(EXIT_SECONDS)
 
     def drop(self) -> None:
         """Close all descriptors of connections in a forked child. The parent's connections stay as they are."""
@@ -259,10 +281,12 @@ _cores: weakref.WeakSet[Core] = weakref.WeakSet()
 
 
 def _drain_at_exit() -> None:
-    until = time.monotonic() + EXIT_SECONDS
-    lost = [core.drain(until - time.monotonic()) for core in list(_cores)]
+    begun = time.monotonic()
+    lost = [core.drain(begun) for core in list(_cores)]
+    for core in list(_cores):
+        core.end_threads()
     if any(lost):
-        message = f"at exit, agents gave up after {EXIT_SECONDS:.0f} s: {'; '.join(filter(None, lost))}"
+        message = f"at exit, agents gave up after {time.monotonic() - begun:.0f} s: {'; '.join(filter(None, lost))}"
         warnings.warn(message, RuntimeWarning, stacklevel=1)
 
 

@@ -9,8 +9,8 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvplan.agents.link import Link, checked_note
-from kvplan.agents.packed.pack_transfer import PackedTransfer
-from kvplan.agents.peer_transfer import Order, PeerTransfer
+from kvplan.agents.packed.packed_transfer import PackedTransfer
+from kvplan.agents.peer_transfer import BOUND, Order, PeerTransfer
 from kvplan.agents.relocation import regions_of
 from kvplan.base.integers import integer
 from kvplan.base.quoting import listed, quoted
@@ -79,7 +79,7 @@ class Peer:
         after: Any = None,
         note: bytes = b"",
         attempts: int = ONCE,
-        deadline: float | None = None,
+        deadline: float | None = BOUND,
         by_layer: bool = False,
         priority: str = NORMAL,
         way: str = AUTO,
@@ -94,9 +94,11 @@ class Peer:
                 it. A mapping without layers is None.
             note: at most 60,000 bytes for the peer, sent when the last byte has moved; :meth:`kvplan.Agent.notes`
                 returns it there. Notes of transfers of one direction and priority come in the order of the submits.
-            attempts: number of attempts in total, if the transfer itself fails. A dead peer is not tried again.
+            attempts: number of attempts in total, if the transfer itself fails. A dead peer is not tried again, and a
+                packed transfer neither.
             deadline: seconds until the transfer is given up: cancelled if it has not begun, and otherwise ended with
-                an error, although its bytes may still move.
+                an error, although its bytes may still move. By default, a packed transfer is given up when nothing of
+                it has moved for 30 seconds since it could have begun, and others are not given up; None is for never.
             by_layer: whether to move layers in their order; see :meth:`kvplan.Executor.submit`. The direct way of NIXL
                 ignores it.
             priority: ``"high"`` or ``"normal"``; see :meth:`kvplan.Executor.submit`. The direct way of NIXL ignores it.
@@ -138,7 +140,7 @@ class Peer:
         if way is not AUTO and (not isinstance(way, str) or way not in WAYS):
             raise PathError(f"unknown way {quoted(way)}; expected one of {listed(WAYS)}")
         reading, transport = self._direction(plan)
-        until = None if deadline is None else time.monotonic() + float(deadline)
+        until = None if deadline is None or deadline is BOUND else time.monotonic() + float(deadline)
         order = Order(plan, self.name, reading, note, attempts, deadline, until, after)
         if isinstance(after, Mapping):
             way = _packed_by_layer(transport, way)
@@ -226,26 +228,13 @@ class Peer:
         if way == "auto" and not nixl.direct_at_once(order.plan, reading=order.reading):
             way, _ = nixl.way_of(order.plan, reading=order.reading)
         if way == "packed":
-            return self._pack(order, by_layer=by_layer, priority=priority)
+            return nixl.pack(order, by_layer=by_layer, priority=priority)
         if order.after is not None:
             check_after(order.after, gpu=True)
         lane = core.lanes.lane((id(nixl), order.after is not None))
         until = None if order.after is None else order.until  # NIXL itself keeps the deadline of what it has
         own = order._replace(note=b"", attempts=1, until=until)
         transfer = PeerTransfer(own, nixl, None, core.tally, lambda: nixl.start(order))
-        transfer.launch(lane, None)
-        return transfer
-
-    def _pack(self, order: Order, *, by_layer: bool, priority: str) -> PeerTransfer | PackedTransfer:
-        core, nixl = self.core, self.nixl
-        assert nixl is not None  # the transport is NIXL
-        if not (order.reading and order.note):
-            return nixl.pack(order, by_layer=by_layer, priority=priority)
-        lane = core.lanes.lane((id(nixl), "packed", priority))
-        own = order._replace(attempts=1, until=None, after=None)  # the packed transfer itself has these
-        transfer = PeerTransfer(
-            own, nixl, None, core.tally, lambda: nixl.pack(order, by_layer=by_layer, priority=priority)
-        )
         transfer.launch(lane, None)
         return transfer
 

@@ -22,6 +22,10 @@ _HOLDS = {
     False: "the bytes were written to the memory of a peer that is gone",
 }  # by whether it reads from the peer
 
+# The deadline of a submit that names none, compared by identity: packed transfers have a bound since they could have
+# begun, and the others none.
+BOUND = 30.0
+
 log = logging.getLogger("kvplan.agents")
 
 

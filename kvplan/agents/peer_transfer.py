@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from kvplan.agents.latched_transfer import BEGUN
-from kvplan.agents.peer_ending import Order, PeerEnding
+from kvplan.agents.peer_ending import BOUND, Order, PeerEnding
 from kvplan.agents.settling import Lane
 from kvplan.agents.way import delivered
 from kvplan.base.process import check_process, generation
@@ -17,7 +17,7 @@ from kvplan.errors import TransferError
 from kvplan.execute.transfer import Transfer, call_when_done, check_layer
 from kvplan.nixl.nixl_transfer import NixlTransfer, end_all
 
-__all__ = ["Order", "PeerTransfer"]
+__all__ = ["BOUND", "Order", "PeerTransfer"]
 
 LOOK_SECONDS = 2e-4  # that a caller looks for the end of a transfer itself: a block's bytes arrive in less
 

@@ -32,16 +32,6 @@ class LIMITS:
     views = 1 << 17  # (layer, part)s of a dump, each head counted if heads are separate allocations
     tensors = 1 << 15  # separate tensors of a spec: 64 GiB if each takes the 2 MiB of an allocator
 
-    # ---- recipes: halves of packed transfers, from a peer -----------------------------------------------------------
-
-    recipe_nbytes = 256 << 20  # of a whole recipe: 16 million units with 8 bytes each take 128 MiB
-    recipe_units = 1 << 24  # addresses of units: 9 GiB of single tokens of 576 bytes
-    recipe_moved = 1 << 42  # bytes: all of the largest machine's memory
-    recipe_sections = 1 << 12  # units of different sizes: a block of 256 MiB in slots of 1 MiB
-    recipe_runs = 1 << 16  # rows of the run tables
-    recipe_copies = 1 << 22  # of one unit: 128 layers, K and V, 64 tokens, 256 heads
-    recipe_work = 1 << 23  # ranges that are checked one by one, where blocks are separate allocations
-
     # ---- work --------------------------------------------------------------------------------------------------------
 
     overlap_steps = 1 << 21  # of the proof that no two coordinates share a byte: about two seconds

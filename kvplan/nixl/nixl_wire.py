@@ -13,7 +13,6 @@ from kvplan.errors import TransferError
 from kvplan.nixl.nixl_connection import End, in_words
 from kvplan.plan.nixl_lists import memory_of
 
-MOST_NOTE = 640 << 10  # NIXL 1.5.1 itself took notes of 16 MiB; this holds a leg of an order
 KEPT_WRITES = 1024  # most prepared writes that wait to be posted again
 
 MOVING, DONE = "moving", "done"
@@ -102,7 +101,7 @@ class Write:
 
 
 class NixlWire:
-    """The wire to one peer by NIXL; see :class:`kvplan.agents.packed.wire.Wire`.
+    """The wire to one peer by NIXL; see :class:`kvplan.agents.packed.line.Wire`.
 
     The peer's metadata must have been added to NIXL. A write over shared memory is copied while it is posted; the
     interpreter is free meanwhile.
@@ -114,15 +113,10 @@ class NixlWire:
         lost: function that is called with the reason when NIXL reports that the peer is gone.
 
     Attributes:
-        most_note: most bytes of a note.
-        greeted: whether the peer has told NIXL's metadata of its ring; :meth:`greet` sets it.
-        posted: number of writes so far.
+        peer: name of the peer.
     """
 
     def __init__(self, end: End, peer: str, device: str, lost: Callable[[str], object] | None = None) -> None:
-        self.most_note = MOST_NOTE
-        self.greeted = False
-        self.posted = 0
         self.peer = peer
         self._end = end
         self._lost = lost
@@ -130,10 +124,9 @@ class NixlWire:
         self._theirs = self._mine
         self._idle: OrderedDict[tuple[int, int, int], list[_Prepared]] = OrderedDict()
         self._idle_count = 0
-        self._held: list[bytes] = []  # notes for a peer that has not answered yet
 
     def ring(self, address: int, nbytes: int, device: str) -> None:
-        """Take the place of the peer's ring; see :meth:`kvplan.agents.packed.wire.Wire.ring`."""
+        """Take the place of the peer's ring; see :meth:`kvplan.agents.packed.line.Wire.ring`."""
         self._theirs = memory_of(device, f"the ring of {self.peer!r}")
         with self._end.lock:
             try:
@@ -143,7 +136,7 @@ class NixlWire:
             self._free((whole,))
 
     def write(self, local: int, remote: int, nbytes: int, note: bytes) -> Write:
-        """Post one write; see :meth:`kvplan.agents.packed.wire.Wire.write`."""
+        """Post one write; see :meth:`kvplan.agents.packed.line.Wire.write`."""
         end = self._end
         with end.lock:
             end.check_open()
@@ -153,13 +146,12 @@ class NixlWire:
             except Exception as error:  # noqa: BLE001  # whether its bytes move is not known
                 self._failed(error)
                 return Write(prepared, f"failed: {in_words(error)}")
-            self.posted += 1
             made = Write(prepared, MOVING)
             self._take(made, state)
             return made
 
     def state(self, handle: Write) -> str:
-        """Return the state of a write; see :meth:`kvplan.agents.packed.wire.Wire.state`."""
+        """Return the state of a write; see :meth:`kvplan.agents.packed.line.Wire.state`."""
         if handle.state is MOVING and handle.prepared is not None:
             with self._end.lock:
                 try:
@@ -172,7 +164,7 @@ class NixlWire:
         return handle.state
 
     def release(self, handle: Write) -> bool:
-        """Forget a write; see :meth:`kvplan.agents.packed.wire.Wire.release`."""
+        """Forget a write; see :meth:`kvplan.agents.packed.line.Wire.release`."""
         with self._end.lock:
             prepared = handle.prepared
             if prepared is not None:
@@ -188,23 +180,7 @@ class NixlWire:
         return True
 
     def send(self, note: bytes) -> None:
-        """Send a note without bytes; see :meth:`kvplan.agents.packed.wire.Wire.send`."""
-        with self._end.lock:
-            if self.greeted:
-                self.tell(note)
-            else:
-                self._held.append(note)
-
-    def greet(self) -> None:
-        """Send the notes that were held back until the peer has told NIXL's metadata of its ring."""
-        with self._end.lock:
-            self.greeted = True
-            held, self._held = self._held, []
-            for note in held:
-                self.tell(note)
-
-    def tell(self, note: bytes) -> None:
-        """Send a note, also before the peer has told where its ring is; raise TransferError if NIXL does not."""
+        """Send a note; raise TransferError if NIXL does not."""
         with self._end.lock:
             self._end.check_open()
             try:

@@ -18,8 +18,8 @@ from kvplan.layout.holding import check_held
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.slicing import common_heads
 from kvplan.plan.descriptors import Part, Seams
-from kvplan.plan.placement import block_ids, count_units, place, sides, skipped_units
-from kvplan.plan.plan import Plan, check_not_read, direction_of, shares_memory
+from kvplan.plan.placement import Side, count_units, own_block_ids, place, sides, skipped_units
+from kvplan.plan.plan import Plan, PlanSource, check_not_read, direction_of, shares_memory
 from kvplan.program.element_types import check_element_types, first_retyped
 from kvplan.program.matching import match
 from kvplan.program.passes import check_copies, compile_geometry, passes
@@ -114,6 +114,7 @@ class CopyProgram:
         alignment: largest power of two that divides every address, stride and size.
         direction: ``"load"``, ``"store"``, ``"host"`` or ``"device"``.
         reinterprets: whether bytes of one number format are read as another one.
+        sides: both sides as arrays, for the loop that places units.
     """
 
     def __init__(self, src: KVLayout, dst: KVLayout, *, reinterpret: bool = False) -> None:
@@ -134,7 +135,7 @@ class CopyProgram:
         self.run_nbytes: tuple[int, int] = self.program.run_nbytes
         self.alignment: int = self.program.alignment
         self.direction: str = direction_of(src, dst)
-        self._sides = sides(self.program)
+        self.sides: tuple[Side, Side] = sides(self.program)
         self._units = (self.program.src_units, self.program.dst_units)
         self._layouts = ((_with_heads_of(src, dst), _with_heads_of(dst, src)),)
         self._seams = Seams(np.array(src.seams, dtype=np.int64), np.array(dst.seams, dtype=np.int64))
@@ -187,13 +188,14 @@ class CopyProgram:
         """
         if type(src_skip) is not int or type(dst_skip) is not int:
             src_skip, dst_skip = skipped_units(src_skip, dst_skip)
-        src_ids, dst_ids = block_ids(src_blocks, "src_blocks"), block_ids(dst_blocks, "dst_blocks")
+        src_ids, dst_ids = own_block_ids(src_blocks, "src_blocks"), own_block_ids(dst_blocks, "dst_blocks")
         count = count_units(src_ids, dst_ids, src_skip, dst_skip, self._units, self.program)
-        placed = place(*self._sides, src_ids, dst_ids, src_skip, dst_skip, count)
+        placed = place(*self.sides, src_ids, dst_ids, src_skip, dst_skip, count)
         parts = tuple(map(Part, self.program.groups, placed))
         skips = ((src_skip, dst_skip),) * len(parts)
         nbytes = count * self.unit_nbytes
-        plan = Plan(parts, count, nbytes, self.direction, self._layouts, self._seams, skips, (self,))
+        source = PlanSource(self, (src_ids, dst_ids), (src_skip, dst_skip), count)
+        plan = Plan(parts, count, nbytes, self.direction, self._layouts, self._seams, skips, (self,), (source,))
         if self._aliased and count:
             check_not_read(plan)
         return plan

@@ -222,6 +222,37 @@ def place(
     raise outside(name, checked, at, side.num_blocks)
 
 
+def unit_addresses(side: Side, group: int, ids: Int64Array, skip: int, count: int, name: str) -> Int64Array:
+    """Return the addresses of units of one side, in one run group.
+
+    Args:
+        side: the side.
+        group: number of the run group.
+        ids: ids of the blocks that hold the units, in order.
+        skip: units to skip in the first block.
+        count: number of units.
+        name: ``"src"`` or ``"dst"``, for messages.
+
+    Raises:
+        BlockIndexError: an id is negative or larger than the last block id.
+
+    >>> side = Side(np.array([[4096, 64, -1, 0, 32]]), np.empty((0, 0), np.int64), 2, 8)
+    >>> unit_addresses(side, 0, np.array([5, 1]), 1, 2, "src").tolist()
+    [4448, 4160]
+    """
+    if int(ids.min()) < 0 or int(ids.max()) >= side.num_blocks:
+        raise outside(name, ids, int(((ids < 0) | (ids >= side.num_blocks)).argmax()), side.num_blocks)
+    base, stride, table, *units = side.axes[group].tolist()
+    if side.units == 1:
+        within: Any = units[0]
+    else:
+        numbers = np.arange(skip, skip + count)
+        ids, within = ids[numbers // side.units], side.axes[group, 3:][numbers % side.units]
+    blocks = ids * stride if table < 0 else side.tables[table][ids]
+    made: Int64Array = blocks + (base + within)
+    return made
+
+
 def outside(name: str, ids: Int64Array, at: int, num_blocks: int) -> BlockIndexError:
     """Return the error for an id that is out of range.
 

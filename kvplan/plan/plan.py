@@ -19,6 +19,7 @@ from kvplan.layout.strides import Int64Array
 from kvplan.plan.descriptors import Part, Seams, StridedRows, flat, strided, together
 from kvplan.plan.loops_numpy import Descriptors
 from kvplan.plan.nixl_lists import NixlList, check_side, nixl_lists
+from kvplan.plan.placement import Side
 from kvplan.plan.plan_pickling import Starts, moved, starts_of
 from kvplan.program.program import Program, RunGroup, merge_ranges
 
@@ -49,6 +50,33 @@ class PlannedBy(Protocol):
         """Return the program of these layers only; the layers are global numbers."""
 
 
+class ById(PlannedBy, Protocol):
+    """A program that makes plans from block ids."""
+
+    @property
+    def sides(self) -> tuple[Side, Side]:
+        """Both sides as arrays: where the block of each id lies."""
+
+    def of_layers(self, layers: tuple[int, ...]) -> ById:
+        """Return the program of these layers only."""
+
+
+class PlanSource(NamedTuple):
+    """A program, and the block ids that it made a plan from; another process makes the same plan from them.
+
+    Attributes:
+        program: the program.
+        ids: block ids of the source, and of the destination.
+        skips: units that are skipped in the first block, of each side.
+        units: number of units.
+    """
+
+    program: ById
+    ids: tuple[Int64Array, Int64Array]
+    skips: tuple[int, int]
+    units: int
+
+
 @dataclass(eq=False, repr=False)  # not frozen: a frozen object takes twice the time to make
 class Plan:
     """The bytes that one transfer moves, made by :meth:`kvplan.CopyProgram.plan` or :func:`join`. A plan never changes.
@@ -63,6 +91,7 @@ class Plan:
         skips: for every part, the units that the plan skips in the first source block and in the first destination
             block. The units follow in order, so these numbers determine which units share a block.
         programs: the programs that made the plan; these references keep compiled data alive.
+        sources: the block ids that each of them made it from; empty if the plan moves only a part of that.
     """
 
     parts: tuple[Part, ...]
@@ -73,6 +102,7 @@ class Plan:
     seams: Seams
     skips: tuple[tuple[int, int], ...]
     programs: tuple[PlannedBy, ...] = ()
+    sources: tuple[PlanSource, ...] = ()
 
     @cached_property
     def moving(self) -> Sequence[Part]:
@@ -222,18 +252,27 @@ def unite(plans: Sequence[Plan]) -> Plan:
         raise PathError(f"plans of directions {directions} cannot be one submission; submit each by itself")
     parts = tuple(part for plan in moving for part in plan.parts)
     layouts = tuple(dict.fromkeys(pair for plan in moving for pair in plan.layouts))
-    seams = Seams(*(_joined_seams(moving, [pair[side] for pair in layouts], side) for side in (0, 1)))
+    src, dst = (
+        np.unique(np.concatenate([seams_of([pair[side] for pair in layouts]), *(plan.seams[side] for plan in moving)]))
+        for side in (0, 1)
+    )
+    seams = Seams(src, dst)
     skips = tuple(skip for plan in moving for skip in plan.skips)
     units, nbytes = (sum(counts) for counts in zip(*((plan.units, plan.nbytes) for plan in moving), strict=True))
     programs = tuple(dict.fromkeys(program for plan in moving for program in plan.programs))
-    return Plan(parts, units, nbytes, directions[0], layouts, seams, skips, programs)
+    complete = all(plan.sources for plan in moving)
+    sources = tuple(source for plan in moving for source in plan.sources) if complete else ()
+    return Plan(parts, units, nbytes, directions[0], layouts, seams, skips, programs, sources)
 
 
-def _joined_seams(plans: Sequence[Plan], layouts: Sequence[KVLayout], side: int) -> Int64Array:
-    """Return the seams of all plans on one side, and the seams between touching regions of different layouts."""
+def seams_of(layouts: Sequence[KVLayout]) -> Int64Array:
+    """Return the seams of layouts, and the seams between touching regions of different ones."""
+    own = [np.array(layout.seams, dtype=np.int64) for layout in layouts]
+    if len(own) == 1:
+        return own[0]
     regions = {(region.address, region.nbytes): region for layout in layouts for region in layout.regions}
     touching = np.array(touching_seams(list(regions.values())), dtype=np.int64)
-    return np.unique(np.concatenate([touching, *(plan.seams[side] for plan in plans)]))
+    return np.unique(np.concatenate([touching, *own]))
 
 
 def check_written_once(plans: Sequence[Plan]) -> None:

@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from kvplan.base.cached_property import cached_property
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.strides import Int64Array
 from kvplan.plan.descriptors import Part
+from kvplan.plan.placement import Side, sides
 from kvplan.plan.plan import NO_SEAMS, Plan, direction_of
 from kvplan.program.program import BlockAxis, Program, Run, RunGroup
 
@@ -75,6 +77,7 @@ class RowProgram:
 
     Args:
         src, dst: layouts that hold every row.
+        group: the run group of all rows, if they have one size; None for rows of any size.
 
     >>> a, b = np.arange(64, dtype=np.uint8), np.zeros(64, np.uint8)
     >>> program = RowProgram(*(layout_of([Memory(x.ctypes.data, 64, "cpu")]) for x in (a, b)))
@@ -83,11 +86,21 @@ class RowProgram:
     Plan(host of 2 units, 16 bytes)
     """
 
-    def __init__(self, src: KVLayout, dst: KVLayout) -> None:
+    def __init__(self, src: KVLayout, dst: KVLayout, group: RunGroup | None = None) -> None:
         self.src = src
         self.dst = dst
-        self.program = Program(1, 1, 1, ())
+        self.program = Program(1, 1, 1, () if group is None else (group,))
         self._direction = direction_of(src, dst)
+
+    @cached_property
+    def sides(self) -> tuple[Side, Side]:
+        """Both sides as arrays: the id of a row is its address, divided by a number that divides all of them."""
+        return sides(self.program)
+
+    @classmethod
+    def of_rows(cls, src: KVLayout, dst: KVLayout, size: int, step: int) -> RowProgram:
+        """Return the program of rows of one size, whose addresses are multiples of a step."""
+        return cls(src, dst, _group(size, step))
 
     def of_layers(self, layers: tuple[int, ...]) -> RowProgram:
         """Return the program: it has no layers."""

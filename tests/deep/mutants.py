@@ -262,10 +262,10 @@ MUTANTS = (
         LISTS,
     ),
     Mutant(
-        "plan/packing/pack_recipe.py",
-        "if most < 1 << 8 * width)",
-        "if most <= 1 << 8 * width)",
-        "laws/test_packed.py::test_numbers_of_units_that_just_fit_into_their_width",
+        "plan/chunks.py",
+        "(first + span.units - 1) // units + 1, first % units",
+        "(first + span.units) // units, first % units",
+        "laws/test_packed.py::test_gather_and_scatter_are_the_plan",
     ),
     # The kernel and its items; waits, order and loans; the host's copies; exits.
     Mutant(
@@ -459,9 +459,9 @@ MUTANTS = (
         "contract/peers/test_notes.py::test_notes_come_in_the_order_of_the_submits[push-shm]",
     ),
     Mutant(
-        "agents/packed/pack_credits.py",
-        "if slot.awaited is not None or slot.moving:",
-        "if slot.moving:",
+        "agents/packed/traffic.py",
+        "moving.slots.pop(chunk) * line.place.slot_nbytes",
+        "0 * moving.slots.pop(chunk)",
         "contract/engines/nixl/test_packed_law.py",
     ),
     Mutant(

@@ -9,8 +9,9 @@ from typing import Any
 
 from kvplan.agents.by_nixl.nixl_end import NixlEnd, NixlOffer
 from kvplan.agents.by_nixl.nixl_packed import PACKED_VERSION, NixlPacked
-from kvplan.agents.packed.pack_transfer import PackedTransfer
-from kvplan.agents.peer_transfer import Order
+from kvplan.agents.packed.end import PATIENCE
+from kvplan.agents.packed.packed_transfer import PackedTransfer
+from kvplan.agents.peer_transfer import BOUND, Order
 from kvplan.errors import TransferError
 from kvplan.execute.transfer import Transfer
 from kvplan.layout.kvlayout import KVLayout
@@ -46,7 +47,7 @@ class NixlLink:
         self.why: str | None = None
         self._agent = end.agent()
         if packed is not None:
-            packed.lanes.met(name, offer.metadata)
+            packed.met(name, offer.metadata)
         self._peer: NixlPeer = self._agent.connect(name, layouts, offer.metadata)
         self._flying: dict[int, Any] = {}
         self._packed, self._offer = packed, offer
@@ -82,18 +83,13 @@ class NixlLink:
         return self._packed is not None and self._packed.direct_at_once(plan, reading=reading)
 
     def pack(self, order: Order, *, by_layer: bool, priority: str) -> PackedTransfer:
-        """Begin a packed transfer. Its note is sent with it if it writes; otherwise the caller sends and counts it."""
+        """Begin a packed transfer; its note goes with it."""
         if self._packed is None or self.why is not None:
             raise TransferError(f"no transfer with {self._peer.name!r}: {self.why}")
-        end = self._packed.end_for(self._peer.name)
-        note = b"" if order.reading else order.note
-        made = end.submit(
-            self._peer.name, order.plan, reading=order.reading, note=note, after=order.after, deadline=order.deadline,
-            by_layer=by_layer, priority=priority, attempts=order.attempts,
-            counted=not (order.reading and order.note),
+        return self._packed.end().submit(
+            self._peer.name, order.plan, reading=order.reading, note=order.note, after=order.after, until=order.until,
+            patience=PATIENCE if order.deadline is BOUND else None, by_layer=by_layer, priority=priority,
         )  # fmt: skip
-        self._packed.wake()
-        return made
 
     def start(self, order: Order) -> Transfer:
         """Post a transfer; NIXL sends its note."""
@@ -133,5 +129,5 @@ class NixlLink:
             for transfer in list(self._flying.values()):
                 transfer.cancel()
             if self._packed is not None:
-                self._packed.lanes.forget(self._peer.name)
+                self._packed.forget(self._peer.name)
             self._agent.forget(self._peer)

@@ -4,32 +4,74 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from typing import NamedTuple
 
 from kvplan.agents.by_nixl.nixl_end import NixlEnd
-from kvplan.agents.by_nixl.nixl_lanes import NixlLanes, Ring
 from kvplan.agents.by_nixl.nixl_progress import NixlProgress
-from kvplan.agents.by_nixl.packed_way import PackedWay, Slots, allocated, ring_for
-from kvplan.agents.by_nixl.ring_pages import enter, ring_pages
-from kvplan.agents.packed.pack_end import End
+from kvplan.agents.by_nixl.nixl_reach import NixlReach
+from kvplan.agents.packed.end import End
+from kvplan.agents.packed.line import MOST_PROGRAMS
+from kvplan.agents.packed.messages import HELLO, MAGIC, Hello, Message, refusal
+from kvplan.agents.packed.programs import Offer
+from kvplan.agents.packed.ring import Ring, Slots, allocated, ring_for
+from kvplan.agents.packed.ring_pages import enter, ring_pages
+from kvplan.base.quoting import quoted
 from kvplan.cost.wires.wire_model import WireChoice, choose_way, crossing_of, direct_at_once
 from kvplan.cost.wires.wire_profile import WireProfile, find_wire, wire_name
-from kvplan.errors import TransferError
+from kvplan.errors import KVPlanError, TransferError
 from kvplan.execute.executor import Executor
 from kvplan.execute.stats import Tally
 from kvplan.layout.kvlayout import KVLayout
+from kvplan.nixl.nixl_wire import NixlRing
+from kvplan.plan.chunk_order import GRAIN
+from kvplan.plan.chunks import Chunks, outlines_of, sources_of
 from kvplan.plan.nixl_lists import memory_of
-from kvplan.plan.packing.chunk_half import Slot
-from kvplan.plan.packing.pack_checks import Offered
-from kvplan.plan.packing.pack_order import GRAIN
-from kvplan.plan.packing.packing import packing_of
 from kvplan.plan.plan import Plan
 
-PACKED_VERSION = 4  # in the card of an agent that takes packed transfers
-# Looks in a row that are left out while another thread calls NIXL: most of its calls move bytes as a look does.
-MOST_LEFT_OUT = 3
+MOST_LEFT_OUT = 3  # looks in a row
+PACKED_VERSION = 5  # in the card of an agent that takes packed transfers
+
+
+class PackedWay(NamedTuple):
+    """How an agent takes packed transfers.
+
+    Attributes:
+        slots: its ring; None for one that fits its device.
+        threaded: whether a thread makes progress; otherwise :meth:`kvplan.Agent.poll` does.
+    """
+
+    slots: Slots | None = None
+    threaded: bool = True
+
+
+def checked_progress(progress: object) -> str:
+    """Return who makes progress; raise KVPlanError if it is unknown.
+
+    >>> checked_progress(None), checked_progress("step")
+    ('thread', 'step')
+    """
+    if progress is None:
+        return "thread"
+    if progress not in ("thread", "step"):
+        raise KVPlanError(f"progress is {quoted(progress)}; expected 'thread', 'step' or None")
+    return str(progress)
+
+
+class Opened(NamedTuple):
+    """What exists from the first packed transfer on.
+
+    Attributes:
+        end: the end.
+        reach: how it reaches peers.
+        registered: NIXL's registration of the ring.
+    """
+
+    end: End
+    reach: NixlReach
+    registered: NixlRing
 
 
 class NixlPacked:
@@ -38,7 +80,7 @@ class NixlPacked:
     Args:
         name: name of the agent.
         nixl: its end of NIXL.
-        offered: function that returns the layouts that peers may name.
+        offer: function that returns the memory that peers may name.
         executor: function that returns the executor of a device.
         way: its ring, and who makes progress.
         inside: identifiers of the agent's own threads.
@@ -46,34 +88,28 @@ class NixlPacked:
         tally: sums to which its transfers are added; by default, sums of its own.
 
     Attributes:
-        lanes: the wires to peers.
+        opened: what exists from the first packed transfer on; None before.
     """
 
     def __init__(
-        self,
-        name: str,
-        nixl: NixlEnd,
-        offered: Callable[[], Mapping[str, KVLayout] | Offered],
-        executor: Callable[[str], Executor],
-        way: PackedWay,
-        inside: set[int],
-        device: Callable[[], str] | None = None,
-        tally: Tally | None = None,
-    ) -> None:
+        self, name: str, nixl: NixlEnd, offer: Callable[[], Offer], executor: Callable[[str], Executor], way: PackedWay,
+        inside: set[int], device: Callable[[], str] | None = None, tally: Tally | None = None,
+    ) -> None:  # fmt: skip
+        self.opened: Opened | None = None
         self._device_of, self._tally = device, tally
-        self._name, self._nixl, self._executor, self._way = name, nixl, executor, way
-        self.lanes = NixlLanes(nixl, offered, self._allocated)
-        self._progress = NixlProgress(self._look, self._busy, inside, driven=way.driven) if way.threaded else None
+        self._name, self._nixl, self._offer, self._executor, self._way = name, nixl, offer, executor, way
+        self._progress = NixlProgress(self._look, self._busy, inside) if way.threaded else None
+        self._lock = threading.RLock()  # of the ring's allocation
         self._reading = threading.RLock()  # one thread at a time takes notes
         self._inbox: deque[tuple[str, bytes]] = deque()  # notes of users
         self._profiles: dict[str, WireProfile] = {}  # by NIXL's name of the memory
         self._closed = False
-        self._entered = False  # whether the ring's GPU is the current device of the thread
         self._left_out = 0  # looks in a row
+        self._entered = False  # whether the ring's GPU is the current device of the thread
 
     def serve_peers(self) -> int:
         """Take requests of peers from now on; return the version for the card, or 0 if it takes none."""
-        if self.lanes.refused is not None or self._closed:
+        if self._closed:
             return 0
         self.start()
         return PACKED_VERSION
@@ -88,11 +124,32 @@ class NixlPacked:
         if self._progress is not None:
             self._progress.wake()
 
+    def _threaded(self) -> bool:
+        return self._progress is not None and self._progress.running
+
+    def _busy(self) -> bool:
+        return self.opened is not None and self.opened.end.busy
+
     @property
-    def ring_device(self) -> str:
-        """The device of the ring, or of the one that the first packed transfer would allocate."""
-        ring = self.lanes.ring  # another thread may close it
-        return self._device if ring is None else ring.memory.device
+    def ring(self) -> Ring | None:
+        """The ring, once it is allocated."""
+        return None if self.opened is None else self.opened.end.ring
+
+    @property
+    def slots(self) -> tuple[int, int]:
+        """Number of slots that no peer may write, and of all slots for peers; (0, 0) without a ring."""
+        ring = self.ring
+        return (0, 0) if ring is None else (len(ring.into), ring.place.slots - ring.gathers)
+
+    @property
+    def in_flight(self) -> int:
+        """Number of this process's packed transfers that have not ended."""
+        return 0 if self.opened is None else self.opened.end.in_flight
+
+    @property
+    def begun(self) -> int:
+        """Number of those that do not wait for their ``after=``."""
+        return 0 if self.opened is None else self.opened.end.begun
 
     def prepare(self, plan: Plan, mine: KVLayout, *, reading: bool) -> None:
         """Warm up for the copies between this process's side of plans like this one and a ring, which need not exist.
@@ -106,31 +163,15 @@ class NixlPacked:
         Raises:
             KVPlanError: a transfer would raise it.
         """
-        packing = packing_of(plan, most=self._slots.nbytes)
-        half, memory = packing.dst if reading else packing.src, max(mine.regions, key=lambda region: region.nbytes)
+        side, memory = 1 if reading else 0, max(mine.regions, key=lambda region: region.nbytes)
         start = -(-memory.address // GRAIN) * GRAIN
-        slot = Slot(mine, start, memory.address + memory.nbytes - start)
-        if half.units and half.unit_nbytes <= slot.nbytes:
-            self._executor(mine.device).prepare(half.plan(0, 1, slot))
-
-    def _threaded(self) -> bool:
-        return self._progress is not None and self._progress.running
-
-    def _busy(self) -> bool:
-        ring = self.lanes.ring
-        return ring is not None and (ring.end.busy or self.lanes.busy)
-
-    @property
-    def slots(self) -> tuple[int, int]:
-        """Number of slots that no peer has, and of all slots for peers; (0, 0) without a ring."""
-        ring = self.lanes.ring
-        return (0, 0) if ring is None else (ring.end.ring.free, len(ring.end.ring.slots) - ring.end.sending)
-
-    @property
-    def in_flight(self) -> int:
-        """Number of this process's packed transfers that have not ended."""
-        ring = self.lanes.ring
-        return 0 if ring is None else sum(ring.end.in_flight(peer) for peer in self.lanes.names)
+        most = min(self._slots.nbytes, (memory.address + memory.nbytes - start) // GRAIN * GRAIN)
+        outlines = [outline._replace(units=min(outline.units, 1)) for outline in outlines_of(plan)]
+        with suppress(KVPlanError):  # a unit that is larger than the region
+            cut = Chunks(outlines, most)
+            if cut.chunks:
+                ids = cut.ids(sources_of(plan), 0, side)
+                self._executor(mine.device).prepare(cut.plan(0, side, ids, [mine], mine, start))
 
     # ---- transfers ---------------------------------------------------------------------------------------------------
 
@@ -138,8 +179,12 @@ class NixlPacked:
         """Return why a plan cannot be packed, or None."""
         if self._closed:
             return f"the agent {self._name!r} is closed"
-        if (why := self.lanes.refused or self.lanes.refusals.get(peer)) is not None:
+        if self.opened is not None and (why := self.opened.end.refusals.get(peer)) is not None:
             return why
+        if plan.nbytes and not sources_of(plan):
+            return "it does not say what it was made from"
+        if len(set(map(id, plan.programs))) > MOST_PROGRAMS:
+            return f"it has more than {MOST_PROGRAMS} programs"
         for k, where in ((1 if reading else 0, "here"), (0 if reading else 1, "there")):
             devices = {pair[k].device for pair in plan.layouts}
             if len(devices) > 1:
@@ -174,14 +219,28 @@ class NixlPacked:
             wire = self._profiles[memory] = find_wire(wire_name(self._nixl.backends[0]), memory)
         return wire
 
-    def end_for(self, peer: str) -> End:
-        """Return the end for a transfer with a peer that NIXL knows; ask for the peer's ring if this is the first one.
+    def end(self) -> End:
+        """Return the end; allocate the ring if there is none.
 
         Raises:
-            KVPlanError: the ring cannot be allocated or registered, or NIXL does not reach the peer.
+            KVPlanError: the ring cannot be allocated or registered.
         """
-        ring = self.lanes.ring
-        return ring.end if ring is not None and self.lanes.known(peer) else self.lanes.ask(peer).end
+        return self._open().end
+
+    def met(self, peer: str, metadata: bytes) -> None:
+        """Take a new card of a peer: if it has restarted, what was in flight with it has failed."""
+        opened = self.opened
+        if opened is None:
+            return
+        opened.end.refusals.pop(peer, None)
+        if peer in opened.end.peers and not opened.reach.knows(peer, metadata):
+            opened.end.lost(peer, "it has restarted", dead=True)
+            opened.reach.join(peer, metadata)
+
+    def forget(self, peer: str) -> None:
+        """Part from a peer: its transfers fail. NIXL knows it until nothing of it moves any more."""
+        if self.opened is not None:
+            self.opened.end.lost(peer, "the peer was forgotten, or this agent was closed")
 
     def close(self, timeout: float) -> None:
         """Part from all peers, and free the ring.
@@ -189,15 +248,15 @@ class NixlPacked:
         Raises:
             TransferError: writes into the ring may still move.
         """
-        ring = self.lanes.ring
-        if ring is not None:
-            ring.end.close(timeout)
+        if self.opened is not None:
+            self.opened.end.close(timeout)
         self.stop(timeout)
-        with self.lanes.lock:
-            if ring is not None:
-                self.lanes.close()
-                ring.registered.close()
-            self.lanes.ring = None
+        if self.opened is not None:
+            self.opened.end.poll()  # the last call, if the thread has not made it
+        with self._lock:
+            opened, self.opened = self.opened, None
+            if opened is not None:
+                opened.registered.close()
 
     def stop(self, timeout: float) -> None:
         """End the thread; nothing packed moves any more, and the ring stays."""
@@ -206,33 +265,33 @@ class NixlPacked:
             self._progress.stop()
             self._progress.thread.join(timeout)
 
-    # ---- notes -------------------------------------------------------------------------------------------------------
+    # ---- notes and progress ------------------------------------------------------------------------------------------
 
     def notes(self) -> list[tuple[str, bytes]]:
         """Return the users' notes that have come since the last call."""
-        self.read()
+        if self._threaded():
+            self.read()
+        else:
+            self.poll()  # a note comes with the end of its transfer
         found = []
         with suppress(IndexError):
             while True:
                 found.append(self._inbox.popleft())
-        ring = self.lanes.ring
-        return found if ring is None else found + ring.end.notes()
+        return found
 
     def poll(self) -> bool:
         """Move everything on that can move now; return whether anything did."""
-        ring = self.lanes.ring
-        if ring is not None:
-            return bool(ring.end.poll())
+        if self.opened is not None:
+            return self.opened.end.poll()
         self.read()
         return False
 
     def _look(self) -> bool:
         """Poll in the agent's own thread.
 
-        A small direct transfer takes as long as two looks. A look beside it waits for NIXL's lock, then the caller for
-        the interpreter. So while nothing packed is in flight, a look is left out if another thread has the lock.
+        A small direct transfer takes as long as two looks, and would wait for NIXL's lock. So while nothing packed is
+        in flight, a look is left out if another thread has the lock.
         """
-        ring = self.lanes.ring
         if self._left_out < MOST_LEFT_OUT and not self._busy():
             lock = self._nixl.agent().lock
             if not lock.acquire(blocking=False):
@@ -240,20 +299,41 @@ class NixlPacked:
                 return False
             lock.release()
         self._left_out = 0
+        ring = self.ring
         if ring is not None and not self._entered:
             self._entered = True
-            enter(ring.memory.device)
+            enter(ring.place.device)
         return self.poll()
 
     def read(self) -> None:
         """Take the notes that have come: those of the protocol go to the end, and the users' wait for :meth:`notes`."""
         with self._reading:
             for peer, note in self._nixl.agent().notes():
-                if not self.lanes.take(peer, note):
+                if not note.startswith(MAGIC):
                     self._inbox.append((peer, note))
-            self.lanes.look()
+                elif self.opened is not None:
+                    self.opened.end.take(peer, note)
+                else:
+                    self._first(peer, note)
+
+    def _first(self, peer: str, note: bytes) -> None:
+        """Take a message of packed transfers before there is a ring."""
+        with suppress(TransferError):
+            message = Message.of(note)
+            if message.kind == HELLO:
+                try:
+                    self.end().take(peer, note)
+                except KVPlanError as error:
+                    self._nixl.agent().add(peer, Hello.of(message.body).metadata)
+                    self._nixl.agent().tell(peer, refusal(message.life, str(error)))
 
     # ---- the ring ----------------------------------------------------------------------------------------------------
+
+    @property
+    def ring_device(self) -> str:
+        """The device of the ring, or of the one that the first packed transfer would allocate."""
+        ring = self.ring
+        return self._device if ring is None else ring.place.device
 
     @property
     def _device(self) -> str:
@@ -264,33 +344,41 @@ class NixlPacked:
 
     @property
     def _slots(self) -> Slots:
-        ring = self.lanes.ring
+        ring = self.ring
         if ring is not None:  # its slots stay as they are
-            return Slots(len(ring.end.ring.slots), ring.end.ring.slot_nbytes)
+            return Slots(ring.place.slots, ring.place.slot_nbytes)
         device = self._device
         return self._way.slots or ring_for(device, self._wire(device))
 
-    def _allocated(self) -> Ring:
-        """Return the ring; allocate it if there is none. The caller holds the lock of the lanes."""
-        if self.lanes.ring is not None:
-            return self.lanes.ring
-        if self._closed:
-            raise TransferError(f"the agent {self._name!r} is closed")
-        device = self._device
-        from kvplan.plan.packing import column_loops
+    def _open(self) -> Opened:
+        """Return the end; allocate the ring if there is none."""
+        if self.opened is not None:
+            return self.opened
+        with self._lock:
+            if self.opened is not None:
+                return self.opened
+            if self._closed:
+                raise TransferError(f"the agent {self._name!r} is closed")
+            ring = allocated(self._device, self._slots, ring_pages, smaller=self._way.slots is None)
+            memory = ring.memory
+            registered = self._nixl.agent().ring(memory.data_ptr(), memory.shape[1], memory.device)
+            try:
+                reach = NixlReach(self._nixl, registered, self._may_renew)
+                end = End(
+                    ring, self._executor(memory.device), reach, self._offer, self.read, notes=self._inbox,
+                    threaded=self._threaded, wake=self.wake, tally=self._tally,
+                )  # fmt: skip
+            except BaseException:
+                registered.close()
+                raise
+            self.opened = Opened(end, reach, registered)
+            return self.opened
 
-        column_loops.load()  # rather than within a transfer
-        slots, memory = allocated(device, self._slots, ring_pages, smaller=self._way.slots is None)
-        registered = self._nixl.agent().ring(memory.data_ptr(), memory.shape[1], memory.device)
-        try:
-            end = End(
-                self._name, memory, slots.nbytes, self._executor(device), self.read,
-                threaded=self._threaded, wake=self.wake, tally=self._tally,
-            )  # fmt: skip
-        except BaseException:
-            registered.close()
-            raise
-        if self._progress is not None and memory.device != "cpu":
-            self._progress.patient = True
-        self.lanes.ring = Ring(end, registered, memory)
-        return self.lanes.ring
+    def _may_renew(self, peer: str) -> bool:
+        """Let the direct way renew the connection if nothing packed is in flight: the line is lost by it."""
+        opened = self.opened
+        if opened is not None:
+            if opened.end.uses(peer):
+                return False
+            opened.end.renewed(peer, "its connection was renewed")
+        return True

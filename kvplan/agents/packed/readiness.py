@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from kvplan.base.threads import error_of
 from kvplan.errors import KVPlanError, TransferError
-from kvplan.execute.transfer import Transfer, wait_for
+from kvplan.execute.transfer import Transfer, check_after, wait_for
+from kvplan.plan.plan import Plan
 
 _HANDLES = ("cuda_stream", "__cuda_stream__")
 
@@ -23,6 +24,9 @@ class Ready:
 
     Args:
         after: a stream, an event, a Transfer, or None.
+
+    Raises:
+        KVPlanError: an event of CUDA was never recorded: it would count as passed.
 
     Attributes:
         left: what the executor must wait for instead, or None.
@@ -40,6 +44,10 @@ class Ready:
         self._problem: list[BaseException | None] = []
         if after is None:
             return
+        if getattr(after, "cuda_event", None) == 0:
+            raise KVPlanError(
+                "after= has an event that was never recorded, and CUDA takes it for passed; record it first"
+            )
         if hasattr(after, "record_event"):
             after = after.record_event()
         for name in ("done", "query", "is_set"):
@@ -92,3 +100,28 @@ class Ready:
 
     def _blocked(self) -> bool:
         return bool(self._problem)
+
+
+def gates_of(plan: Plan, layers: Sequence[frozenset[int]], after: Any) -> list[Ready]:
+    """Return what each group of layers waits for, from the ``after=`` of a submit.
+
+    Args:
+        plan: the plan.
+        layers: the layers of each group.
+        after: one object, for all groups; or one for each of some layers.
+
+    Raises:
+        KVPlanError: it cannot be waited for, or names layers that the plan does not move.
+    """
+    every = list(after.values()) if isinstance(after, Mapping) else [after]
+    for one in every:
+        if one is not None:
+            check_after(one, gpu=True)
+    if not isinstance(after, Mapping):
+        gates = [Ready(after), *(Ready(None) for _ in layers[1:])]
+        for gate in gates[1:]:
+            gate.left = gates[0].left
+        return gates
+    if strange := sorted(set(after) - set(plan.layers), key=str):
+        raise KVPlanError(f"after has layers {strange}, which {plan!r} does not move")
+    return [Ready.of_all([Ready(after[layer]) for layer in sorted(some & after.keys())]) for some in layers]

@@ -111,16 +111,16 @@ def context_by_nixl(plans: Sequence[Plan]) -> dict[str, Any]:
     Args:
         plans: one plan for each cache group.
     """
-    from kvplan.agents.by_nixl.packed_way import GPU_SLOTS
+    from kvplan.agents.packed.ring import GPU_SLOTS
     from kvplan.cost.wires.wire_model import crossing_of
-    from kvplan.plan.packing.packing import packing_of
+    from kvplan.plan.chunks import Chunks, outlines_of
 
     whole = unite(plans)  # of layouts without memory, whose addresses may be the same
     descriptors = sum(crossing_of(plan).descriptors for plan in plans)
     return {
         "descriptors": descriptors,
         "descriptor_nbytes": whole.nbytes // max(descriptors, 1),
-        "pieces": len(packing_of(whole, most=GPU_SLOTS.nbytes).cuts(GPU_SLOTS.nbytes)) - 1,
+        "pieces": len(Chunks(outlines_of(whole), GPU_SLOTS.nbytes).chunks),
         "piece_nbytes": GPU_SLOTS.nbytes,
     }
 

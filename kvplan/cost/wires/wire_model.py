@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from kvplan.base.numbers import binary, count_of, duration, percent
 from kvplan.cost.wires.wire_profile import MIB, WireProfile
-from kvplan.plan.packing.pack_order import sections_of
+from kvplan.plan.chunk_order import sections_of
 from kvplan.plan.plan import Plan
 
 # Sizes of a slot within 3 % of the best are alike. Of them, the smallest one is taken with which a transfer needs at
@@ -48,7 +48,7 @@ def crossing_of(plan: Plan, most: int = 16 * MIB) -> Crossing:
     """
     units = gather = scatter = descriptors = 0
     for part in plan.parts:
-        count, sections = int(part.units.shape[1]), sections_of(part.group, "auto", most)
+        count, sections = int(part.units.shape[1]), sections_of(part.group, most)
         units += count * len(sections)
         gather += count * sum(int(one.src.packed.shape[1]) for one in sections)
         scatter += count * sum(int(one.dst.packed.shape[1]) for one in sections)

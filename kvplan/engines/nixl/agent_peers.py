@@ -26,7 +26,6 @@ class AgentPeers:
     Args:
         real: NIXL's agent.
         options: when transfers are packed.
-        driven: whether NIXL's agent has a thread that makes progress.
 
     Attributes:
         real: as given.
@@ -34,14 +33,14 @@ class AgentPeers:
         neighbours: by name, peers whose memory is open here.
     """
 
-    def __init__(self, real: Any, options: PackedOptions = UNPACKED, *, driven: bool = False) -> None:
+    def __init__(self, real: Any, options: PackedOptions = UNPACKED) -> None:
         self.real = real
         self.neighbours: dict[str, Neighbour] = {}
         self._cards: dict[str, bytes | None] = {}
         self._registered = Registered()
         name = str(getattr(real, "name", ""))
         self._around = Neighbourhood(name)
-        self.packed = _packed_peers(name, real, options, driven=driven)
+        self.packed = _packed_peers(name, real, options)
         self._lock = threading.RLock()
         self._programs: dict[tuple[int, int], RowProgram] = {}
         self._removals: Counter[str] = Counter()
@@ -180,12 +179,12 @@ class AgentPeers:
         (self.packed.leave if self.packed is not None and self.packed.knows(neighbour) else self._shut)(neighbour.name)
 
 
-def _packed_peers(name: str, real: Any, options: PackedOptions, *, driven: bool) -> PackedPeers | None:
+def _packed_peers(name: str, real: Any, options: PackedOptions) -> PackedPeers | None:
     """Return the end of an agent's packed transfers; None if it has none."""
     if options.when == NEVER:
         return None
     try:
-        return PackedPeers(name, real, options, driven=driven)
+        return PackedPeers(name, real, options)
     except KVPlanError as error:
         log.info("no transfer is packed: %s", error)
         return None

@@ -42,12 +42,10 @@ class Agent:
         packed: str | None = None, slots: tuple[int, int] | None = None,
     ) -> None:  # fmt: skip
         options = packed_options(packed, slots, own=agent is None)
-        # NIXL's default is a thread of its own. Of an agent that was made elsewhere, nothing is known.
-        driven = bool(getattr(nixl_conf, "enable_pthread", agent is None))
         if agent is None:
             config, options = locked_config(nixl_conf, options, instantiate_all=instantiate_all)
             agent = agent_class()(agent_name, config, instantiate_all)
-        object.__setattr__(self, "_kvplan", State(agent, nixl_conf, options, driven=driven))
+        object.__setattr__(self, "_kvplan", State(agent, nixl_conf, options))
 
     def __getattr__(self, name: str) -> Any:
         if name == "_kvplan":  # not made, because __init__ has failed

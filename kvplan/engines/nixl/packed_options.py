@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
-from kvplan.agents.by_nixl.packed_way import Slots, checked_slots
+from kvplan.agents.packed.ring import Slots, checked_slots
 from kvplan.base.quoting import quoted
 from kvplan.errors import KVPlanError
 

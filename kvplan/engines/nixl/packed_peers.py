@@ -13,13 +13,11 @@ from typing import Any
 import numpy as np
 
 from kvplan.agents.by_nixl.nixl_end import NixlEnd
-from kvplan.agents.by_nixl.nixl_packed import PACKED_VERSION, NixlPacked
-from kvplan.agents.by_nixl.packed_way import PackedWay
-from kvplan.agents.packed.pack_jobs import Job
-from kvplan.agents.packed.pack_transfer import Inbound, PackedTransfer
+from kvplan.agents.by_nixl.nixl_packed import PACKED_VERSION, NixlPacked, PackedWay
+from kvplan.agents.packed.line import Moving
+from kvplan.agents.packed.programs import Offer
 from kvplan.base.process import compiling, generation
 from kvplan.base.quoting import quoted
-from kvplan.engines.nixl.live_offer import LiveOffer
 from kvplan.engines.nixl.neighbours import CLOSE_SECONDS, PACKED, card_of
 from kvplan.engines.nixl.packed_options import ALWAYS, PackedOptions
 from kvplan.engines.nixl.packed_transfers import FarMemory, FarTransfer
@@ -36,7 +34,6 @@ from kvplan.plan.row_plans import RowProgram
 PART_SECONDS = 1.0  # that a removal waits for the peer's answer to a goodbye, and an end for those of all peers
 SAMPLE = 1 << 15  # most rows of a list by which it is known whether such rows are packed; a long prompt has as many
 LOOK_SECONDS = 1e-4  # between two looks of such a wait
-_kept: list[object] = []  # rings into which peers that do not answer may still write
 
 log = logging.getLogger("kvplan.engines.nixl")
 
@@ -50,7 +47,6 @@ class PackedPeers:
         name: name of the agent.
         real: NIXL's agent. Two threads may call it at a time.
         options: when transfers are packed, and the ring.
-        driven: whether NIXL's agent has a thread that makes progress.
 
     Attributes:
         peers: by name, peers that take packed transfers.
@@ -60,28 +56,28 @@ class PackedPeers:
         KVPlanError: the name is too long for a card, or cannot be printed.
     """
 
-    def __init__(self, name: str, real: Any, options: PackedOptions, *, driven: bool) -> None:
+    def __init__(self, name: str, real: Any, options: PackedOptions) -> None:
         self.peers: dict[str, PackedPeer] = {}
         self.always = options.when == ALWAYS
         self._name = name
         self._shared = SharedNixl(real)
-        self._offer = offer = LiveOffer()
+        self._offers = offers = [Offer()]  # the one of now
         self._devices = devices = {"ring": "cpu"}
         self._ready = False  # whether compiled loops were loaded
         self._prepared: set[tuple[str, int, int]] = set()  # device, bytes and alignment of rows
         backends = tuple(getattr(real, "backends", ())) or ("UCX",)
         end = NixlEnd(name, {}, self._shared, backends, progress_thread=False)
         end.agent()
-        way = PackedWay(options.slots, threaded=True, driven=driven)
-        self.way = NixlPacked(name, end, lambda: offer, _once_each(Executor), way, set(), lambda: devices["ring"])
-        self.finalize = weakref.finalize(self, _close, self.way, generation())
+        way = PackedWay(options.slots)
+        self.way = NixlPacked(name, end, lambda: offers[0], _once_each(Executor), way, set(), lambda: devices["ring"])
+        self.finalize = weakref.finalize(self, _close, self.way, real, generation())
 
     # ---- memory ------------------------------------------------------------------------------------------------------
 
     def serve(self, layouts: Iterable[KVLayout]) -> int:
         """Let peers name these layouts from now on; return the version for the card, or 0 if none are taken."""
         held = list(layouts)
-        self._offer.renew(held)
+        self._offers[0] = Offer(held)
         for layout in held:
             self.ring_on(layout.device)
         if held:
@@ -125,7 +121,7 @@ class PackedPeers:
     def _may_ring_on(self, device: str) -> bool:
         """Return whether the ring is on a GPU, or may be allocated there."""
         chosen = self.way.ring_device
-        return chosen == device or (chosen == "cpu" and self.way.lanes.ring is None)
+        return chosen == device or (chosen == "cpu" and self.way.opened is None)
 
     def ring_on(self, device: str) -> None:
         """Prefer a device for the ring; a GPU is preferred to the CPU. A ring that is allocated stays."""
@@ -136,32 +132,26 @@ class PackedPeers:
         """Let peers name these layouts only, if they may name any.
 
         Returns:
-            A function that waits until the transfers of peers that had begun before have ended. Those that stall and
-            name other memory than these layouts are ended.
+            A function that waits until the transfers of peers that had begun before have ended. Those that stall are
+            ended.
         """
-        if self._offer.current().layouts:
-            self._offer.renew(layouts)
-        ring = self.way.lanes.ring
-        if ring is None:
+        if self._offers[0].layouts:
+            self._offers[0] = Offer(layouts)
+        opened = self.way.opened
+        if opened is None:
             return _nothing
-        end, before = ring.end, list[frozenset[Job | Inbound]]()
+        end, before = opened.end, list[frozenset[Moving]]()
         end.later(lambda: before.append(end.served()))
 
         def wait() -> None:
             if self._await(lambda: bool(before) and not before[0] & end.served(), CLOSE_SECONDS):
                 return
             left = before[0] & end.served() if before else frozenset()
-            gone = frozenset(one for one in left if not self._offer.holds(one, end.ring.slots[0].place))
-            end.refuse(gone, "its memory was deregistered")  # nothing may touch it later, when the peer goes on
-            if not before or not self._await(lambda: not gone & end.served(), CLOSE_SECONDS):
+            end.later(lambda: end.refuse(left, "its memory was deregistered"))  # nothing may touch it later
+            if not before or not self._await(lambda: not left & end.served() and not end.copying, CLOSE_SECONDS):
                 log.warning("memory is deregistered while packed transfers of peers may still use it")
 
         return wait
-
-    def let_go(self, transfer: PackedTransfer) -> bool:
-        """Wait until a transfer that was given up touches no memory here; return False if it still does, in the end."""
-        ring = self.way.lanes.ring
-        return ring is None or self._await(lambda: not ring.end.touches(transfer), CLOSE_SECONDS)
 
     # ---- peers -------------------------------------------------------------------------------------------------------
 
@@ -179,7 +169,8 @@ class PackedPeers:
         except LayoutError as error:
             log.info("no transfer with %s is packed: %s", name, error)
             takes = False
-        self.way.lanes.refusals.pop(name, None)
+        if self.way.opened is not None:
+            self.way.opened.end.refusals.pop(name, None)
         if known is not None and (not takes or known.gone() is not None or known.refused is not None):
             self.leave(name)
         if takes and name not in self.peers:
@@ -206,12 +197,11 @@ class PackedPeers:
         peer = self.peers.pop(name, None)
         if peer is not None:
             peer.why = peer.why or f"the peer {name!r} was removed"
-        lanes = self.way.lanes
-        if lanes.held(name):
-            lanes.forget(name)
-            if not self._await(lambda: not lanes.held(name), PART_SECONDS):
-                log.warning("%s does not say that its writes have ended; its slots stay unused", name)
-                lanes.abandon(name)
+        opened = self.way.opened
+        if opened is not None:
+            self.way.forget(name)
+            if not self._await(lambda: name not in opened.end.peers, PART_SECONDS):
+                log.warning("%s does not say that its writes have ended; its slots stay unused until then", name)
 
     def removed(self, name: str) -> None:
         """Take it that the engine has removed a peer."""
@@ -271,16 +261,13 @@ class PackedPeer:
         """See :meth:`Neighbour.submit`."""
         if (why := self.why or self.refused) is not None:
             raise TransferError(why)
-        way = self._mine.way
         try:
-            end = way.end_for(self.name)
-        except KVPlanError as error:
-            if way.lanes.ring is None:  # a full GPU: each transfer would try, and be logged
-                self.refused = f"this process has no ring: {error}"
+            end = self._mine.way.end()
+        except KVPlanError as error:  # a full GPU: each transfer would try, and be logged
+            self.refused = f"this process has no ring: {error}"
             raise
         made = end.submit(self.name, plan, reading=_reading(plan))
-        way.wake()
-        return FarTransfer(made, lambda: way.lanes.greeted(self.name), self._silent, self._mine.let_go)
+        return FarTransfer(made, lambda: end.answered(self.name), self._silent, end.give_up)
 
     def _silent(self) -> None:
         self.refused = "it has not answered"
@@ -290,7 +277,8 @@ class PackedPeer:
 
     def gone(self) -> str | None:
         """See :meth:`Neighbour.gone`."""
-        if self.why is None and self._mine.way.lanes.lost(self.name):
+        opened = self._mine.way.opened
+        if self.why is None and opened is not None and opened.reach.lost(self.name):
             self.why = "NIXL reports that it is gone"
         return self.why
 
@@ -331,7 +319,7 @@ def _disjoint(plan: Plan) -> bool:
     return bool((start[order][1:] >= (start + size)[order][:-1]).all())
 
 
-def _close(way: NixlPacked, made_in: int) -> None:
+def _close(way: NixlPacked, real: object, made_in: int) -> None:
     """Part from all peers, and end the thread; a forked child leaves that to its parent."""
     if made_in != generation():
         return
@@ -340,4 +328,9 @@ def _close(way: NixlPacked, made_in: int) -> None:
     except TransferError as error:
         log.warning("packed transfers end while a peer may still write: %s", error)
         way.stop(PART_SECONDS)
-        _kept.append(way.lanes.ring)
+        if way.ring is not None:  # it stays as long as NIXL, which may write there for peers
+            weakref.finalize(real, _nothing_with, way.ring.memory)
+
+
+def _nothing_with(memory: object) -> None:
+    del memory

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
-from kvplan.agents.packed.pack_transfer import PackedTransfer
+from kvplan.agents.packed.packed_transfer import PackedTransfer
+from kvplan.agents.packed.programs import far_memory
 from kvplan.base.threads import Call
 from kvplan.engines.nixl.descriptor_rows import Rows
 from kvplan.engines.nixl.spans import Placed
+from kvplan.errors import TransferError
 from kvplan.execute.transfer import Transfer
 from kvplan.layout.kvlayout import KVLayout
 
 GREET_SECONDS = 5.0  # that a transfer waits for a peer's first answer; then NIXL moves it
-REACH = 1 << 46  # bytes: more than the addresses of a process
+RELEASE_SECONDS = 10.0  # that a transfer which is given up waits for the copies that run here
 
 
 class FarMemory:
@@ -35,10 +38,7 @@ class FarMemory:
             return None
         device = "cpu" if rows.kind == "DRAM" else f"cuda:{number}"
         if device not in self._layouts:
-            self._layouts[device] = KVLayout.from_spec(
-                {"notation": "block dim", "dtype": "uint8", "device": device, "address": 4096,
-                 "sizes": {"block": 1, "dim": REACH}}
-            )  # fmt: skip
+            self._layouts[device] = far_memory(device)
         return Placed(rows, self._layouts[device])
 
 
@@ -49,7 +49,7 @@ class FarTransfer(Transfer):
         inner: the packed transfer.
         greeted: returns whether the peer has answered.
         silent: called if it has not, in time.
-        let_go: waits until a transfer that was given up touches no memory here; returns whether that has come.
+        give_up: ends the transfer.
 
     Attributes:
         plan: the plan that it moves.
@@ -57,10 +57,10 @@ class FarTransfer(Transfer):
 
     def __init__(
         self, inner: PackedTransfer, greeted: Callable[[], bool], silent: Callable[[], object],
-        let_go: Callable[[PackedTransfer], bool],
+        give_up: Callable[[PackedTransfer, str], object],
     ) -> None:  # fmt: skip
         self.plan = inner.plan
-        self._inner, self._greeted, self._silent, self._let_go = inner, greeted, silent, let_go
+        self._inner, self._greeted, self._silent, self._give_up = inner, greeted, silent, give_up
         self._until = time.monotonic() + GREET_SECONDS
 
     @property
@@ -93,7 +93,8 @@ class FarTransfer(Transfer):
         Returns:
             Whether nothing of it reads or writes the memory of this process any more.
         """
-        if self._inner.cancel():
-            return True
-        self._inner.fail("it was released", "the destination may hold a part of the bytes")
-        return self._let_go(self._inner)
+        if not self._inner.cancel():
+            self._give_up(self._inner, "it was released")
+        with suppress(TransferError):
+            self._inner.synchronize(RELEASE_SECONDS)
+        return self._inner.over

@@ -32,14 +32,13 @@ class State(AgentPeers):
         real: NIXL's agent.
         config: its config, or None.
         options: when transfers are packed.
-        driven: whether NIXL's agent has a thread that makes progress.
 
     Attributes:
         telemetry: whether figures of transfers are asked for.
     """
 
-    def __init__(self, real: Any, config: Any, options: PackedOptions = UNPACKED, *, driven: bool = False) -> None:
-        super().__init__(real, options, driven=driven)
+    def __init__(self, real: Any, config: Any, options: PackedOptions = UNPACKED) -> None:
+        super().__init__(real, options)
         self.telemetry = config is None or bool(getattr(config, "capture_telemetry", True))
 
     # Transfers.

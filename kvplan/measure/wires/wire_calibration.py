@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 import numpy as np
 
-from kvplan.agents.by_nixl.packed_way import Slots, ring_for, slots_of_a_peer
+from kvplan.agents.packed.ring import Slots, ring_for, slots_of_a_peer
 from kvplan.base.version import __version__
 from kvplan.cost.model import NS
 from kvplan.cost.store import find_for

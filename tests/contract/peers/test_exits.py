@@ -29,7 +29,7 @@ def ends(process, code=0):
     return process.said(), ended
 
 
-@over("shm", "direct", "cuda_ipc", xfail={"packed": "an exit does not wait for packed transfers"})
+@over("shm", "direct", "packed", "cuda_ipc")
 @pytest.mark.parametrize("code", [0, 3], ids=["return", "exit"])
 def test_what_was_pushed_arrives(transport, start, code):
     pair = Pair(transport, start(), start(), FORMS)

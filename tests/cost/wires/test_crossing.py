@@ -7,7 +7,7 @@ import pytest
 
 import kvplan
 from kvplan.cost.wires.wire_model import crossing_of
-from kvplan.plan.packing.packing import packing_of
+from kvplan.plan.chunk_order import sections_of
 
 LAYER_FIRST, BLOCK_FIRST, ROWS = (
     kvplan.KVLayout.from_tensors(notation, np.zeros(shape, np.int8))
@@ -31,8 +31,10 @@ def test_it_counts_what_lowering_and_packing_make(name, most):
     src, dst, from_ids, to_ids = PLANS[name]
     plan = kvplan.compile(src, dst).plan(from_ids, to_ids)
     found = crossing_of(plan, most=most)
-    packing = packing_of(plan, most=most)
+    sections = [(part.units.shape[1], one) for part in plan.parts for one in sections_of(part.group, most)]
     assert found.nbytes == plan.nbytes
     assert found.descriptors == plan.nixl("src").descriptors == plan.nixl("dst", strided=False).descriptors
     assert (found.units, found.gather_runs, found.scatter_runs) == (
-        packing.units, packing.src.facts.copies, packing.dst.facts.copies)  # fmt: skip
+        sum(units for units, _ in sections),
+        *(sum(units * getattr(one, side).packed.shape[1] for units, one in sections) for side in ("src", "dst")),
+    )

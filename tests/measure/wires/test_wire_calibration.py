@@ -12,7 +12,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from kvplan import KVPlanError, TransferError
-from kvplan.agents.by_nixl.packed_way import ring_for
+from kvplan.agents.packed.ring import ring_for
 from kvplan.cli import main
 from kvplan.cli.screen import schema_of
 from kvplan.cost.wires.wire_profile import CopyCosts, default_wire, from_json

@@ -1,20 +1,21 @@
-"""The order of a unit's bytes in a chunk: one side's runs follow one another without gaps, and are long there."""
+"""The order of a unit's bytes in a chunk: one side's runs follow one another without gaps, and are long there.
+
+Both processes derive it from the two layouts, so nobody tells it.
+"""
 
 from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass
 from math import gcd
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from kvplan.layout.strides import Int64Array
-from kvplan.plan.packing.pack_runs import folded, merged
+from kvplan.plan.chunk_runs import folded, merged
 from kvplan.program.program import BlockAxis, Run, RunGroup
 
-Order = Literal["src", "dst", "auto"]
-SIDES = ("src", "dst")
 GRAIN = 256  # bytes: slots begin at multiples of this
 REACH = 1 << 48  # bytes: more than the addresses of a process
 WORD = 16  # bytes: the widest word of a kernel
@@ -79,13 +80,11 @@ class Section:
         unit_nbytes: bytes of a unit in a chunk.
         src: run group from the source to the chunk.
         dst: run group from the chunk to the destination.
-        places: what the addresses of the units have in common, of each side.
     """
 
     unit_nbytes: int
     src: RunGroup
     dst: RunGroup
-    places: tuple[Place, Place]
 
     @property
     def grain(self) -> int:
@@ -105,45 +104,38 @@ def power(number: int, most: int) -> int:
     return min(number & -number, most) if number else most
 
 
-_Way = tuple[Order, int | None]
 # The sections of a run group are kept as long as the run group, so that their run tables are uploaded once.
-_known: weakref.WeakKeyDictionary[RunGroup, dict[_Way, tuple[Section, ...]]] = weakref.WeakKeyDictionary()
+_known: weakref.WeakKeyDictionary[RunGroup, dict[int, tuple[Section, ...]]] = weakref.WeakKeyDictionary()
 
 
-def sections_of(group: RunGroup, order: Order, most: int | None) -> tuple[Section, ...]:
-    """Order the copies of a run group's unit for both halves; more than one section if the unit is cut.
+def sections_of(group: RunGroup, most: int) -> tuple[Section, ...]:
+    """Order the copies of a run group's unit for both halves, by the side with which the halves cost the least.
 
     Args:
         group: the run group.
-        order: the side whose runs are long; ``"auto"`` takes the order whose two halves cost the least.
-        most: bytes of a slot; a unit of over a sixteenth of it is cut, at runs if they are short. None: never.
+        most: bytes of a slot. A unit of over a sixteenth of it is several sections, cut at runs if they are short.
 
     >>> from kvplan.program.program import Run
     >>> axis = BlockAxis(((8, 64),), None, (0,), 8)
     >>> group = RunGroup(axis, axis, 0, 0, (Run(0, 0, 8, ((4, 16, 8), (2, 8, 32))),))
-    >>> [section] = sections_of(group, "src", None)
+    >>> [section] = sections_of(group, 1 << 16)
     >>> section.unit_nbytes, section.src.runs, section.dst.runs
-    (64, (Run(src=0, dst=0, nbytes=64, loops=()),), (Run(src=0, dst=0, nbytes=8, loops=((4, 16, 8), (2, 8, 32))),))
+    (64, (Run(src=0, dst=0, nbytes=8, loops=((2, 8, 32), (4, 16, 8))),), (Run(src=0, dst=0, nbytes=64, loops=()),))
     """
     known = _known.get(group)
     if known is None:
         known = _known.setdefault(group, {})
-    made = known.get((order, most))
-    return known.setdefault((order, most), _sections(group, order, most)) if made is None else made
+    sections = known.get(most)
+    return known.setdefault(most, _sections(group, most)) if sections is None else sections
 
 
-def _sections(group: RunGroup, order: Order, most: int | None) -> tuple[Section, ...]:
+def _sections(group: RunGroup, most: int) -> tuple[Section, ...]:
     places = Place.of(group.src, group.src_base), Place.of(group.dst, group.dst_base)
-    ways = [_ordered(group, side) for side in (("dst", "src") if order == "auto" else (order,))]
+    copies = Copies(*group.offsets)
+    ways = [[copies.take(np.lexsort(keys))] for keys in ((copies.src, copies.dst), (copies.dst, copies.src))]
     ways += [split for way in ways if (split := _by_alignment(way[0]))]
     best = min(ways, key=lambda way: sum(_cost(copies, places) for copies in way))
     return tuple(_section(piece, places) for copies in best for piece in _pieces(copies, most))
-
-
-def _ordered(group: RunGroup, side: str) -> list[Copies]:
-    copies = Copies(*group.offsets)
-    first, second = (copies.src, copies.dst) if side == "src" else (copies.dst, copies.src)
-    return [copies.take(np.lexsort((second, first)))]
 
 
 def _by_alignment(copies: Copies) -> list[Copies]:
@@ -164,10 +156,10 @@ def _cost(copies: Copies, places: tuple[Place, Place]) -> float:
     return total
 
 
-def _pieces(copies: Copies, most: int | None) -> list[Copies]:
+def _pieces(copies: Copies, most: int) -> list[Copies]:
     """Cut a unit that is too large for a slot into pieces of about equal bytes, between copies unless they are long."""
     nbytes = int(copies.size.sum())
-    target = nbytes if most is None else max(most // WHOLE // GRAIN * GRAIN, min(most, GRAIN))
+    target = max(most // WHOLE // GRAIN * GRAIN, min(most, GRAIN))
     if nbytes <= target:
         return [copies]
     count = -(-nbytes // target)
@@ -175,7 +167,7 @@ def _pieces(copies: Copies, most: int | None) -> list[Copies]:
     at = copies.at
     edges = np.arange(each, nbytes, each, dtype=np.int64)
     inside = np.searchsorted(at, edges, side="right") - 1
-    if most is not None and each + each // 2 <= most:
+    if each + each // 2 <= most:
         edges = np.unique(np.where(copies.size[inside] <= each // 2, at[inside], edges))
     return _cut(copies, edges[edges > 0])
 
@@ -194,28 +186,18 @@ def _cut(copies: Copies, edges: Int64Array) -> list[Copies]:
 
 def _section(copies: Copies, places: tuple[Place, Place]) -> Section:
     at, nbytes = copies.at, int(copies.size.sum())
-    made = []
-    for side, (offsets, place) in enumerate(zip(copies[:2], places, strict=True)):
-        made.append(half_group(SIDES[side], folded(*merged(offsets, at, copies.size)), place, nbytes))
-    return Section(nbytes, made[0], made[1], places)
-
-
-def half_group(side: str, rows: list[Run], place: Place, unit_nbytes: int) -> RunGroup:
-    """Return the run group of one half.
-
-    Args:
-        side: ``"src"``: from the source to the chunk. ``"dst"``: from the chunk to the destination.
-        rows: the runs, each with its offset at the unit as ``src`` and its offset in the chunk as ``dst``.
-        place: what the addresses of the units have in common.
-        unit_nbytes: bytes from unit to unit in the chunk.
-    """
-    count = REACH // unit_nbytes
-    chunk = BlockAxis(((count, unit_nbytes),), None, (0,), count)
-    if side == "src":
-        return RunGroup(place.axis, chunk, place.residue, GRAIN, tuple(sorted(rows, key=lambda run: run.dst)))
+    count = REACH // nbytes
+    chunk = BlockAxis(((count, nbytes),), None, (0,), count)
+    from_src, from_dst = (folded(*merged(offsets, at, copies.size)) for offsets in copies[:2])
+    gathers = tuple(sorted(from_src, key=lambda run: run.dst))
     swapped = [
         Run(run.dst, run.src, run.nbytes, tuple([(count, there, here) for count, here, there in run.loops]))
-        for run in rows
+        for run in from_dst
     ]
-    swapped.sort(key=lambda run: (run.dst, run.src))
-    return RunGroup(chunk, place.axis, GRAIN, place.residue, tuple(swapped))
+    scatters = tuple(sorted(swapped, key=lambda run: (run.dst, run.src)))
+    src, dst = places
+    return Section(
+        nbytes,
+        RunGroup(src.axis, chunk, src.residue, GRAIN, gathers),
+        RunGroup(chunk, dst.axis, GRAIN, dst.residue, scatters),
+    )

@@ -1,0 +1,270 @@
+"""What the two ends promise each other: slots, turns, times, and messages that are lost or come twice."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import kvplan
+from kvplan import KVLayout, KVPlanError, TransferError
+from kvplan.agents.packed.messages import CHUNK, GO, HELLO, MAGIC, ORDER, Message
+from tests.agents.packed.simulated_wire import Faults, Network
+
+LAYERS, BLOCKS, DIM = 2, 64, 32  # 16 chunks of 256 bytes
+
+
+class Pool:
+    """A pool at a place, with content of its own."""
+
+    def __init__(self, network, name, executor, notation, number, **options):
+        shape = (LAYERS, BLOCKS, DIM) if notation.startswith("layer") else (BLOCKS, LAYERS, DIM)
+        self.memory = np.random.default_rng(number).integers(0, 256, shape, np.uint8)
+        self.layout = KVLayout.from_tensors(notation, self.memory)
+        self.end = network.place(name, executor, [self.layout], **options)
+        self.name = name
+
+    @property
+    def blocks(self):
+        return self.memory if len(self.memory) == BLOCKS else self.memory.swapaxes(0, 1)
+
+
+@pytest.fixture
+def network():
+    return Network()
+
+
+@pytest.fixture
+def pair(network, executor):
+    return (Pool(network, "near", executor, "layer block dim", 1), Pool(network, "far", executor, "block layer dim", 2))
+
+
+def pull(mine, theirs, blocks=range(BLOCKS), **options):
+    plan = kvplan.compile(theirs.layout, mine.layout).plan(blocks, blocks)
+    return mine.end.submit(theirs.name, plan, reading=True, **options)
+
+
+def push(mine, theirs, blocks=range(BLOCKS), **options):
+    plan = kvplan.compile(mine.layout, theirs.layout).plan(blocks, blocks)
+    return mine.end.submit(theirs.name, plan, reading=False, **options)
+
+
+def ended(network, transfer):
+    network.run(lambda: transfer.over)
+    transfer.synchronize()
+
+
+def kind_of(note):
+    return Message.of(note).kind if note.startswith(MAGIC) else None
+
+
+@pytest.mark.parametrize("kind", [ORDER, GO, CHUNK])
+@pytest.mark.parametrize("times", [0, 2])
+def test_a_message_that_is_lost_or_comes_twice_is_an_error(network, pair, kind, times):
+    near, far = pair
+    ended(network, pull(near, far, range(4)))
+    left = [1]
+
+    def drop(mine, peer, note):
+        if kind_of(note) == kind and left[0]:
+            left[0] -= 1
+            return times
+        return 1
+
+    network.drop = drop
+    before = near.blocks.copy()
+    transfer = pull(near, far)
+    with pytest.raises(TransferError):
+        ended(network, transfer)
+    assert ((near.blocks == before) | (near.blocks == far.blocks)).all()
+    network.settle()
+    ended(network, pull(near, far))
+    assert (near.blocks == far.blocks).all()
+    network.settle()
+
+
+@pytest.mark.parametrize("lost", range(1, 4))
+def test_greetings_that_are_lost_are_repeated(network, pair, lost):
+    near, far = pair
+    left = [lost]
+
+    def drop(mine, peer, note):
+        left[0] -= kind_of(note) == HELLO
+        return int(kind_of(note) != HELLO or left[0] < 0)
+
+    network.drop = drop
+    ended(network, pull(near, far))
+    assert (near.blocks == far.blocks).all()
+    network.settle()
+
+
+@pytest.mark.parametrize("begin", [pull, push])
+def test_a_peer_that_stalls_is_given_up_and_its_slots_come_back_when_it_goes_on(network, pair, executor, begin):
+    near, far = pair
+    other = Pool(network, "other", executor, "block layer dim", 3)
+    ended(network, pull(near, far, range(4)))
+    begun, transfer = network.now, begin(near, far)
+    for _ in range(3):
+        network.step()
+    network.stalled.add("far")
+    with pytest.raises(TransferError):
+        ended(network, transfer)
+    assert 29 < network.now - begun < 62
+    ended(network, pull(near, other))  # with what slots there are
+    assert (near.blocks == other.blocks).all()
+    network.stalled.clear()
+    network.settle()
+    ended(network, pull(near, far))
+    network.settle()
+
+
+def test_a_peer_that_dies_gives_its_slots_back_at_once(network, pair):
+    near, far = pair
+    ended(network, pull(near, far, range(4)))
+    transfer = pull(near, far)
+    network.step()
+    network.dead.add("far")
+    with pytest.raises(TransferError, match="dead"):
+        ended(network, transfer)
+    network.notes.clear()
+    network.run(lambda: not near.end.busy)
+    assert network.places["near"].reach.left == ["far"]
+    network.writes.clear()
+    network.settle()
+
+
+def test_a_stalled_peer_leaves_half_of_the_slots_to_others(network, executor):
+    near = Pool(network, "near", executor, "layer block dim", 1, slots=8)
+    others = [Pool(network, name, executor, "block layer dim", k) for k, name in enumerate(("a", "b"))]
+    for other in others:
+        ended(network, pull(near, other, range(2)))
+    stalled = pull(near, others[0], patience=None)
+    network.stalled.add("a")
+    network.run(lambda: len(near.end.ring.into) < 5)
+    for _ in range(20):
+        network.step()
+    ended(network, pull(near, others[1]))
+    assert not stalled.over
+    network.stalled.clear()
+    ended(network, stalled)
+    network.settle()
+
+
+def test_high_priority_is_asked_first(network, pair):
+    near, far = pair
+    ended(network, pull(near, far, range(4)))
+    normal = [pull(near, far, range(32)) for _ in range(4)]
+    network.step()
+    urgent = pull(near, far, range(32, 64), priority="high")
+    ended(network, urgent)
+    assert not any(transfer.over for transfer in normal[1:])
+    for transfer in normal:
+        ended(network, transfer)
+
+
+def test_transfers_take_turns(network, pair):
+    near, far = pair
+    large = pull(near, far, range(60))
+    for _ in range(4):
+        network.step()
+    small = pull(near, far, range(60, 64))
+    ended(network, small)
+    assert not large.over
+    ended(network, large)
+
+
+def test_a_transfer_that_waits_for_its_gate_has_no_deadline_and_no_slots(network, pair):
+    near, far = pair
+    ended(network, push(near, far, range(4)))
+    event = threading.Event()
+    waits = push(near, far, after=event)
+    until = network.now + 100
+    network.run(lambda: network.now > until)
+    assert not waits.over
+    assert len(far.end.ring.into) == 4
+    event.set()
+    ended(network, waits)
+    assert (near.blocks == far.blocks).all()
+
+
+def test_layers_travel_as_their_gates_open(network, pair):
+    near, far = pair
+    gates = {layer: threading.Event() for layer in range(LAYERS)}
+    before = far.blocks.copy()
+    transfer = push(near, far, after=gates, by_layer=True)
+    for layer in range(LAYERS):
+        until = network.now + 1
+        network.run(lambda until=until: network.now > until)
+        assert (far.blocks[:, layer:] == before[:, layer:]).all()
+        gates[layer].set()
+    ended(network, transfer)
+    assert (near.blocks == far.blocks).all()
+
+
+def test_an_event_that_was_never_recorded_is_refused(pair):
+    event = SimpleNamespace(cuda_event=0, query=lambda: True, synchronize=lambda: None)  # as torch has it
+    with pytest.raises(KVPlanError, match="never recorded"):
+        push(*pair, after=event)
+
+
+def test_memory_that_is_not_offered_is_refused(network, pair):
+    near, _ = pair
+    other = KVLayout.from_tensors("block layer dim", np.zeros((BLOCKS, LAYERS, DIM), np.uint8))
+    plan = kvplan.compile(other, near.layout).plan([1], [2])
+    with pytest.raises(TransferError, match="not all in the memory that is offered"):
+        ended(network, near.end.submit("far", plan, reading=True))
+    network.settle()
+
+
+def test_many_programs_on_one_line(network, pair):
+    """Each slice of a layout is a program of its own; numbers of old ones are used again."""
+    near, far = pair
+    for turn in range(150):
+        layer = turn % LAYERS
+        program = kvplan.compile(*(pool.layout.slice(layers=range(layer, layer + 1)) for pool in (far, near)))
+        transfer = near.end.submit("far", program.plan([turn % BLOCKS], [3]), reading=True)
+        ended(network, transfer)
+        assert (near.blocks[3, layer] == far.blocks[turn % BLOCKS, layer]).all()
+    network.settle()
+
+
+def test_a_plan_of_more_programs_than_a_line_knows_is_refused(pair):
+    near, far = pair
+    plans = [
+        kvplan.compile(*(pool.layout.slice(layers=range(1)) for pool in (far, near))).plan([k], [k]) for k in range(64)
+    ]
+    more = kvplan.compile(*(pool.layout.slice(layers=range(1, 2)) for pool in (far, near))).plan([0], [0])
+    with pytest.raises(KVPlanError, match="programs"):
+        near.end.submit("far", kvplan.join([*plans, more]), reading=True)
+
+
+def test_both_greet_at_once(network, pair):
+    near, far = pair
+    both = pull(near, far, range(32)), pull(far, near, range(32, 64))
+    for transfer in both:
+        ended(network, transfer)
+    assert (near.blocks == far.blocks).all()
+    network.settle()
+
+
+def test_an_end_that_closes_tells_its_peers(network, pair):
+    near, far = pair
+    ended(network, pull(near, far, range(4)))
+    network.faults = Faults(late=0.5)
+    transfer = pull(near, far)
+    network.step()
+    closing = threading.Thread(target=lambda: far.end.close(20.0))
+    closing.start()
+    network.run(lambda: transfer.over)
+    with pytest.raises(TransferError, match="'far'"):
+        transfer.synchronize()
+    network.faults = Faults()
+    network.run(lambda: not closing.is_alive())
+    closing.join()
+    with pytest.raises(TransferError, match="closed"):
+        pull(far, near)
+    with pytest.raises(TransferError):
+        ended(network, pull(near, far))
+    network.settle()
