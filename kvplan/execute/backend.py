@@ -82,6 +82,8 @@ class Backend(ABC):
         """
         self.stop()
         if self.generation == generation() and threading.get_ident() not in self.threads | {self.submitter}:
+            with self.lock:  # a submit that found it open has started the thread
+                pass
             self.join()
 
     def join(self, timeout: float | None = None) -> bool:
