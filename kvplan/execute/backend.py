@@ -90,8 +90,12 @@ class Backend(ABC):
         """Wait for the thread's end; return whether it has ended."""
         return self._worker.join(timeout)
 
-    @abstractmethod
     def in_flight(self) -> int:
+        """Return the number of transfers that are not known to have ended; 0 in a forked child, which has none."""
+        return self._flying() if self.generation == generation() else 0
+
+    @abstractmethod
+    def _flying(self) -> int:
         """Return the number of transfers that are not known to have ended."""
 
     @abstractmethod

@@ -13,7 +13,7 @@ from kvplan.agents.by_nixl.nixl_end import NixlEnd
 from kvplan.agents.by_nixl.nixl_progress import NixlProgress
 from kvplan.agents.by_nixl.nixl_reach import NixlReach
 from kvplan.agents.packed.end import End
-from kvplan.agents.packed.line import MOST_PROGRAMS
+from kvplan.agents.packed.line import MOST_PROGRAMS, too_many
 from kvplan.agents.packed.messages import HELLO, MAGIC, Hello, Message, refusal
 from kvplan.agents.packed.programs import Offer
 from kvplan.agents.packed.ring import Ring, Slots, allocated, ring_for
@@ -181,9 +181,10 @@ class NixlPacked:
             return f"the agent {self._name!r} is closed"
         if self.opened is not None and (why := self.opened.end.refusals.get(peer)) is not None:
             return why
-        if plan.nbytes and not sources_of(plan):
+        sources = sources_of(plan)
+        if plan.nbytes and not sources:
             return "it does not say what it was made from"
-        if len(set(map(id, plan.programs))) > MOST_PROGRAMS:
+        if too_many(source.program for source in sources):
             return f"it has more than {MOST_PROGRAMS} programs"
         for k, where in ((1 if reading else 0, "here"), (0 if reading else 1, "there")):
             devices = {pair[k].device for pair in plan.layouts}

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from kvplan.agents.latched_transfer import LatchedTransfer
-from kvplan.agents.packed.line import MOST_PROGRAMS, Clock, Line, Mover, Moving, Pending, Wire
+from kvplan.agents.packed.line import MOST_PROGRAMS, Clock, Line, Mover, Moving, Pending, Wire, too_many
 from kvplan.agents.packed.messages import CHUNK, FAIL, HELLO, MAGIC, WORD, Hello, Message, read_end, refusal
 from kvplan.agents.packed.packed_transfer import PackedTransfer, Wish
 from kvplan.agents.packed.programs import Offer
@@ -82,7 +82,7 @@ class End:
         now: the clock.
 
     Attributes:
-        ring, tally, wake, notes: as given.
+        ring, tally, wake, notes, threaded: as given.
         refusals: by peer, why it takes no packed transfer.
     """
 
@@ -94,7 +94,7 @@ class End:
         self.ring, self.wake = ring, wake
         self.tally = Tally() if tally is None else tally
         self.refusals: dict[str, str] = {}
-        self._reach, self._arrivals, self._threaded, self._now = reach, arrivals, threaded, now
+        self._reach, self._arrivals, self.threaded, self._now = reach, arrivals, threaded, now
         self.notes = deque[tuple[str, bytes]]() if notes is None else notes
         self._traffic = Traffic(ring, mover, offer, self.notes, now)
         self._lines: dict[str, Line] = {}
@@ -109,11 +109,6 @@ class End:
         self._generation = generation()
 
     # ---- any thread --------------------------------------------------------------------------------------------------
-
-    @property
-    def threaded(self) -> bool:
-        """Whether a thread of the owner polls."""
-        return self._threaded()
 
     @property
     def busy(self) -> bool:
@@ -236,7 +231,7 @@ class End:
         if not sources and plan.nbytes:
             raise KVPlanError(f"{plan!r} does not say what it was made from; submit what CopyProgram.plan or join made")
         outlines = outlines_of(plan)
-        if len({id(outline.program) for outline in outlines}) > MOST_PROGRAMS:
+        if too_many(outline.program for outline in outlines):
             raise KVPlanError(f"{plan!r} has more than {MOST_PROGRAMS} programs; join fewer plans")
         groups = (len(plan.layers) if mapping else GROUPS) if by_layer else 1
         layers, _ = layers_of(outlines, groups)
@@ -255,7 +250,7 @@ class End:
             self._traffic.queue(Pending(transfer, line, plan, outlines, groups, sources))
 
         self.later(queue)
-        if not self.threaded:
+        if not self.threaded():
             self.poll()
         return transfer
 
@@ -288,13 +283,13 @@ class End:
             if seconds > timeout:
                 left = ", ".join(sorted(map(repr, self.peers)))
                 raise TransferError(f"the packed transfers close, and writes of {left} may still move in the ring")
-            if self.threaded:
+            if self.threaded():
                 self.wake()
                 time.sleep(CLOSE_NAP)
             elif not self.poll():
                 time.sleep(CLOSE_NAP)
         self.later(self._leave_all)
-        if not self.threaded:
+        if not self.threaded():
             self.poll()
 
     def _leave_all(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from kvplan.agents.packed.messages import UNNUMBERED, Message
@@ -17,6 +17,11 @@ from kvplan.plan.copy_program import CopyProgram
 from kvplan.plan.plan import ById, Plan, PlanSource
 
 MOST_PROGRAMS = 64  # that a line knows in one direction, and that a transfer may have
+
+
+def too_many(programs: Iterable[ById]) -> bool:
+    """Return whether these are more programs than a line knows."""
+    return len(set(map(id, programs))) > MOST_PROGRAMS
 
 
 class Wire(Protocol):

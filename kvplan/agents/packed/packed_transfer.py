@@ -29,7 +29,6 @@ class Progress(Protocol):
 
     tally: Tally
 
-    @property
     def threaded(self) -> bool:
         """Whether a thread of the owner polls."""
 
@@ -96,7 +95,7 @@ class PackedTransfer(LatchedTransfer):
 
     def done(self) -> bool:
         """Return whether it has ended; see :meth:`kvplan.Transfer.done`."""
-        if not self._over.happened and not self._end.threaded:
+        if not self._over.happened and not self._end.threaded():
             check_process(self._generation)
             self._end.poll()
         return self._over.happened
@@ -123,7 +122,7 @@ class PackedTransfer(LatchedTransfer):
 
     def add_done_callback(self, function: Call) -> bool:
         """See :meth:`kvplan.Transfer.add_done_callback`; without a thread, its callers end it."""
-        return self._end.threaded and super().add_done_callback(function)
+        return self._end.threaded() and super().add_done_callback(function)
 
     def cancel(self) -> bool:
         """Cancel it if it has not begun: nothing was scattered, or written. Its note is not sent.
@@ -198,10 +197,10 @@ class PackedTransfer(LatchedTransfer):
         if over():
             return True
         check_process(self._generation)
-        if self._end.threaded:
+        if self._end.threaded():
             self._end.wake()
         until = None if timeout is None else time.monotonic() + timeout
-        while self._end.threaded:
+        while self._end.threaded():
             step = self._step
             if over() or not step.wait(None if until is None else until - time.monotonic()):
                 return over()

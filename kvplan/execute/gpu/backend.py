@@ -7,7 +7,7 @@ from contextlib import suppress
 from threading import get_ident
 from typing import Any
 
-from kvplan.base.process import check_process, compiling, generation
+from kvplan.base.process import check_process, compiling
 from kvplan.cost.model import Candidate
 from kvplan.cost.policy import Policy, layer_edges
 from kvplan.cost.profile import DeviceProfile
@@ -165,10 +165,7 @@ class GpuBackend(Resources):
         """Return whether a transfer has not ended."""
         return any(lane.flying or lane.pending for lane in self.lanes.values())
 
-    def in_flight(self) -> int:
-        """Return the number of transfers that are not known to have ended."""
-        if self.generation != generation():  # a forked child, which has no transfers
-            return 0
+    def _flying(self) -> int:
         lanes = self.lanes.values()
         some = {one for lane in lanes for one in lane.flying.copy()}
         some |= {one.transfer for lane in lanes for one in lane.pending.copy()}

@@ -139,11 +139,6 @@ class GpuTransfer(Transfer):
         """Return whether all its driver calls have been made: streams can wait at once."""
         return bool(self.state[ENDED]) and not self.queued
 
-    @property
-    def ended_well(self) -> bool:
-        """Whether it is known to have ended without an error; it asks nobody."""
-        return self.over and self.error is None
-
     def fail(self, error: BaseException) -> None:
         """Set its error, the first time. The lock is held; issued work is still in flight."""
         if self.error is None:

@@ -114,7 +114,7 @@ class KernelPath(Path):
         )  # fmt: skip
         transfer.copies, transfer.launches = many * made.copies, launches
         rows = rows[:written]
-        return Written(rows, written, marked_in(rows, marks) if marks else ())
+        return Written(rows, written, marked_in(rows, marks))
 
     def _whole(self, work: Work, size: KernelSize) -> Launches:
         """Return a launch for all units of a run group, or for those of each of its pieces by layers."""

@@ -76,7 +76,7 @@ class Lane:
         flying: issued transfers, in order; some may have ended.
         last: the last of them.
         pending: transfers that are not issued yet, in order of their submits.
-        streams: all streams made so far:
+        streams: all streams made so far.
         copy: the stream for the copy engine.
         kernel: the stream for kernels, which are short, and other work waits for them; or the caller's.
         other: a second such stream, so that two chunks of a load can be ready at once. Some compute holds every SM

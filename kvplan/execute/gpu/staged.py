@@ -161,10 +161,11 @@ class StagedPath(Path):
         quarter = (backend.policy.staging_bytes or RING_NBYTES) // 4 // GRAIN * GRAIN
         self._parts = 3 * quarter, quarter  # bytes for normal and for urgent transfers
         self._rings: dict[str, list[Slots]] = {}  # by direction
+        self._carrying: Launches | None = None
         # One program per SM: compute may hold every SM until it ends, so the programs must end soon after they start.
         processors = backend.device.multiprocessors
         self._programs = min(backend.policy.max_programs or processors, processors)
-        self._known: WeakKeyDictionary[RunGroup | LayerCuts, dict[bool, Prepared | None]] = WeakKeyDictionary()
+        self._known: WeakKeyDictionary[RunGroup | LayerCuts, dict[bool, Prepared]] = WeakKeyDictionary()
 
     def refuse(self, plan: Plan, sides: Sides) -> KVPlanError | None:
         """Refuse also if a granule is larger than the ring's part for normal transfers; see :meth:`Path.refuse`."""
@@ -208,8 +209,8 @@ class StagedPath(Path):
         """Assign units to chunks, and send these through the ring; see :meth:`Path.write`."""
         plan, (enter, leave) = transfer.plan, self.streams(transfer.lane, transfer.plan.direction)
         whole = work_of(plan, transfer.edges)
-        if whole is not None and self._prepared(whole, plan.direction) is None:
-            whole = None
+        if whole is not None and len({staging_of(one, plan.direction).granule_units for one in whole.groups}) > 1:
+            whole = None  # host blocks are granules for some pieces only
         pieces = [[whole]] if whole else [works_of(piece) for _, piece in pieces_of(plan, transfer.edges)]
         granule = max(
             staging_of(group, plan.direction).nbytes for works in pieces for one in works for group in one.groups
@@ -237,8 +238,6 @@ class StagedPath(Path):
         backend, plan, lane = self._backend, transfer.plan, transfer.lane
         load = plan.direction == "load"
         made = self._prepared(work, plan.direction)
-        if made is None:
-            raise PathError("the pieces of this plan have host blocks of several kinds")
         count, pieces, per = work.units.shape[1], len(work.groups), made.per
         skip = work.skips[0 if load else 1] if per > 1 else 0
         last, end = divmod(count - 1 + skip, per)
@@ -295,20 +294,20 @@ class StagedPath(Path):
         return rows[1:2]
 
     def _pages(self) -> Launches:
-        page = np.array([[0], [0], [PAGE_NBYTES]], dtype=np.int64)
-        table = self._backend.tables.get(self, page, 16, TILE, key="page", warps=WARPS)
-        return Launches([(table, 0, 0, ALL, 0, 0)])
+        if self._carrying is None:
+            page = np.array([[0], [0], [PAGE_NBYTES]], dtype=np.int64)
+            table = self._backend.tables.get(self, page, 16, TILE, key="page", warps=WARPS)
+            self._carrying = Launches([(table, 0, 0, ALL, 0, 0)])
+        return self._carrying
 
-    def _prepared(self, work: Work, direction: str) -> Prepared | None:
-        """Return what is prepared for units; None if host blocks are granules for some pieces only."""
+    def _prepared(self, work: Work, direction: str) -> Prepared:
         load, known = direction == "load", self._known.get(work.owner)
         if known is None:
             known = self._known.setdefault(work.owner, {})
         if load not in known:
             stagings = [staging_of(group, direction) for group in work.groups]
-            alike = len({one.granule_units for one in stagings}) == 1
             tables = [self._table(*pair, load=load) for pair in zip(work.groups, stagings, strict=True)]
-            known[load] = Prepared(stagings, tables) if alike else None
+            known[load] = Prepared(stagings, tables)
         return known[load]
 
     def _table(self, group: RunGroup, staging: Staging, *, load: bool) -> Table:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvplan.base.process import check_process, compiling, generation
+from kvplan.base.process import check_process, compiling
 from kvplan.base.threads import Bell, Call, Latch, error_of
 from kvplan.errors import PathError, TransferError
 from kvplan.execute.backend import WITHIN_ERROR, Backend
@@ -181,10 +181,7 @@ class HostPath(Backend):
         self.bell.ring()
         return transfer
 
-    def in_flight(self) -> int:
-        """Count the transfers that have not ended."""
-        if self.generation != generation():  # a forked child, which has none
-            return 0
+    def _flying(self) -> int:
         return sum(not transfer.done() for line in self._lines for transfer in line.copy())
 
     # The path's thread.
