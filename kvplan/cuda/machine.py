@@ -145,8 +145,8 @@ def nvml() -> Iterator[Callable[..., Any]]:
     """Open NVML, the library behind nvidia-smi, within a ``with``.
 
     Yields:
-        A function that calls a function of ``pynvml``, by its name. It returns None where NVML does not tell: always,
-        if nvidia-ml-py is not installed or NVML does not start.
+        A function that calls a function of ``pynvml``, by its name. It returns None where NVML does not tell, or an
+        argument is None: always, if nvidia-ml-py is not installed or NVML does not start.
 
     >>> with nvml() as ask:
     ...     version = ask("nvmlSystemGetDriverVersion")  # "580.159.04", or None
@@ -158,8 +158,8 @@ def nvml() -> Iterator[Callable[..., Any]]:
         return
 
     def ask(name: str, *arguments: Any) -> Any:
-        try:
-            return getattr(pynvml, name)(*arguments)
+        try:  # NVML crashes on a handle that it did not give, as that of a GPU that it does not list
+            return None if None in arguments else getattr(pynvml, name)(*arguments)
         except pynvml.NVMLError:
             return None
 

@@ -49,7 +49,8 @@ class Nvml:
 
         def call(*arguments):
             self.calls.append(name)
-            if name not in self.gives or {name, "nvmlInit"} & self.refuses or None in arguments:
+            assert None not in arguments, f"{name} crashes on a handle that NVML did not give"
+            if name not in self.gives or {name, "nvmlInit"} & self.refuses:
                 raise NVMLError(name)
             gives = self.gives[name]
             return gives(*arguments) if callable(gives) else gives

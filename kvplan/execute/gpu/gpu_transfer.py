@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from kvplan.base.process import check_process, generation
-from kvplan.cuda.device import NOT_READY
+from kvplan.cuda.device import NOT_READY, Uncaptured
 from kvplan.cuda.handles import current_stream, stream_handle
 from kvplan.cuda.reach import gpus_of
 from kvplan.cuda.rows import ADDED, ENDED, FAILED, LAST_ROW, PLAYED, STATE_WORDS
@@ -190,6 +190,10 @@ class GpuTransfer(Transfer):
         check_process(self.backend.generation)
         if self.queued:
             return False
+        device = self.backend.device
+        if device.is_current():  # as for most callers, who may ask often
+            with Uncaptured(device), self.backend.lock:
+                return self.retire()
         with self.backend.inside():
             return self.retire()
 

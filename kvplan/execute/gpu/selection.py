@@ -24,20 +24,6 @@ from kvplan.program.program import RunGroup
 MOST_UNITS = 1 << 40  # no plan has more
 
 
-class Choice(NamedTuple):
-    """A chosen path.
-
-    Attributes:
-        path: the path that moves the plan.
-        predicted: predicted seconds on the GPU; None if there is no prediction for the plan, or none was needed.
-        pageable: whether the plan has pageable memory.
-    """
-
-    path: Path
-    predicted: float | None
-    pageable: bool
-
-
 class Costs(NamedTuple):
     """What a transfer costs before its first unit, or what one unit costs, on each of some paths.
 
@@ -70,7 +56,7 @@ class Offer(NamedTuple):
         paths: the paths that can serve a plan; or the one that it takes.
         fixed: their costs before the first unit; None if there is nothing to choose.
         units: by run group and groups of layers, what a unit costs on them.
-        pageable: as of :class:`Choice`.
+        pageable: whether plans have pageable memory.
     """
 
     paths: list[Path]
@@ -120,12 +106,16 @@ class Selection:
         """Return the profile of the device. The first use looks it up."""
         return self._profile(-1)
 
-    def choose(self, plan: Plan, edges: Edges | None = None) -> Choice:
+    def choose(self, plan: Plan, edges: Edges | None = None) -> tuple[Path, float | None, bool]:
         """Choose the path for a plan, before any bytes move.
 
         Args:
             plan: the plan.
             edges: groups of layers that the transfer is cut into; None if it is not by layers.
+
+        Returns:
+            The path; its predicted seconds on the GPU, None if there is no prediction or no choice; and whether the plan
+            has pageable memory.
 
         Raises:
             LayoutError: a destination is read-only, or addresses are not of this process.
@@ -141,18 +131,18 @@ class Selection:
             offer = known.offers[groups] = self._offer(plan, known.sides)
         paths, fixed, units, pageable = offer
         if fixed is None:
-            return Choice(paths[0], None, pageable)
+            return paths[0], None, pageable
         if len(parts) == 1:
             ((group, some),) = parts
             count, unit = some.shape[1], units.get((group, edges)) or self._unit(plan, group, edges, offer)
             best = unit.taken[bisect(unit.starts, count) - 1]
-            return Choice(paths[best], fixed.seconds[best] + count * unit.costs.seconds[best], pageable)
+            return paths[best], fixed.seconds[best] + count * unit.costs.seconds[best], pageable
         costs = fixed
         for group, some in parts:
             unit = units.get((group, edges)) or self._unit(plan, group, edges, offer)
             costs = Costs(*(_sums(*pair, some.shape[1]) for pair in zip(costs, unit.costs, strict=True)))
         best = first_near(costs.scores)
-        return Choice(paths[best], costs.seconds[best], pageable)
+        return paths[best], costs.seconds[best], pageable
 
     def _offer(self, plan: Plan, sides: Sides) -> Offer:
         """Return the paths that can serve a plan, with their costs; or the path of the policy, or of such a plan."""
@@ -194,9 +184,9 @@ class Selection:
 
     def likely(self, plan: Plan, edges: Edges | None = None) -> list[Path]:
         """Return the path of the policy. For ``auto``, return all paths that plans of other sizes may take."""
-        chosen = self.choose(plan, edges)
-        if chosen.predicted is None:
-            return [chosen.path]
+        path, predicted, _ = self.choose(plan, edges)
+        if predicted is None:
+            return [path]
         return [self._paths[one.path] for one in self.all(plan, edges) if not one.refused]
 
     def expected(self, plan: Plan, name: str, edges: Edges | None = None) -> float | None:
