@@ -224,7 +224,6 @@ class Agent:
         core = self._core
         core.check_open()
         found = core.door.notes()
-        found += [(link.name, note) for link in list(core.links.values()) for note in link.notes()]
         if core.packed is not None:
             found += core.packed.notes()
         elif core.nixl is not None:

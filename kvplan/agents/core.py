@@ -17,10 +17,10 @@ from kvplan.agents.by_nixl.nixl_link import NixlLink
 from kvplan.agents.by_nixl.nixl_packed import NixlPacked, PackedWay
 from kvplan.agents.door import Door
 from kvplan.agents.identity import this_process
+from kvplan.agents.lines import Lines
 from kvplan.agents.link import Link
 from kvplan.agents.loop import Loop, guarded
 from kvplan.agents.packed.programs import NOTHING, Offer
-from kvplan.agents.settling import Lanes
 from kvplan.agents.ways import OfferedLayouts
 from kvplan.base.process import AGENTS, at_exit, generation
 from kvplan.base.threads import Latch
@@ -56,7 +56,7 @@ class Core:
         loop: the service thread.
         door: the owner's side.
         links: its connections to owners.
-        lanes: threads that end its transfers.
+        lines: its transfers with peers.
         tally: sums over its transfers.
         closing: whether it accepts no more peers and transfers.
         ended: set when all peers have gone and all is given back.
@@ -75,7 +75,6 @@ class Core:
         self.agent, self.key = secrets.token_bytes(16), secrets.token_bytes(32)
         self.inside: set[int] = set()
         self.tally = Tally()
-        self.lanes = Lanes(self.inside)
         self.links: dict[int, Link] = {}
         self.nixl_links: dict[int, NixlLink] = {}
         self.carded = False
@@ -87,6 +86,8 @@ class Core:
         self._own: dict[str, Executor] = {}
         self._lock = threading.RLock()
         self.loop = Loop(self.inside)
+        self.lines = Lines(self.loop.wake, self.inside)
+        self.loop.add(self.lines)
         try:
             self.door = Door(name, self.agent, self.key, offered.offers, users | {this_process().uid}, self.loop)
         except BaseException:
@@ -181,9 +182,9 @@ class Core:
         return {}
 
     def due(self) -> float | None:
-        """Return when to look again for the ends of packed transfers, if there are some."""
-        waits = self.closing and not self.door.closing  # for packed transfers
-        return time.monotonic() + LOOK_SECONDS if self.packed is not None and (self.packed.begun or waits) else None
+        """Return when to look again for the ends of transfers, if there are some."""
+        packs = self.packed is not None and (self.packed.begun or not self.door.closing)
+        return time.monotonic() + LOOK_SECONDS if self.closing and (packs or self.lines.busy) else None
 
     def serve(self) -> None:
         """Close what can be closed now; the service thread calls this again after each event."""
@@ -197,15 +198,14 @@ class Core:
             for nixl in list(self.nixl_links.values()):
                 guarded(nixl.leave)
         for number, link in list(self.links.items()):
-            if not link.leaving:
+            if link.why is None:
                 link.leave()
             if link.ended.happened:
                 self.links.pop(number, None)
         with self._lock:
-            if self.links or self.door.visitors or self.ended.happened:
+            if self.links or self.door.visitors or self.lines.busy or self.ended.happened:
                 return
             guarded(self.offered.close)
-            self.lanes.stop()
             self.loop.stop()
             _cores.discard(self)
             self.ended.set()
@@ -227,7 +227,6 @@ class Core:
             )
         left = max(until - time.monotonic(), 1.0)
         self.loop.thread.join(left)
-        self.lanes.join(left)
         if self.packed is not None:
             self.packed.close(max(until - time.monotonic(), 1.0))
         for executor in self._own.values():
@@ -260,8 +259,8 @@ class Core:
         if self.packed is not None:
             self.packed.stop(EXIT_SECONDS)
         if self.nixl is not None:
-            self.lanes.stop()
-            self.lanes.join(EXIT_SECONDS)
+            self.loop.stop()
+            self.loop.thread.join(EXIT_SECONDS)
 
     def drop(self) -> None:
         """Close all descriptors of connections in a forked child. The parent's connections stay as they are."""

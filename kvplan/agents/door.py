@@ -10,7 +10,6 @@ import socket
 import threading
 import time
 from collections.abc import Mapping
-from functools import partial
 
 from kvplan.agents.channel import CLOSING, MESSAGE, PACKET, Channel
 from kvplan.agents.greeting import (
@@ -240,7 +239,7 @@ class Greeting:
         visitor = Visitor(door, self.sock, life, hello.name)
         try:
             for transport, table in hellos.items():
-                visitor.served[transport] = door.offers[transport].serve(table, partial(visitor.say, transport))
+                visitor.served[transport] = door.offers[transport].serve(table)
             for part, descriptors in welcome(visitor.served):
                 visitor.channel.send(part, descriptors)
         except BaseException:
@@ -291,10 +290,6 @@ class Visitor:
         last, self._last = self._last, []
         found = self.channel.notes() + last
         return found + [note for one in list(self.served.values()) for note in one.notes()]
-
-    def say(self, transport: str, message: bytes) -> None:
-        """Send a message of a transport."""
-        self.channel.send(message_of(transport, message))
 
     def tell(self, packet: bytes) -> None:
         """Send a packet; a visitor that has gone needs none."""

@@ -37,8 +37,7 @@ class Link:
         name: as given.
         channel: the connection.
         opened: the owner's memory, by transport.
-        leaving: whether this process leaves, so that all is closed once no transfer is in flight.
-        ended: set when all is closed.
+        ended: set when all is closed: the link has an end, and no transfer is in flight.
         why: why no transfer is accepted any more; None while the link is open.
     """
 
@@ -50,7 +49,7 @@ class Link:
         self._loop = loop
         self._lock = threading.RLock()
         self._flying: dict[int, Flying] = {}
-        self.leaving = self._released = self._lost = False
+        self._lost = False
         self.channel = Channel(met.sock, met.life, name, self._hear, self._told, loop.wake)
 
     # ---- transfers ---------------------------------------------------------------------------------------------------
@@ -89,17 +88,13 @@ class Link:
             f", and {self.name!r} does not read its notes"
         )
 
-    def lost(self, opened: Opened | None) -> str | None:
+    def lost(self) -> str | None:
         """Return why bytes that have just moved are nobody's word, or None."""
-        return self.channel.death() or (opened.lost() if opened is not None else None)
+        return self.channel.death()
 
     def send_note(self, note: bytes) -> None:
         """Send a note; raise TransferError if the owner is gone or does not read."""
         self.channel.send(NOTE + note)
-
-    def notes(self) -> list[bytes]:
-        """Return the owner's notes that came by a transport itself."""
-        return [note for one in list(self.opened.values()) for note in one.notes()]
 
     def teller(self, transport: str) -> Tell:
         """Return a function that sends messages of a transport."""
@@ -128,22 +123,16 @@ class Link:
                 self._cancel_pending()
         if self.why is None or self._flying or (channel.unsent() and channel.gone is None):
             return
-        if not self._released:
-            self._released = True
-            for one in self.opened.values():
-                guarded(one.release)
+        for one in self.opened.values():  # before the goodbye: then the owner may free the memory
+            guarded(one.close)
         if channel.gone is None:
             self._say_goodbye()
         channel.close(self.why)
-        if self.leaving and not self.ended.happened:
-            for one in self.opened.values():
-                guarded(one.close)
-            self._loop.remove(self)
-            self.ended.set()
+        self._loop.remove(self)
+        self.ended.set()
 
     def leave(self) -> None:
         """Accept no more transfers, and close everything once those in flight have ended."""
-        self.leaving = True
         self._shut("the peer was forgotten, or this agent was closed")
         self._loop.wake()
 
@@ -172,7 +161,7 @@ class Link:
             log.debug("%s did not hear the goodbye: %s", self.name, error)
 
     def _hear(self, transport: str, message: bytes) -> None:
-        self.opened[transport].heard(message)
+        raise TransferError(f"an owner sends no messages, and {len(message)} bytes of {transport!r} came")
 
     def _told(self, packet: bytes) -> None:
         del packet  # the owner closes

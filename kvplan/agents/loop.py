@@ -86,26 +86,31 @@ class Loop:
     def _serve(self) -> None:
         try:
             while not self._stopped:
-                self._wait()
-                for watcher in list(self._watchers.values()):
+                for watcher in self._wait():
                     guarded(watcher.serve)
         finally:
             self._close()
 
-    def _wait(self) -> None:
-        poll = select.poll()
+    def _wait(self) -> list[Watcher]:
+        """Wait, and return the watchers to serve: those that have an event or are due, or all after a wake."""
+        poll, watchers = select.poll(), list(self._watchers.values())
         poll.register(self._wake, select.POLLIN)
-        due = None
-        for watcher in list(self._watchers.values()):
+        owners, dues = dict[int, Watcher](), dict[int, float]()
+        for watcher in watchers:
             for fd, events in watcher.files().items():
                 if fd >= 0:
                     poll.register(fd, events)
-            at = watcher.due()
-            due = at if due is None or (at is not None and at < due) else due
-        timeout = None if due is None else max(0.0, due - time.monotonic()) * 1000
-        poll.poll(timeout)
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._wake)
+                    owners[fd] = watcher
+            if (at := watcher.due()) is not None:
+                dues[id(watcher)] = at
+        timeout = max(0.0, min(dues.values()) - time.monotonic()) * 1000 if dues else None
+        ready = {fd for fd, _ in poll.poll(timeout)}
+        if self._wake in ready:
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._wake)
+            return list(self._watchers.values())
+        now, some = time.monotonic(), {id(owners[fd]) for fd in ready}
+        return [one for one in watchers if id(one) in some or dues.get(id(one), now + 1) <= now]
 
 
 def guarded(call: Callable[[], object]) -> None:

@@ -12,7 +12,6 @@ from kvplan.agents.link import Link, checked_note
 from kvplan.agents.packed.packed_transfer import PackedTransfer
 from kvplan.agents.peer_transfer import BOUND, Order, PeerTransfer
 from kvplan.agents.relocation import regions_of
-from kvplan.base.integers import integer
 from kvplan.base.quoting import listed, quoted
 from kvplan.errors import KVPlanError, LayoutError, PathError
 from kvplan.execute.executor import PRIORITIES
@@ -24,24 +23,24 @@ from kvplan.plan.plan import Plan
 if TYPE_CHECKING:
     from kvplan.agents.by_nixl.nixl_link import NixlLink
     from kvplan.agents.core import Core
-    from kvplan.agents.settling import Lane
+    from kvplan.agents.lines import Line
     from kvplan.agents.way import Opened
     from kvplan.execute.executor import Executor
 
 READS, WRITES = True, False
 # Defaults are compared by identity, since each call of a submit counts.
-ONCE, NORMAL, AUTO = 1, "normal", "auto"
+NORMAL, AUTO = "normal", "auto"
 _LAYERS = "after is a mapping of layers, which packed pushes over 'nixl' take;"
 _EACH = "submit each layer by itself, with its own after="
 WAYS = (AUTO, "direct", "packed")
 
 
 class _Route(NamedTuple):
-    """The way of transfers by a local transport: the owner's memory, what moves the bytes, and what ends them."""
+    """The way of transfers by a local transport: the owner's memory, what moves the bytes, and those before them."""
 
     opened: Opened
     executor: Executor
-    lane: Lane
+    line: Line
 
 
 class Peer:
@@ -78,7 +77,6 @@ class Peer:
         *,
         after: Any = None,
         note: bytes = b"",
-        attempts: int = ONCE,
         deadline: float | None = BOUND,
         by_layer: bool = False,
         priority: str = NORMAL,
@@ -94,11 +92,10 @@ class Peer:
                 it. A mapping without layers is None.
             note: at most 60,000 bytes for the peer, sent when the last byte has moved; :meth:`kvplan.Agent.notes`
                 returns it there. Notes of transfers of one direction and priority come in the order of the submits.
-            attempts: number of attempts in total, if the transfer itself fails. A dead peer is not tried again, and a
-                packed transfer neither.
             deadline: seconds until the transfer is given up: cancelled if it has not begun, and otherwise ended with
                 an error, although its bytes may still move. By default, a packed transfer is given up when nothing of
-                it has moved for 30 seconds since it could have begun, and others are not given up; None is for never.
+                it has moved for 30 seconds since it could have begun. Another one is given up 30 seconds, and 10
+                seconds a GB, after those before it have ended; but never if it has an ``after=``. None is for never.
             by_layer: whether to move layers in their order; see :meth:`kvplan.Executor.submit`. The direct way of NIXL
                 ignores it.
             priority: ``"high"`` or ``"normal"``; see :meth:`kvplan.Executor.submit`. The direct way of NIXL ignores it.
@@ -127,10 +124,6 @@ class Peer:
         if not isinstance(plan, Plan):
             raise KVPlanError(f"plan is a {type(plan).__name__}; submit takes what CopyProgram.plan or join made")
         checked_note(note)
-        if attempts is not ONCE:
-            attempts = integer(
-                "attempts", attempts, least=1, right="a transfer is tried at least once", error=KVPlanError
-            )
         if deadline is not None and (isinstance(deadline, bool) or not isinstance(deadline, Real) or not deadline > 0):
             raise KVPlanError(f"deadline is {deadline!r}; give a positive number of seconds, or None")
         if after is not None and isinstance(after, (tuple, Mapping)) and not after:
@@ -141,7 +134,7 @@ class Peer:
             raise PathError(f"unknown way {quoted(way)}; expected one of {listed(WAYS)}")
         reading, transport = self._direction(plan)
         until = None if deadline is None or deadline is BOUND else time.monotonic() + float(deadline)
-        order = Order(plan, self.name, reading, note, attempts, deadline, until, after)
+        order = Order(plan, self.name, reading, note, deadline, until, after)
         if isinstance(after, Mapping):
             way = _packed_by_layer(transport, way)
         if transport == "nixl":
@@ -194,7 +187,7 @@ class Peer:
         assert link is not None  # the transport is a local one
         urgent = priority == "high"
         known = self._routes.get((transport, urgent, plan.direction))
-        opened, executor, lane = known or self._route(link, plan, transport, urgent=urgent)
+        opened, executor, line = known or self._route(link, plan, transport, urgent=urgent)
         if after is not None:
             check_after(after, gpu=executor.device != "cpu")
             if isinstance(after, PeerTransfer) and after.on_gpu:
@@ -205,16 +198,15 @@ class Peer:
             # What Executor.submit checks first, the peer's submit has checked, or the backend checks again.
             return executor._submit(plan, waits, by_layer=by_layer, urgent=urgent)
 
-        transfer = PeerTransfer(order, link, opened, core.tally, start)
-        transfer.launch(lane, opened, urgent=urgent)
+        transfer = PeerTransfer(order, link, opened, core.tally, start, line)
+        transfer.launch(urgent=urgent)
         return transfer
 
     def _route(self, link: Link, plan: Plan, transport: str, *, urgent: bool) -> _Route:
         """Return the way of a transfer by a local transport, and keep it if the plan's layouts do not matter."""
         core, opened = self.core, link.opened[transport]
         executor = core.executor_for(plan, opened.gpu)
-        lane = core.lanes.lane((id(executor), urgent, plan.direction))
-        route = _Route(opened, executor, lane)
+        route = _Route(opened, executor, core.lines.line((id(executor), urgent, plan.direction)))
         if opened.gpu is not None:
             self._routes[transport, urgent, plan.direction] = route
         return route
@@ -231,11 +223,11 @@ class Peer:
             return nixl.pack(order, by_layer=by_layer, priority=priority)
         if order.after is not None:
             check_after(order.after, gpu=True)
-        lane = core.lanes.lane((id(nixl), order.after is not None))
+        line = core.lines.line((id(nixl), order.after is not None))
         until = None if order.after is None else order.until  # NIXL itself keeps the deadline of what it has
-        own = order._replace(note=b"", attempts=1, until=until)
-        transfer = PeerTransfer(own, nixl, None, core.tally, lambda: nixl.start(order))
-        transfer.launch(lane, None)
+        own = order._replace(note=b"", deadline=None if order.deadline is BOUND else order.deadline, until=until)
+        transfer = PeerTransfer(own, nixl, None, core.tally, lambda: nixl.start(order), line)
+        transfer.launch()
         return transfer
 
     def _direction(self, plan: Plan) -> tuple[bool, str]:

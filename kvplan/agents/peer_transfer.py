@@ -3,99 +3,142 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, NamedTuple, Protocol
 
-from kvplan.agents.latched_transfer import BEGUN
-from kvplan.agents.peer_ending import BOUND, Order, PeerEnding
-from kvplan.agents.settling import Lane
-from kvplan.agents.way import delivered
+from kvplan.agents.latched_transfer import LatchedTransfer
+from kvplan.agents.lines import Line
+from kvplan.agents.way import Deliver, delivered
 from kvplan.base.process import check_process, generation
-from kvplan.base.threads import Bell, Call, error_of
+from kvplan.base.threads import Call, error_of
 from kvplan.errors import TransferError
-from kvplan.execute.transfer import Transfer, call_when_done, check_layer
-from kvplan.nixl.nixl_transfer import NixlTransfer, end_all
+from kvplan.execute.stats import Tally
+from kvplan.execute.transfer import Transfer, TransferResult, call_when_done, cancellation, check_layer
+from kvplan.plan.plan import Plan
 
-__all__ = ["BOUND", "Order", "PeerTransfer"]
+_HOLDS = {
+    True: "the destination's blocks hold bytes that may be wrong: do not use them",
+    False: "the bytes were written to the memory of a peer that is gone",
+}  # by whether it reads from the peer
 
-LOOK_SECONDS = 2e-4  # that a caller looks for the end of a transfer itself: a block's bytes arrive in less
+# The deadline of a submit that names none, compared by identity: it counts from when the transfer could have begun.
+BOUND = 30.0
+SLOWEST = 1e8  # bytes a second; large transfers get so much more time
+SLICE_SECONDS = 0.5  # after which a caller that blocks looks whether the agent's thread has given the transfer up
 
 
-class PeerTransfer(PeerEnding):
+class Peering(Protocol):
+    """The methods of a peer's connection that a transfer calls; :class:`kvplan.agents.link.Link` has them."""
+
+    why: str | None
+
+    def enter(self, transfer: Any) -> None:
+        """Count the transfer as in flight; raise TransferError if the connection is not open."""
+
+    def leave_flight(self, transfer: Any) -> None:
+        """Count the transfer as ended."""
+
+    def lost(self) -> str | None:
+        """Return why bytes that have just moved are nobody's word, or None."""
+
+    def send_note(self, note: bytes) -> None:
+        """Send the note."""
+
+
+class Order(NamedTuple):
+    """The arguments of a submit.
+
+    Attributes:
+        plan: the plan.
+        peer: name of the peer.
+        reading: whether it reads from the peer; otherwise it writes.
+        note: note for the peer; ``b""`` if the transport delivers it, or if there is none.
+        deadline: seconds until it is given up, or None.
+        until: when that is, as ``time.monotonic`` counts; None if it is not known yet, or never.
+        after: what it waits for, or None.
+    """
+
+    plan: Plan
+    peer: str
+    reading: bool
+    note: bytes = b""
+    deadline: float | None = None
+    until: float | None = None
+    after: Any = None
+
+
+class PeerTransfer(LatchedTransfer):
     """A transfer between two processes of one machine, or of two by NIXL. :meth:`kvplan.Peer.submit` returns it.
 
     It has ended when its bytes have moved, the peer's process was found alive after the last byte, and the note was
-    sent. An error says what the destination holds.
+    sent. An error says what the destination holds. The agent's thread ends it, or a caller who asks for its end.
 
     :meth:`wait` and :meth:`wait_layer` order a GPU's stream behind the bytes, at once. Only :meth:`done`,
     :meth:`synchronize` and :meth:`result` tell whether the peer lived until the end.
 
+    Args:
+        order: the arguments of the submit.
+        link: the peer's connection.
+        opened: the peer's opened memory, which may deliver the note; or None.
+        tally: sums over the transfers with the peer.
+        start: submits the inner transfer, which moves the bytes.
+        line: the transfers before it.
+
     Attributes:
         plan: the plan that it moves.
-        attempt: number of the current attempt, from 1.
-        quiet: whether a stream or NIXL delivers its note, so that any thread can end it once its bytes have moved.
-        polled: whether it is a direct transfer of NIXL without ``after=``, which is quiet: its callers ask NIXL.
-        left: whether the lane has left it to its caller for some time.
+        inner: the inner transfer; None while it has not been submitted.
         until: its deadline as ``time.monotonic`` counts, or None.
+        called: whether the end of the inner transfer calls the agent's thread.
     """
 
-    # Defaults that most transfers keep, so that a submit need not set them.
-    quiet = left = polled = False
-    _launched = False
-    _wake: Call | None = None  # wakes the lane while it waits for the ``after=``
-    _lane: Lane | None = None
+    inner: Transfer | None = None
+    called = False
+    _answers: tuple[BaseException | None, ...] = ()  # the error of an ``after=`` that the CPU waited for, or None
+    _deferred = _asked = _cancelled = _settling = False
+
+    def __init__(
+        self, order: Order, link: Peering, opened: Any, tally: Tally, start: Callable[[], Transfer], line: Line
+    ) -> None:  # fmt: skip
+        super().__init__(order.plan)
+        self.until = order.until
+        self._order, self._link, self._opened, self._tally, self._start = order, link, opened, tally, start
+        self._line = line
+        self._taken: list[Deliver] = []  # the transport's function, if the transport delivers the note
 
     # ---- the face of a transfer --------------------------------------------------------------------------------------
 
     def done(self) -> bool:
         """Return whether it has ended; see :meth:`kvplan.Transfer.done`."""
-        if self._over.happened:
-            return True
-        if self.quiet:
-            self._end_quietly()
-        elif self._lane is not None:
-            self._lane.hurry()
+        if not self._over.happened and self._generation == generation():
+            self._line.end(quietly=True)
         return self._over.happened
 
     def synchronize(self, timeout: float | None = None) -> None:
         """Block until it has ended; see :meth:`kvplan.Transfer.synchronize`."""
-        if not self._over.happened:
+        limit = None if timeout is None else time.monotonic() + timeout
+        while not self.done():
             check_process(self._generation)
-            if self._lane is not None and not (self.quiet and self._ends_soon(timeout)):
-                self._lane.hurry()
-            if not self._over.wait(timeout):
+            if limit is not None and time.monotonic() > limit:
                 raise self._late(timeout)
+            self._await_bytes(limit)
         self._raise()
 
-    def _ends_soon(self, timeout: float | None) -> bool:
-        """Look for the end without a pause for a while; return whether it has come.
-
-        A caller that sleeps is woken by the lane's thread some time after the end, and its next submit is slower.
-        """
-        until = time.monotonic() + (LOOK_SECONDS if timeout is None else min(LOOK_SECONDS, timeout))
-        while not self._end_quietly():
-            if self._cancelled or time.monotonic() > until:
-                return self._over.happened
-        return True
-
-    def _end_quietly(self) -> bool:
-        """End it in the caller's thread, if it can be; return whether it has ended.
-
-        The lane then has no work with it, since its thread would compete with the caller's next submits for the
-        interpreter. NIXL's handles are released by that thread all the same: no interrupt comes there.
-        """
-        if self.polled and self._generation != generation():
-            return False  # a forked child has no lane, and another thread may have been within NIXL
-        ended = self._end_here()
-        if ended and not self.polled and self._lane is not None:
-            self._lane.drop(self)
-        return ended
+    def _await_bytes(self, limit: float | None) -> None:
+        """Block until the bytes have moved, a limit has passed, or for a slice of time."""
+        left = SLICE_SECONDS if limit is None else min(max(limit - time.monotonic(), 0.0), SLICE_SECONDS)
+        inner = self.inner
+        if inner is None or self.called or inner.done():  # the agent's thread submits it, or ends it
+            if not self.called:
+                self._line.wake()
+            self._over.wait(left)
+        else:
+            with suppress(TransferError):
+                inner.synchronize(left)
 
     def add_done_callback(self, function: Call) -> bool:
         """See :meth:`kvplan.Transfer.add_done_callback`."""
-        if self._lane is not None:
-            self._lane.hurry()
+        self.watch()
         return super().add_done_callback(function)
 
     def wait(self, stream: Any = None) -> None:
@@ -125,143 +168,196 @@ class PeerTransfer(PeerEnding):
         """See :attr:`kvplan.Transfer.layer_groups`."""
         return self.inner.layer_groups if self.inner is not None else (self.plan.layers,)
 
+    @property
+    def on_gpu(self) -> bool:
+        """Whether streams can wait for it."""
+        return hasattr(self.inner, "precede")  # as a transfer of a GPU has
+
+    def _inner(self) -> Transfer:
+        if self._over.happened:
+            self._raise()
+        assert self.inner is not None  # as on_gpu has seen
+        return self.inner
+
     def cancel(self) -> bool:
         """Cancel it if it has not begun; see :meth:`kvplan.Transfer.cancel`. Its note is not sent."""
-        if not self._over.happened and not self._cancelled:
-            mine = object()
-            self._fates.append(mine)  # one C call, as in the transfers of the host path
-            if self._fates[0] is mine:
+        with self._line.lock:  # the agent's thread may submit it now
+            if not self._over.happened and (self.inner.cancel() if self.inner is not None else self._deferred):
                 self._cancelled = True
-            elif self.inner is not None:
-                self._cancelled = self.inner.cancel()
-            if self._wake is not None:
-                self._wake()
+                self._link.leave_flight(self)
+                self._finish(None, self._cancellation())
+        self._line.wake()  # for those behind it
         return self._cancelled
 
-    # ---- for the peer and the lane -----------------------------------------------------------------------------------
+    # ---- its submit --------------------------------------------------------------------------------------------------
 
-    def launch(self, lane: Lane, opened: Any, *, urgent: bool = False) -> None:
-        """Submit it, or leave that to the lane if it waits on the CPU for its ``after=``.
-
-        If Ctrl-C comes in it, the lane ends what was submitted.
-        """
-        self._lane = lane
+    def launch(self, *, urgent: bool = False) -> None:
+        """Submit it; or leave that to the agent's thread, if the CPU must wait for its ``after=``."""
         try:
-            lane.take(self)
             self._link.enter(self)
-            if self._order.after is not None and opened is None:
-                self._deferred = True
-            else:
-                self.submit()
-                if opened is not None:
-                    self._after(opened, urgent=urgent)
-            self._hand_over(lane, opened)
+            self._deferred = self._opened is None and self._order.after is not None
+            if not self._deferred:
+                self.inner = self._start()
+                if self._opened is not None:
+                    self._take_note(urgent=urgent)
+            self._line.add(self)
         except BaseException:
-            self._refused = self.inner is None and not self._deferred
-            if self._refused:
+            if self.inner is None:
                 self._link.leave_flight(self)
-            self._launched = True
-            lane.wake()
+            else:
+                self._line.add(self)  # its bytes move all the same; to add it twice does nothing
             raise
 
-    def _hand_over(self, lane: Lane, opened: Any) -> None:
-        """Tell the lane that the submit is over, and who ends the transfer."""
-        order = self._order
-        if opened is None:
-            self.quiet = self.polled = isinstance(self.inner, NixlTransfer)
-        elif opened.gpu is not None and order.attempts == 1 and self.until is None:
-            # Nothing happens at its end but the end itself.
-            by_stream = self._taken[0] is delivered if self._taken else not order.note
-            self.quiet = by_stream and (order.after is None or not isinstance(order.after, PeerTransfer))
-        self._launched = True
-        if self.polled:
-            self._end_quietly()  # few bytes have moved at once
-        if self.quiet:
-            lane.leave()
-        else:
-            lane.watch(self)
-
-    def _after(self, opened: Any, *, urgent: bool) -> None:
+    def _take_note(self, *, urgent: bool) -> None:
         """Tell the transport of the submitted transfer, and of its note.
 
         If the peer dies meanwhile, the transfer still moves bytes. So its end says so, and what the destination holds.
         """
         try:
-            opened.after(self._inners[-1], self._order.note, self._taken, urgent=urgent)
+            self._opened.after(self.inner, self._order.note, self._taken, urgent=urgent)
         except TransferError as error:
-            if self._link.lost(opened) is None:
+            if self._link.lost() is None:
                 moves = f"the note is not sent, but the bytes still move, and change {self._destination()}"
                 raise TransferError(f"{error}; {moves}") from error
 
-    def submitting(self) -> bool:
-        """Return whether :meth:`launch` is still at work."""
-        return not self._launched
+    # ---- for its line ------------------------------------------------------------------------------------------------
 
-    def submit(self) -> None:
-        """Submit the inner transfer, in the caller's thread."""
-        self.attempt += 1
-        self._fates.append(BEGUN)  # from here on, the inner transfer says whether it can be cancelled
-        self._inners.append(self._start())
+    def watch(self) -> None:
+        """Let the end of the inner transfer wake the agent's thread, if it can."""
+        if self.inner is not None and not self.called:
+            self.called = self.inner.add_done_callback(self._line.wake)
 
-    def tidy(self, line: Sequence[PeerTransfer]) -> Sequence[PeerTransfer]:
-        """Release NIXL's handles of the transfers of a line that callers have ended."""
-        ended = [one for one in line if one.polled and one._over.happened]
-        if ended:
-            error_of(partial(end_all, [one._inners[-1] for one in ended]))
-        return ended
-
-    def begin(self, bell: Bell, inside: set[int]) -> None:
-        """Wait for the ``after=`` on the CPU, then submit; the lane calls this if the submit could not do it."""
-        if not self._deferred or self._refused:
+    def begin(self, wake: Callable[[], object], inside: set[int]) -> None:
+        """Submit it, once its ``after=`` has completed. It is the first of its line, in the agent's thread."""
+        if self.inner is not None or self._over.happened:
             return
-        self._wake = wake = bell.ring
-        ends: list[BaseException | None] = []
+        if not self._asked:
+            self._asked = True
 
-        def end(error: BaseException | None) -> None:
-            ends.append(error)
-            wake()
+            def answer(error: BaseException | None) -> None:
+                self._answers = (error,)
+                wake()
 
-        call_when_done(self._order.after, end, inside)
-        while not ends and not self._given_up():
-            bell.wait(None if self.until is None else self.until - time.monotonic() + 1e-3)
-        error = ends[0] if ends else None
-        if self._late_by_now():
-            self.expire()
-            return
-        if error is None and not self._over.happened:
-            self._fates.append(BEGUN)
-            if self._fates[0] is BEGUN:
-                error = error_of(self.submit)
-        if error is not None:
-            self._finish(None, self._problem(str(error), "nothing was moved"))
+            call_when_done(self._order.after, answer, inside)
+        if self._answers:
+            error = self._answers[0] or error_of(self._submit_late)
+            if error is not None:
+                self._link.leave_flight(self)
+                self._finish(None, self._problem(str(error), "nothing was moved"))
 
-    def _late_by_now(self) -> bool:
-        return self.until is not None and time.monotonic() > self.until
+    def _submit_late(self) -> None:
+        self.inner = self._start()
 
-    def _given_up(self) -> bool:
-        return self._cancelled or self._over.happened or self._late_by_now()
+    def bound(self) -> None:
+        """Begin to count the default bound: it is the first of its line. When an ``after=`` completes is not known."""
+        if self._order.deadline is BOUND and self.until is None and self._order.after is None:
+            self.until = time.monotonic() + bound_of(self.plan)
 
     def expire(self) -> None:
-        """Give it up at its deadline: cancel it if it has not begun, and else let it run unobserved."""
-        self.until = None
-        if self._over.happened:
+        """Give it up, if its deadline has passed: cancel it if it has not begun, and else let it run unobserved."""
+        if self._over.happened or self.until is None or time.monotonic() <= self.until:
             return
-        self._expired = True
-        late = f"it did not end within its deadline of {self._order.deadline} seconds"
-        if self.cancel():
+        seconds = bound_of(self.plan) if self._order.deadline is BOUND else self._order.deadline
+        late, self.until = f"it did not end within its deadline of {seconds:g} seconds", None
+        if self.inner is None or self.inner.cancel():
+            self._link.leave_flight(self)
             self._finish(None, self._problem(late, "it had not begun, and nothing was moved"))
         else:
             self._finish(None, self._problem(late, f"it still runs, and may still change {self._destination()}"))
 
     @property
-    def on_gpu(self) -> bool:
-        """Whether streams can wait for it."""
-        inner = self.inner
-        return hasattr(inner, "precede")  # as a transfer of a GPU has
+    def quiet(self) -> bool:
+        """Whether its end sends nothing, so that a caller can end it: Ctrl-C cannot lose a note."""
+        sends = self._taken[0] is not delivered if self._taken else bool(self._order.note)
+        return not sends and not isinstance(self._order.after, PeerTransfer)
 
-    def _inner(self) -> Transfer:
-        if self._over.happened:
-            self.synchronize()
-        if self.inner is None:
-            raise TransferError("the transfer has not been submitted yet")
-        return self.inner
+    def moved(self) -> bool:
+        """Return whether nothing of it moves any more: its line may end it."""
+        if self._settling:
+            return False  # a callback of its end asks
+        return self._over.happened if self.inner is None else self.inner.done()
+
+    def settle(self) -> None:
+        """End it, now that nothing of it moves any more."""
+        try:
+            self._settling = True
+            self._link.leave_flight(self)
+            if not self._over.happened:
+                self._end()
+        finally:
+            self._settling = False
+
+    # ---- its end -----------------------------------------------------------------------------------------------------
+
+    def _end(self) -> None:
+        inner = self.inner
+        assert inner is not None  # a transfer without it is over
+        problem = error_of(inner.synchronize)
+        if problem is None:
+            error = self._settle_moved()
+            self._finish(inner.result() if error is None else None, error)
+        elif inner.cancel():
+            self._cancelled = True
+            self._finish(None, self._cancellation())
+        else:
+            self._finish(None, self._problem(str(problem), f"{self._destination()} may hold a part of the bytes"))
+
+    def _settle_moved(self) -> TransferError | None:
+        """Ask whether the peer lives, then send the note; return the error, or None."""
+        order = self._order
+        lost = self._link.lost()
+        if lost is not None:
+            return self._problem(lost, _HOLDS[order.reading])
+        if isinstance(order.after, PeerTransfer):  # a GPU waited for its bytes only, and not for whether its peer lived
+            failed = error_of(order.after.synchronize)
+            if failed is not None:
+                return self._problem(f"its after= failed ({failed})", f"{self._destination()} may hold wrong bytes")
+        try:
+            if self._taken:
+                self._tell(None)
+            elif order.note:
+                self._link.send_note(order.note)
+        except TransferError as error:
+            return self._problem(f"the note was not sent: {error}", "all bytes have moved")
+        return None
+
+    def _finish(self, result: TransferResult | None, error: TransferError | None) -> None:
+        self._ends.append((result, error))
+        if error is not None and self._taken:
+            with suppress(TransferError):  # the peer is gone
+                self._tell(error)
+        if result is not None:
+            self._tally.add(result, "read" if self._order.reading else "write")
+        elif self._cancelled:
+            self._tally.cancel()
+        else:
+            self._tally.fail(self.plan, "agent", error)
+        self._over.set()
+        self._order = self._order._replace(after=None)  # otherwise a chain of transfers would stay alive
+        self._start = _ended
+
+    def _tell(self, error: TransferError | None) -> None:
+        """Call the transport's function, once."""
+        deliver, self._taken[0] = self._taken[0], delivered
+        deliver(error)
+
+    def _cancellation(self) -> TransferError:
+        if self._link.why is not None:
+            return self._problem(self._link.why, "it had not begun, and nothing was moved")
+        return TransferError(cancellation(self.plan))
+
+    def _problem(self, what: str, held: str) -> TransferError:
+        verb = "reading from" if self._order.reading else "writing to"
+        return TransferError(f"{verb} {self._order.peer!r} failed: {what}; {held}")
+
+    def _destination(self) -> str:
+        return "the destination" if self._order.reading else "the peer's memory"
+
+
+def bound_of(plan: Plan) -> float:
+    """Return the seconds of the default deadline of a plan."""
+    return BOUND + plan.nbytes / SLOWEST
+
+
+def _ended() -> Transfer:
+    raise TransferError("the transfer has ended")

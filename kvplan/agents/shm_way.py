@@ -138,9 +138,9 @@ class ShmOffer:
         self._descriptors = descriptors
         self.part: Table = {"files": sizes, "ranges": ranges}
 
-    def serve(self, hello: Table, tell: Tell) -> ShmServed:
+    def serve(self, hello: Table) -> ShmServed:
         """Return the descriptors for a visitor; see :meth:`Offer.serve`."""
-        del hello, tell
+        del hello
         return ShmServed(self._descriptors)
 
     def close(self) -> None:
@@ -183,23 +183,8 @@ class ShmOpened:
     def after(self, transfer: Any, note: bytes, taken: list[Deliver], *, urgent: bool) -> None:
         """Leave the note to the agent; see :meth:`Opened.after`."""
 
-    def lost(self) -> str | None:
-        """Return None: mapped files outlive their owner; see :meth:`Opened.lost`."""
-        return None
-
     def owner_gone(self) -> None:
         """See :meth:`kvplan.agents.way.Opened.owner_gone`. No transfer waits for the owner."""
-
-    def heard(self, message: bytes) -> None:
-        """Refuse every message; see :meth:`Opened.heard`."""
-        raise LayoutError(f"shm takes no messages, and got {quoted(message)}")
-
-    def notes(self) -> list[bytes]:
-        """Return no notes; see :meth:`Opened.notes`."""
-        return []
-
-    def release(self) -> None:
-        """Keep the mappings: the owner may free its own, and the files live on; see :meth:`Opened.release`."""
 
     def close(self) -> None:
         """Unmap the files; see :meth:`Opened.close`."""

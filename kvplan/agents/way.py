@@ -10,10 +10,10 @@ to and from the owner's memory. The steps, in order, with the process and the th
    the table of :class:`Served` go over the socket to the visitor.
 4. Visitor, user's thread: :meth:`Way.open` with these. :attr:`Opened.mapped` says where the memory is now.
 5. Each transfer, in the visitor: :meth:`Opened.before`, the executor's submit, :meth:`Opened.after`. When the last byte
-   has moved, :meth:`Opened.lost` in a settling thread; then the note.
-6. The owner closes: the visitor's service thread calls :meth:`Opened.release` once no transfer is in flight, and says
-   goodbye. The visitor forgets the peer: :meth:`Opened.close`, then goodbye. In the owner, :meth:`Served.close` follows
-   the goodbye or the visitor's death, and :meth:`Offer.close` follows the last of them.
+   has moved, and the owner lives: the note.
+6. The owner closes or dies, or the visitor forgets it: the visitor's service thread calls :meth:`Opened.close` once no
+   transfer is in flight, and says goodbye. In the owner, :meth:`Served.close` follows the goodbye or the visitor's
+   death, and :meth:`Offer.close` follows the last of them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kvplan.errors import TransferError
 from kvplan.layout.components import Region
 from kvplan.plan.plan import Plan
 
-Tell = Callable[[bytes], None]  # sends a message of at most 32 KiB to the other side's ``heard``; never blocks
+Tell = Callable[[bytes], None]  # sends a message of at most 32 KiB to the owner's ``heard``; never blocks
 # Called when a transfer has ended: with its error, or None if all bytes have moved. It may raise TransferError.
 Deliver = Callable[[TransferError | None], None]
 
@@ -121,12 +121,11 @@ class Offer(Protocol):
 
     part: Table
 
-    def serve(self, hello: Table, tell: Tell) -> Served:
+    def serve(self, hello: Table) -> Served:
         """Return the state for a visitor that holds the card; called in the service thread, so it must be quick.
 
         Args:
             hello: :attr:`Checked.hello` of the visitor.
-            tell: sends a message to this visitor's :meth:`Opened.heard`.
 
         Raises:
             KVPlanError: ``hello`` is wrong; the visitor is then refused with the message.
@@ -158,38 +157,20 @@ class Opened(Protocol):
     def after(self, transfer: Any, note: bytes, taken: list[Deliver], *, urgent: bool) -> None:
         """Take part in the end of a transfer; called right after the executor's submit, in the user's thread.
 
-        A signal handler may raise an error at any point of this call. If the function is in ``taken`` then, it is
-        called nevertheless.
-
         Args:
             transfer: the executor's transfer.
             note: the user's note, or ``b""``.
             taken: an empty list. It stays empty to have the agent send the note. Otherwise this transport delivers it,
-                behind the last byte, and puts in a function. The agent calls it once, in a settling thread, when it
-                knows how the transfer ended.
+                behind the last byte, and puts in a function. The agent calls it once, when it knows how the transfer
+                ended; also if Ctrl-C ends this call.
             urgent: whether the transfer has high priority. Notes of one priority come in the order of the submits.
-        """
-
-    def lost(self) -> str | None:
-        """Return why bytes that have just moved are nobody's word, or None; called in a settling thread.
-
-        The agent itself checks that the owner's process lives. A transport adds its own checks here.
         """
 
     def owner_gone(self) -> None:
         """Let transfers in flight go on that wait for the owner, which has died; called in the service thread."""
 
-    def heard(self, message: bytes) -> None:
-        """Take a message that the owner's :class:`Served` told. An error of kvplan ends the connection."""
-
-    def notes(self) -> list[bytes]:
-        """Return notes of the owner that came by this transport itself, each once and in order; never block."""
-
-    def release(self) -> None:
-        """Let go of memory that the owner may free from now on; no transfer is in flight. May be called twice."""
-
     def close(self) -> None:
-        """Release, and unmap all; no transfer is in flight. May be called twice.
+        """Unmap all; no transfer is in flight, and the owner may free its memory afterwards. May be called twice.
 
         Layouts over the memory may still be alive. Their addresses must not go to other memory while
         :attr:`Mapped.owner` lives. After this, its method ``present()`` returns 0 instead of its address, so that

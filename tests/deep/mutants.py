@@ -453,9 +453,9 @@ MUTANTS = (
         f"{ENDS}::test_a_peer_is_killed_while_a_transfer_waits[shm]",
     ),
     Mutant(
-        "agents/peer_ending.py",
-        "                    self._link.send_note(order.note)\n",
-        "                    pass\n",
+        "agents/peer_transfer.py",
+        "                self._link.send_note(order.note)\n",
+        "                pass\n",
         "contract/peers/test_notes.py::test_notes_come_in_the_order_of_the_submits[push-shm]",
     ),
     Mutant(

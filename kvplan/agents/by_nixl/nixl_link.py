@@ -11,7 +11,7 @@ from kvplan.agents.by_nixl.nixl_end import NixlEnd, NixlOffer
 from kvplan.agents.by_nixl.nixl_packed import PACKED_VERSION, NixlPacked
 from kvplan.agents.packed.end import PATIENCE
 from kvplan.agents.packed.packed_transfer import PackedTransfer
-from kvplan.agents.peer_transfer import BOUND, Order
+from kvplan.agents.peer_transfer import BOUND, Order, bound_of
 from kvplan.errors import TransferError
 from kvplan.execute.transfer import Transfer
 from kvplan.layout.kvlayout import KVLayout
@@ -94,7 +94,9 @@ class NixlLink:
     def start(self, order: Order) -> Transfer:
         """Post a transfer; NIXL sends its note."""
         left = None if order.until is None else max(order.until - time.monotonic(), 1e-3)
-        return self._peer.post(order.plan, note=order.note, attempts=order.attempts, deadline=left)
+        if order.deadline is BOUND:
+            left = bound_of(order.plan)
+        return self._peer.post(order.plan, note=order.note, attempts=1, deadline=left)
 
     def enter(self, transfer: Any) -> None:
         """Count a transfer as in flight; raise TransferError if the connection is not open."""
@@ -111,9 +113,8 @@ class NixlLink:
         """Number of transfers in flight."""
         return len(self._flying)
 
-    def lost(self, opened: Any) -> str | None:
+    def lost(self) -> str | None:
         """Return None: NIXL itself reports a peer that is gone."""
-        del opened
         return None
 
     def send_note(self, note: bytes) -> None:

@@ -21,7 +21,7 @@ from kvplan.agents.cuda_ipc.cuda_ipc_messages import (
 )
 from kvplan.agents.cuda_ipc.cuda_ipc_notes import PendingNotes
 from kvplan.agents.cuda_ipc.cuda_ipc_streams import OwnerStreams
-from kvplan.agents.way import Table, Tell
+from kvplan.agents.way import Table
 from kvplan.cuda.device import Device
 from kvplan.cuda.handles import stream_handle
 from kvplan.cuda.ipc.exports import Export, descriptors, exported
@@ -67,9 +67,9 @@ class CudaIpcOffer:
         self._served: list[ServedByCudaIpc] = []
         self._retired: list[tuple[SharedWords, dict[int, list[int]]]] = []  # pages that streams may still need
 
-    def serve(self, hello: Table, tell: Tell) -> ServedByCudaIpc:
+    def serve(self, hello: Table) -> ServedByCudaIpc:
         """See :meth:`kvplan.agents.way.Offer.serve`."""
-        del hello, tell
+        del hello
         with self._lock:
             if self._descriptors is None:
                 self._descriptors = self._opened()

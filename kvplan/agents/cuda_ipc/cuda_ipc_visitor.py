@@ -14,7 +14,6 @@ from kvplan.cuda.device import Device
 from kvplan.cuda.ipc.exports import Export
 from kvplan.cuda.ipc.openings import Opening
 from kvplan.cuda.ipc.shared_words import RELEASED, SharedWords
-from kvplan.errors import LayoutError
 from kvplan.plan.plan import Plan
 
 POLL_SECONDS = 1e-4
@@ -87,33 +86,15 @@ class OpenedByCudaIpc:
         if self._lanes:
             self._lanes[int(urgent)].ordered(transfer, note, taken)
 
-    def lost(self) -> str | None:
-        """See :meth:`kvplan.agents.way.Opened.lost`. The agent's own check is enough."""
-        return None
-
-    def heard(self, message: bytes) -> None:
-        """See :meth:`kvplan.agents.way.Opened.heard`. An owner sends nothing."""
-        raise LayoutError(f"a message of {len(message)} bytes came for cuda_ipc; no agent of kvplan sends it")
-
-    def notes(self) -> list[bytes]:
-        """See :meth:`kvplan.agents.way.Opened.notes`."""
-        return []
-
-    def release(self) -> None:
-        """See :meth:`kvplan.agents.way.Opened.release`."""
-        self.owner_gone()  # a submit that failed may have left a wait, and no transfer is in flight
-        for lane in self._lanes:
-            lane.drain()
-        for opening in self._openings:
-            opening.close()
-
     def close(self) -> None:
         """See :meth:`kvplan.agents.way.Opened.close`. In a child of a fork, it touches nothing of the GPU."""
-        self.release()
+        self.owner_gone()  # a submit that failed may have left a wait, and no transfer is in flight
         lanes, self._lanes = self._lanes, []
         words, self._words = self._words, None
         for lane in lanes:
             lane.close()
+        for opening in self._openings:
+            opening.close()
         if words is not None:
             words.close()
 

@@ -67,7 +67,7 @@ def test_many_agents(transport, standing, folder):
     counted.check()
 
 
-@over(xfail={"shm": "what was mapped of a peer that died stays until it is forgotten"})
+@over("shm")
 def test_peers_that_die(transport, start, folder):
     """Each has another name, as where a new worker takes the place of one that died."""
     near = start()

@@ -62,7 +62,6 @@ ROWS += rows("Peer.submit", submitted, KVPlanError, [
     ({"plan": 3}, "plan is a int"),
     ({"note": "text"}, "note is a str"),
     ({"note": bytes(60_001)}, "note has 60,001 bytes"),
-    ({"attempts": 0}, "attempts is 0"),
     ({"deadline": 0}, "deadline is 0"),
     ({"deadline": True}, "deadline is True"),
     ({"after": 3}, "after ... int"),
