@@ -22,7 +22,7 @@ from kvplan.agents.link import Link
 from kvplan.agents.packed.ring import checked_slots
 from kvplan.agents.peer import Peer
 from kvplan.agents.relocation import relocated
-from kvplan.agents.ways import NIXL, TRANSPORTS, OfferedLayouts, checked_transports, ways_here
+from kvplan.agents.ways import NIXL, TRANSPORTS, Offers, checked_transports, ways_here
 from kvplan.base.quoting import quoted
 from kvplan.errors import KVPlanError, LayoutError, PathError, TransferError
 from kvplan.execute.executor import Executor
@@ -103,10 +103,8 @@ class Agent:
         if NIXL in self._transports and (agent is not None or NIXL not in self._reasons):
             self._reasons.pop(NIXL, None)
             nixl = NixlEnd(name, self.layouts, agent, backends, progress_thread=not packs.threaded)
-        offered = OfferedLayouts()
+        offered = Offers(self._ways, self.layouts)
         try:
-            for way in self._ways.values():
-                offered.add(way, self.layouts)
             self._core = Core(
                 name, offered, self._users, executor, nixl, None if agent is not None and progress is None else packs
             )
@@ -125,8 +123,11 @@ class Agent:
         core.check_open()
         core.loop.start()
         core.carded = True
-        offered = {name: Offered(core.offered.layouts[name], one.part) for name, one in core.offered.offers.items()}
-        refused = self._reasons | core.offered.refused
+        now = core.offered.now
+        offered = {
+            name: Offered(now.layouts[name], one.part | {"offer": now.number}) for name, one in now.offers.items()
+        }
+        refused = self._reasons | now.refused
         if core.nixl is not None and self.layouts:
             metadata = core.nixl.metadata()
             if metadata is not None:
@@ -138,6 +139,52 @@ class Agent:
         return write_card(
             AgentCard(self.name, *me, core.agent, core.key, core.door.socket, self.layouts, offered, refused)
         )
+
+    def offer(self, layouts: Mapping[str, KVLayout]) -> dict[str, str]:
+        """Offer other layouts to visitors by the local transports, in place of those so far: the next card has them.
+
+        Layouts that no local transport takes are left out of :attr:`layouts`. Visitors keep the memory that they have
+        opened, also in flight, until :meth:`withdraw`; cards of before are refused to others.
+
+        Args:
+            layouts: layouts by the names that peers will see.
+
+        Returns:
+            By transport, why it does not take all of them.
+
+        Raises:
+            LayoutError: the memory of a layout is not this process's.
+            TransferError: the agent is closed.
+
+        >>> import kvplan, numpy as np
+        >>> like = kvplan.KVLayout.from_tensors("block dim", np.zeros((4, 8), np.int8))
+        >>> pool = kvplan.allocate("block dim", like=like, shared=True)
+        >>> with Agent("pool", {}, transports=("shm",)) as owner:
+        ...     list(owner.offer({"kv": pool, "private": like})), list(owner.layouts)
+        ...     owner.offer({})
+        ...     owner.withdraw(timeout=1.0)
+        (['shm'], ['kv'])
+        {}
+        """
+        self._core.check_open()
+        core, given = self._core, _checked_layouts(layouts)
+        core.offered.renew(given)
+        taken = {name for names in core.offered.now.layouts.values() for name in names}
+        self.layouts = {name: layout for name, layout in given.items() if name in taken}
+        return self._reasons | core.offered.now.refused
+
+    def withdraw(self, *, timeout: float = CLOSE_SECONDS) -> None:
+        """Let peers part that have opened memory which :meth:`offer` has left out, and wait until none uses it.
+
+        They part once their transfers in flight have ended, and meet this process again by a new card.
+
+        Args:
+            timeout: seconds to wait for them.
+
+        Raises:
+            TransferError: a peer still uses the memory.
+        """
+        self._core.withdraw(timeout)
 
     def meet(self, card: bytes, *, timeout: float = MEET_SECONDS) -> Peer:
         """Meet a peer by its card, by the first transport of this agent that both can use.
@@ -279,9 +326,13 @@ class Agent:
 
     def _gpu_offer(self) -> Any:
         self._core.check_open()
-        offer = self._core.offered.offers.get("cuda_ipc")
+        offer = self._core.offered.now.offers.get("cuda_ipc")
         if offer is None:
-            why = self._reasons.get("cuda_ipc") or self._core.offered.refused.get("cuda_ipc") or "it is not among them"
+            why = (
+                self._reasons.get("cuda_ipc")
+                or self._core.offered.now.refused.get("cuda_ipc")
+                or "it is not among them"
+            )
             raise PathError(f"the agent {self.name!r} offers no memory of a GPU by cuda_ipc: {why}")
         return offer
 
@@ -324,7 +375,10 @@ class Agent:
             return None
         core, me = self._core, this_process()
         hello = Hello(new_nonce(), self.name, core.agent, me.started)
-        hellos = {transport: one.hello for transport, one in chosen.checked.items()}
+        hellos = {
+            transport: one.hello | {"offer": card.offered[transport].part["offer"]}
+            for transport, one in chosen.checked.items()
+        }
         wanted = {transport: one.descriptors for transport, one in chosen.checked.items()}
         met = greet(card, hello, hellos, wanted, until)
         link = Link(card.name, met, core.loop)

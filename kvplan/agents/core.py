@@ -15,13 +15,14 @@ from typing import Any
 from kvplan.agents.by_nixl.nixl_end import NixlEnd
 from kvplan.agents.by_nixl.nixl_link import NixlLink
 from kvplan.agents.by_nixl.nixl_packed import NixlPacked, PackedWay
+from kvplan.agents.channel import CLOSING
 from kvplan.agents.door import Door
 from kvplan.agents.identity import this_process
 from kvplan.agents.lines import Lines
 from kvplan.agents.link import Link
 from kvplan.agents.loop import Loop, guarded
 from kvplan.agents.packed.programs import NOTHING, Offer
-from kvplan.agents.ways import OfferedLayouts
+from kvplan.agents.ways import Offers
 from kvplan.base.process import AGENTS, at_exit, generation
 from kvplan.base.threads import Latch
 from kvplan.errors import KVPlanError, TransferError
@@ -31,6 +32,7 @@ from kvplan.plan.plan import Plan
 
 EXIT_SECONDS = 5.0  # the longest time that an exit waits for transfers in flight and notes that are not sent
 LONG_EXIT_SECONDS = 30.0  # the same for packed transfers that move
+WITHDRAW_SECONDS = 5e-4  # between two looks whether visitors have parted
 LOOK_SECONDS = 5e-3  # between two looks for the ends of packed transfers
 
 log = logging.getLogger("kvplan.agents")
@@ -65,7 +67,7 @@ class Core:
     def __init__(
         self,
         name: str,
-        offered: OfferedLayouts,
+        offered: Offers,
         users: frozenset[int],
         executor: Executor | None,
         nixl: NixlEnd | None,
@@ -89,7 +91,7 @@ class Core:
         self.lines = Lines(self.loop.wake, self.inside)
         self.loop.add(self.lines)
         try:
-            self.door = Door(name, self.agent, self.key, offered.offers, users | {this_process().uid}, self.loop)
+            self.door = Door(name, self.agent, self.key, offered.by_transport, users | {this_process().uid}, self.loop)
         except BaseException:
             self.loop.stop()
             raise
@@ -164,6 +166,24 @@ class Core:
             if self.ended.happened:
                 link.serve()
             self.check_open()
+
+    def withdraw(self, timeout: float) -> None:
+        """Let visitors part that use memory which is not offered any more, and wait until they have.
+
+        Raises:
+            TransferError: some have not parted in time.
+        """
+        old, told, until = self.offered.outdated(), set[int](), time.monotonic() + timeout
+        while any(one.users for one in old):
+            for number, visitor in list(self.door.visitors.items()):
+                if number not in told and any(
+                    getattr(one, "offered", None) in old for one in list(visitor.served.values())
+                ):
+                    told.add(number)
+                    visitor.tell(CLOSING)
+            if time.monotonic() > until:
+                raise TransferError(f"after {timeout} seconds, peers still use memory of {self.name!r}")
+            time.sleep(WITHDRAW_SECONDS)
 
     # ---- its end -----------------------------------------------------------------------------------------------------
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
+from types import SimpleNamespace
+from typing import Any
 
 from kvplan.agents.relocation import regions_of
-from kvplan.agents.way import Offer, Way
+from kvplan.agents.way import Offer, Served, Table, Way
 from kvplan.base.quoting import listed, quoted
-from kvplan.errors import KVPlanError, PathError
+from kvplan.errors import KVPlanError, PathError, TransferError
+from kvplan.layout.components import Region
 from kvplan.layout.kvlayout import KVLayout
 
 # Transports between processes of one machine, with the class of each.
@@ -63,20 +68,37 @@ def ways_here(transports: Sequence[str], device: str | None = None) -> tuple[dic
 
 
 class OfferedLayouts:
-    """The offers of an agent, by transport.
+    """What an agent offers at one time, by transport.
+
+    Args:
+        ways: the transports.
+        layouts: layouts by name.
+        number: tells it from those before; cards say it, and visitors say it again.
 
     Attributes:
+        number: as given.
         offers: the offers.
         layouts: names of the layouts that each offer holds.
         refused: why a transport does not offer all layouts.
+        regions: the memory that is offered.
+        users: number of offers that visitors hold.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ways: Mapping[str, Way], layouts: Mapping[str, KVLayout], number: int = 0) -> None:
+        self.number = number
         self.offers: dict[str, Offer] = {}
         self.layouts: dict[str, tuple[str, ...]] = {}
         self.refused: dict[str, str] = {}
+        self.users = 0
+        try:
+            for way in ways.values():
+                self._add(way, layouts)
+        except BaseException:
+            self.close()
+            raise
+        self.regions = regions_of(layouts[name] for names in self.layouts.values() for name in names)
 
-    def add(self, way: Way, layouts: Mapping[str, KVLayout]) -> None:
+    def _add(self, way: Way, layouts: Mapping[str, KVLayout]) -> None:
         """Offer the layouts that a transport takes."""
         taken: dict[str, KVLayout] = {}
         for name, layout in layouts.items():
@@ -99,3 +121,86 @@ class OfferedLayouts:
         """Give back all offers."""
         while self.offers:
             self.offers.popitem()[1].close()
+
+
+class Offers:
+    """What an agent offers now, and what it offered before, as long as visitors use that.
+
+    Args:
+        ways: the transports.
+        layouts: layouts by name.
+
+    Attributes:
+        now: what is offered now.
+        by_transport: by transport, what serves visitors; each says in its hello which offer its card is of.
+    """
+
+    def __init__(self, ways: Mapping[str, Way], layouts: Mapping[str, KVLayout]) -> None:
+        self._ways = ways
+        self._lock = threading.Lock()
+        self.now = OfferedLayouts(ways, layouts)
+        self._before: list[OfferedLayouts] = []
+        self.by_transport: dict[str, Any] = {name: SimpleNamespace(serve=partial(self.serve, name)) for name in ways}
+
+    def renew(self, layouts: Mapping[str, KVLayout]) -> None:
+        """Offer other layouts from now on. Cards of earlier ones are refused, and visitors keep what they have."""
+        made = OfferedLayouts(self._ways, layouts, self.now.number + 1)
+        with self._lock:
+            self._before.append(self.now)
+            self.now = made
+        self._tidy()
+
+    def outdated(self) -> list[OfferedLayouts]:
+        """Return earlier offers that visitors use and whose memory is not all offered any more."""
+
+        def offered(region: Region) -> bool:
+            return any(
+                one.address <= region.address and region.end <= one.end and one.device == region.device
+                for one in self.now.regions
+            )
+
+        return [one for one in self._before if not all(map(offered, one.regions))]
+
+    def serve(self, transport: str, hello: Table) -> Served:
+        """Serve a visitor; see :meth:`kvplan.agents.way.Offer.serve`."""
+        with self._lock:
+            now = self.now
+            if hello.pop("offer", None) != now.number or transport not in now.offers:
+                raise TransferError("other memory is offered by now; ask for a new card")
+            now.users += 1
+        try:
+            return _Held(now.offers[transport].serve(hello), now, self._let_go)
+        except BaseException:
+            self._let_go(now)
+            raise
+
+    def _let_go(self, offered: OfferedLayouts) -> None:
+        with self._lock:
+            offered.users -= 1
+        self._tidy()
+
+    def _tidy(self) -> None:
+        with self._lock:
+            over = [one for one in self._before if not one.users]
+            self._before = [one for one in self._before if one.users]
+        for one in over:
+            one.close()
+
+    def close(self) -> None:
+        """Give back all offers."""
+        for one in [*self._before, self.now]:
+            one.close()
+
+
+class _Held:
+    """The state for a visitor, which holds an offer until it is closed; see :class:`kvplan.agents.way.Served`."""
+
+    def __init__(self, served: Served, offered: OfferedLayouts, let_go: Callable[[OfferedLayouts], None]) -> None:
+        self.table, self.descriptors, self.heard, self.notes = (
+            served.table, served.descriptors, served.heard, served.notes
+        )  # fmt: skip
+        self.offered, self._served, self._let_go = offered, served, let_go
+
+    def close(self) -> None:
+        self._served.close()
+        self._let_go(self.offered)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 
 import numpy as np
 import pytest
 
 import kvplan
-from kvplan import KVLayout, LayoutError
+from kvplan import KVLayout, LayoutError, TransferError
 from tests.agents.workers import BLOCKS, DIM, LAYERS, content, pool
 from tests.patience import PATIENCE, until
 
@@ -29,6 +30,26 @@ def test_a_plain_executor_takes_a_peers_layouts(both):
         after = both.peer.submit(both.store.plan([2], [3]), after=transfer)
         executor.submit(both.load.plan([3], [5]), after=after).synchronize(PATIENCE)
     np.testing.assert_array_equal(both.mine[:, 5], content()[2])
+
+
+def test_other_layouts_are_offered_and_those_before_withdrawn(both, agents):
+    """A peer that uses memory keeps it, until it is withdrawn; then its transfers in flight end first."""
+    old, kept, event = both.owner.card(), both.owner.layouts["kv"], threading.Event()
+    both.owner.offer({"kv": kept, "more": pool(seed=3)})
+    with pytest.raises(TransferError, match="ask for a new card"):
+        agents("late", layouts={}).meet(old)
+    assert set(agents("new", layouts={}).meet(both.owner.card()).layouts) == {"kv", "more"}
+    both.owner.withdraw(timeout=PATIENCE)  # nothing was left out
+    transfer = both.peer.submit(both.load.plan([1], [2]), after=event)
+    both.owner.offer({})
+    with pytest.raises(TransferError, match="peers still use memory of 'owner'"):
+        both.owner.withdraw(timeout=0.05)
+    with pytest.raises(TransferError):
+        both.peer.submit(both.load.plan([1], [2]))
+    event.set()
+    both.owner.withdraw(timeout=PATIENCE)
+    transfer.synchronize()
+    np.testing.assert_array_equal(both.mine[:, 2], content()[1])
 
 
 def test_read_only_pools_are_offered_read_only(agents):

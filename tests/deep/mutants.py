@@ -538,15 +538,9 @@ MUTANTS = (
         VLLM,
     ),
     Mutant(
-        "engines/nixl/row_loops.py",
-        "            if inside >= count:\n",
-        "            if inside > count:\n",
-        "contract/engines/nixl/test_packed_law.py",
-    ),
-    Mutant(
-        "engines/nixl/row_loops.py",
-        "if largest >= np.uint64(known.size):",
-        "if largest > np.uint64(known.size):",
+        "engines/nixl/descriptor_rows.py",
+        "if np.maximum.reduce(made.view(np.uint64)) >= count:",
+        "if np.maximum.reduce(made.view(np.uint64)) > count:",
         "contract/engines/nixl/test_interface.py",
     ),
 )

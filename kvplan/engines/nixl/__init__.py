@@ -7,6 +7,6 @@ from __future__ import annotations
 
 from kvplan.engines.nixl.interface import Agent
 from kvplan.engines.nixl.switch import install, plugin
-from kvplan.engines.nixl.transfer_handles import Telemetry
+from kvplan.engines.nixl.transfers import Telemetry
 
 __all__ = ["Agent", "Telemetry", "install", "plugin"]

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from kvplan.agents.packed.ring import checked_slots
 from kvplan.engines.nixl.descriptor_rows import Rows, rows_of
-from kvplan.engines.nixl.metadata import joined, split
-from kvplan.engines.nixl.own_class import agent_class, locked_config
-from kvplan.engines.nixl.packed_options import packed_options
-from kvplan.engines.nixl.taking import State, bytes_of
-from kvplan.engines.nixl.transfer_handles import PreparedList, TakenTransfer, Telemetry
+from kvplan.engines.nixl.metadata import card_in, joined
+from kvplan.engines.nixl.own_class import agent_class, locked_config, when_packed
+from kvplan.engines.nixl.packed_peers import NEVER
+from kvplan.engines.nixl.peers import Peers, judged, text
+from kvplan.engines.nixl.transfers import PreparedList, TakenTransfer, bytes_of, nixl_error
 
+log = logging.getLogger("kvplan.engines.nixl")
 LOCAL = ("NIXL_INIT_AGENT", "")  # names that stand for this process in prep_xfer_dlist
 
 
@@ -35,17 +38,18 @@ class Agent:
         PathError: NIXL is not installed.
     """
 
-    _kvplan: State
+    _kvplan: Peers
 
     def __init__(
         self, agent_name: str = "", nixl_conf: Any = None, instantiate_all: bool = False, *, agent: Any = None,
         packed: str | None = None, slots: tuple[int, int] | None = None,
     ) -> None:  # fmt: skip
-        options = packed_options(packed, slots, own=agent is None)
+        when, ring = when_packed(packed, own=agent is None), checked_slots(slots)
         if agent is None:
-            config, options = locked_config(nixl_conf, options, instantiate_all=instantiate_all)
-            agent = agent_class()(agent_name, config, instantiate_all)
-        object.__setattr__(self, "_kvplan", State(agent, nixl_conf, options))
+            config = None if when == NEVER else locked_config(nixl_conf, instantiate_all=instantiate_all)
+            when = NEVER if config is None else when
+            agent = agent_class()(agent_name, config or nixl_conf, instantiate_all)
+        object.__setattr__(self, "_kvplan", Peers(agent, when, ring))
 
     def __getattr__(self, name: str) -> Any:
         if name == "_kvplan":  # not made, because __init__ has failed
@@ -57,183 +61,113 @@ class Agent:
 
     # Memory and metadata.
 
-    def register_memory(self, reg_list: Any, mem_type: str | None = None, backends: Sequence[str] = ()) -> Any:
+    def register_memory(self, reg_list: Any, *given: Any, **named: Any) -> Any:
         """Register memory with NIXL, and remember it to offer it to peers."""
-        state = self._kvplan
-        made = state.real.register_memory(reg_list, mem_type, list(backends))
-        state.remember(made)
+        made = self._kvplan.real.register_memory(reg_list, *given, **named)
+        self._kvplan.remember(made)
         return made
 
-    def deregister_memory(self, dereg_list: Any, backends: Sequence[str] = ()) -> None:
+    def deregister_memory(self, dereg_list: Any, *given: Any, **named: Any) -> None:
         """Deregister memory, and no longer offer it to peers."""
-        state = self._kvplan
-        state.forget(dereg_list)
-        state.real.deregister_memory(dereg_list, list(backends))
+        self._kvplan.forget(dereg_list)
+        self._kvplan.real.deregister_memory(dereg_list, *given, **named)
 
     def get_agent_metadata(self) -> bytes:
-        """Return NIXL's metadata with kvplan's card behind it, if some of the memory can be offered."""
-        state = self._kvplan
-        metadata: bytes = state.real.get_agent_metadata()
-        card = state.card()
-        return metadata if card is None else joined(metadata, card)
+        """Return NIXL's metadata with kvplan's card in it, if some of the memory can be offered."""
+        metadata: bytes = self._kvplan.real.get_agent_metadata()
+        card = self._kvplan.card()
+        whole = metadata if card is None else joined(metadata, card)
+        if whole is None:
+            log.warning("the metadata of this NIXL has an unknown form, in which no card can travel: NIXL moves all")
+        return whole or metadata
 
     def add_remote_agent(self, metadata: bytes) -> Any:
         """Add a peer to NIXL, and open its memory if its metadata has a card of this machine. Return its name."""
-        state = self._kvplan
-        own, card = split(metadata) if isinstance(metadata, bytes) else (metadata, None)
-        name = state.real.add_remote_agent(own)
-        state.met(_text(name), card)
+        name = self._kvplan.real.add_remote_agent(metadata)
+        self._kvplan.met(text(name), card_in(metadata))
         return name
 
     def remove_remote_agent(self, agent: Any) -> None:
         """Remove a peer from NIXL, and let go of its memory."""
-        state = self._kvplan
-        state.leave(_text(agent))
-        try:
-            state.real.remove_remote_agent(agent)
-        finally:
-            state.removed(_text(agent))
+        self._kvplan.remove(agent)
 
     # Transfers.
 
     def prep_xfer_dlist(
-        self, agent_name: Any, xfer_list: Any, mem_type: str | None = None, backends: Sequence[str] = ()
+        self, agent_name: Any, xfer_list: Any, mem_type: str | None = None, *given: Any, **named: Any
     ) -> PreparedList:
         """Prepare a descriptor list by NIXL, and look up where its rows lie in this process."""
-        state, name = self._kvplan, _text(agent_name)
-        rows = None
+        state, name = self._kvplan, text(agent_name)
         if isinstance(xfer_list, np.ndarray):
-            if mem_type is not None:
-                rows = state.rows(lambda: Rows.of(xfer_list, mem_type))
+            rows = judged(Rows.of, xfer_list, mem_type)
         else:
             xfer_list = state.real.get_xfer_descs(xfer_list, mem_type)
-            if xfer_list is not None:
-                rows = state.rows(lambda: rows_of(xfer_list))
-        own = state.real.prep_xfer_dlist(agent_name, xfer_list, mem_type, list(backends))
-        made = PreparedList(own, "" if name in LOCAL else name, rows=rows)
-        state.place(made)
+            rows = judged(rows_of, xfer_list)
+        own = state.real.prep_xfer_dlist(agent_name, xfer_list, mem_type, *given, **named)
+        made = state.listed(own, "" if name in LOCAL else name, rows)
         state.prepare(made)
         return made
 
     def make_prepped_xfer(
-        self,
-        operation: str,
-        local_xfer_side: Any,
-        local_indices: Any,
-        remote_xfer_side: Any,
-        remote_indices: Any,
-        notif_msg: bytes = b"",
-        backends: Sequence[str] = (),
-        skip_desc_merge: bool = False,
-    ) -> Any:
+        self, operation: str, local_xfer_side: Any, local_indices: Any, remote_xfer_side: Any, remote_indices: Any,
+        notif_msg: Any = b"", *given: Any, **named: Any,
+    ) -> Any:  # fmt: skip
         """Make a transfer of some descriptors of two prepared lists: kvplan's if it can move them, otherwise NIXL's."""
-        state = self._kvplan
-        lists, chosen = (local_xfer_side, remote_xfer_side), (local_indices, remote_indices)
-        local, remote = (state.own(one) if isinstance(one, PreparedList) else one for one in lists)
+        real, lists = self._kvplan.real, (local_xfer_side, remote_xfer_side)
+        if any(isinstance(one, PreparedList) and one.own is None for one in lists):
+            raise nixl_error(real, "InvalidParam", "the descriptor list was released")
+        local, remote = (one.own if isinstance(one, PreparedList) else one for one in lists)
 
-        def by_nixl(note: bytes, at: Any, to: Any) -> Any:
-            return state.real.make_prepped_xfer(operation, local, at, remote, to, note, list(backends), skip_desc_merge)
+        def by_nixl(note: Any, at: Any, to: Any) -> Any:
+            return real.make_prepped_xfer(operation, local, at, remote, to, note, *given, **named)
 
-        taken = state.take(operation, lists, chosen, notif_msg, by_nixl)
-        return by_nixl(notif_msg, *chosen) if taken is None else taken
+        taken = self._kvplan.take(operation, lists, (local_indices, remote_indices), notif_msg, by_nixl)
+        return by_nixl(notif_msg, local_indices, remote_indices) if taken is None else taken
 
     def initialize_xfer(
-        self,
-        operation: str,
-        local_descs: Any,
-        remote_descs: Any,
-        remote_agent: Any,
-        notif_msg: bytes = b"",
-        backends: Sequence[str] = (),
-    ) -> Any:
+        self, operation: str, local_descs: Any, remote_descs: Any, remote_agent: Any,
+        notif_msg: Any = b"", *given: Any, **named: Any,
+    ) -> Any:  # fmt: skip
         """Make a transfer of two whole descriptor lists: kvplan's if it can move them, otherwise NIXL's."""
-        state, name, taken = self._kvplan, _text(remote_agent), None
-        if state.serves(name):
-            sides = [PreparedList(None, peer) for peer in ("", name)]
-            for side, descriptors in zip(sides, (local_descs, remote_descs), strict=True):
-                side.rows = state.rows(lambda descriptors=descriptors: rows_of(descriptors))  # type: ignore[misc]
-                state.place(side)
-            local, remote = (side.rows for side in sides)
-            if local is not None and remote is not None and len(local) == len(remote):
+        state, name = self._kvplan, text(remote_agent)
+        here, there = (judged(rows_of, some) if state.ways(name) else None for some in (local_descs, remote_descs))
+        if here is not None and there is not None:
 
-                def by_nixl(note: bytes, *_: Any) -> Any:  # from the rows: the caller may have changed its lists
-                    here, there = (state.real.get_xfer_descs(rows.table(), rows.kind) for rows in (local, remote))
-                    return state.real.initialize_xfer(operation, here, there, remote_agent, note, list(backends))
+            def by_nixl(note: bytes, *_: Any) -> Any:  # from the rows: the caller may have changed its lists
+                lists = (state.real.get_xfer_descs(rows.table(), rows.kind) for rows in (here, there))
+                return state.real.initialize_xfer(operation, *lists, remote_agent, note, *given, **named)
 
-                every = np.arange(len(local), dtype=np.int64)
-                taken = state.take(operation, sides, (every, every), notif_msg, by_nixl)
-        if taken is not None:
-            return taken
-        return state.real.initialize_xfer(operation, local_descs, remote_descs, remote_agent, notif_msg, list(backends))
+            sides, every = (state.listed(None, "", here), state.listed(None, name, there)), np.arange(len(here))
+            taken = state.take(operation, sides, (every, np.arange(len(there))), notif_msg, by_nixl)
+            if taken is not None:
+                return taken
+        return state.real.initialize_xfer(
+            operation, local_descs, remote_descs, remote_agent, notif_msg, *given, **named
+        )
 
-    def transfer(self, handle: Any, notif_msg: bytes = b"") -> str:
+    def transfer(self, handle: Any, notif_msg: Any = b"") -> Any:
         """Post a transfer; return ``"DONE"`` or ``"PROC"``."""
         if isinstance(handle, TakenTransfer):
             return handle.post(bytes_of(notif_msg))
-        state: str = self._kvplan.real.transfer(handle, notif_msg)
-        return state
+        return self._kvplan.real.transfer(handle, notif_msg)
 
-    def check_xfer_state(self, handle: Any) -> str:
+    def check_xfer_state(self, handle: Any) -> Any:
         """Return ``"DONE"``, ``"PROC"`` or, from NIXL only, ``"ERR"``."""
-        if isinstance(handle, TakenTransfer) and handle.own is None:
-            return handle.look()
-        state: str = self._kvplan.real.check_xfer_state(_own(handle))
-        return state
+        return handle.look() if _taken(handle) else self._kvplan.real.check_xfer_state(_own(handle))
 
     def get_xfer_telemetry(self, handle: Any) -> Any:
         """Return the figures of a finished transfer; see :class:`kvplan.engines.nixl.Telemetry`."""
-        if not isinstance(handle, TakenTransfer) or handle.own is not None:
-            return self._kvplan.real.get_xfer_telemetry(_own(handle))
-        if not self._kvplan.telemetry:
-            raise self._kvplan.error("NoTelemetry", "the agent's config has no capture_telemetry")
-        if handle.telemetry is None:
-            raise self._kvplan.error("NotPosted", "the transfer has not ended")
-        found: Telemetry = handle.telemetry
-        return found
+        if _taken(handle) and handle.telemetry is None:
+            raise nixl_error(self._kvplan.real, "NotPosted", "the transfer has not ended")
+        return handle.telemetry if _taken(handle) else self._kvplan.real.get_xfer_telemetry(_own(handle))
 
-    def query_xfer_backend(self, handle: Any) -> str:
+    def query_xfer_backend(self, handle: Any) -> Any:
         """Return the name of the backend that moves a transfer; ``"KVPLAN"`` for kvplan."""
-        if isinstance(handle, TakenTransfer) and handle.own is None:
-            return "KVPLAN"
-        name: str = self._kvplan.real.query_xfer_backend(_own(handle))
-        return name
+        return "KVPLAN" if _taken(handle) else self._kvplan.real.query_xfer_backend(_own(handle))
 
-    def estimate_xfer_cost(self, req_handle: Any) -> tuple[int, int, str]:
+    def estimate_xfer_cost(self, req_handle: Any) -> Any:
         """Return microseconds, their error, and the method of the estimate; kvplan estimates nothing."""
-        if isinstance(req_handle, TakenTransfer) and req_handle.own is None:
-            return 0, 0, "UNKNOWN"
-        cost: tuple[int, int, str] = self._kvplan.real.estimate_xfer_cost(_own(req_handle))
-        return cost
-
-    def send_notif(self, remote_agent_name: Any, notif_msg: Any, backend: str | None = None) -> None:
-        """Send a notification to a peer."""
-        self._kvplan.notify(_text(remote_agent_name), bytes_of(notif_msg), backend)
-
-    def get_new_notifs(self, backends: Sequence[str] = ()) -> dict[str, list[bytes]]:
-        """Return new notifications, by the names of peers."""
-        return self._kvplan.notes(list(backends))
-
-    def update_notifs(self, backends: Sequence[str] = ()) -> dict[str, list[bytes]]:
-        """Add new notifications to those that NIXL's agent keeps in ``notifs``, and return all of them."""
-        state = self._kvplan
-        if state.packed is None:
-            found: dict[str, list[bytes]] = state.real.update_notifs(list(backends))
-            return found
-        kept: dict[str, list[bytes]] = state.real.notifs
-        for name, notes in state.notes(list(backends)).items():
-            kept.setdefault(name, []).extend(notes)
-        return kept
-
-    def check_remote_xfer_done(
-        self, remote_agent_name: str, lookup_tag: bytes, backends: Sequence[str] = (), tag_is_prefix: bool = True
-    ) -> bool:
-        """Return whether a peer has sent a notification with a tag, and take the first such notification."""
-        kept = self.update_notifs(backends).get(remote_agent_name, [])
-        for k, note in enumerate(kept):
-            if note.startswith(lookup_tag) if tag_is_prefix else lookup_tag in note:
-                del kept[k]
-                return True
-        return False
+        return (0, 0, "UNKNOWN") if _taken(req_handle) else self._kvplan.real.estimate_xfer_cost(_own(req_handle))
 
     def release_xfer_handle(self, handle: Any) -> None:
         """Release a transfer; one in flight is cancelled, or its bytes are waited for."""
@@ -243,9 +177,34 @@ class Agent:
         """Release a prepared descriptor list."""
         handle.release()
 
+    # Notifications.
 
-def _text(name: Any) -> str:
-    return name.decode() if isinstance(name, bytes) else str(name)
+    def get_new_notifs(self, *given: Any, **named: Any) -> Any:
+        """Return new notifications, by the names of peers."""
+        packed = self._kvplan.packed
+        return self._kvplan.real.get_new_notifs(*given, **named) if packed is None else packed.notes()
+
+    def update_notifs(self, *given: Any, **named: Any) -> Any:
+        """Add new notifications to those that NIXL's agent keeps in ``notifs``, and return all of them."""
+        kept: dict[str, list[bytes]] = self._kvplan.real.notifs
+        for name, notes in self.get_new_notifs(*given, **named).items():
+            kept.setdefault(name, []).extend(notes)
+        return kept
+
+    def check_remote_xfer_done(
+        self, remote_agent_name: str, lookup_tag: bytes, backends: Sequence[str] = (), tag_is_prefix: bool = True
+    ) -> bool:
+        """Return whether a peer has sent a notification with a tag, and take the first such notification."""
+        kept = self.update_notifs(list(backends)).get(remote_agent_name, [])
+        for k, note in enumerate(kept):
+            if note.startswith(lookup_tag) if tag_is_prefix else lookup_tag in note:
+                del kept[k]
+                return True
+        return False
+
+
+def _taken(handle: Any) -> bool:
+    return isinstance(handle, TakenTransfer) and handle.own is None
 
 
 def _own(handle: Any) -> Any:

@@ -1,36 +1,64 @@
-"""The metadata of an agent: NIXL's own, and kvplan's card behind it.
+"""kvplan's card within NIXL's metadata: as the connection of one more backend, which no NIXL has.
 
-NIXL 1.5.1 reads metadata from its front and ignores bytes behind its end. So a peer without kvplan reads what it
-expects, and a peer with kvplan finds the card from the end.
+Every NIXL skips connections of backends that it does not have, so a peer without kvplan reads what it expects.
+
+Source: NIXL 1.5.1, ``nixlAgent::loadRemoteMD`` and ``nixlSerDes``: a field is its tag, eight bytes for its length,
+little-endian, the content, and ``|``. In front stand the agent's name and the number of connections; each connection
+is the name of a backend and its data.
 """
 
 from __future__ import annotations
 
-from kvplan.base.limits import LIMITS
-
-MAGIC = b"\x00kvplan.nixl/1\x00\xf6"  # 16 bytes that end the metadata
-LENGTH = 8  # bytes of the card's length, little-endian, in front of it
+FRONT, BACKEND = b"nixlSerDes|", b"KVPLAN"
 
 
-def joined(metadata: bytes, card: bytes) -> bytes:
-    """Append a card to NIXL's metadata.
+def joined(metadata: bytes, card: bytes) -> bytes | None:
+    """Add a card to NIXL's metadata; None if it has another form, or no connection.
 
-    >>> split(joined(b"of NIXL", b"a card"))
-    (b'of NIXL', b'a card')
+    >>> joined(b"of another form", b"a card") is None
+    True
     """
-    return metadata + card + len(card).to_bytes(LENGTH, "little") + MAGIC
+    try:
+        at, connections = _connections(metadata)
+    except ValueError:
+        return None
+    if not connections:  # a peer would miss a backend in common
+        return None
+    _, end = _field(metadata, at, b"Conns")
+    count = _written(b"Conns", (len(connections) + 1).to_bytes(8, "little"))
+    return metadata[:at] + count + _written(b"t", BACKEND) + _written(b"c", card) + metadata[end:]
 
 
-def split(metadata: bytes) -> tuple[bytes, bytes | None]:
-    """Return NIXL's metadata and the card behind it; None if there is no card, or none that can be whole.
+def card_in(metadata: bytes) -> bytes | None:
+    """Return the card within NIXL's metadata; None if there is none."""
+    try:
+        return dict(_connections(metadata)[1]).get(BACKEND)
+    except ValueError:
+        return None
 
-    >>> split(b"of NIXL")
-    (b'of NIXL', None)
-    """
-    if not metadata.endswith(MAGIC):
-        return metadata, None
-    end = len(metadata) - len(MAGIC) - LENGTH
-    size = int.from_bytes(metadata[max(end, 0) : end + LENGTH], "little")
-    if end < 0 or size > end or size > LIMITS.json_nbytes:
-        return metadata, None
-    return metadata[: end - size], metadata[end - size : end]
+
+def _connections(metadata: bytes) -> tuple[int, list[tuple[bytes, bytes]]]:
+    """Return the place of the connections, and their backends and data; raise ValueError if it has another form."""
+    if not metadata.startswith(FRONT):
+        raise ValueError(metadata[:16])
+    _, at = _field(metadata, len(FRONT), b"Agent")
+    count, end = _field(metadata, at, b"Conns")
+    found = []
+    for _ in range(int.from_bytes(count, "little")):
+        backend, end = _field(metadata, end, b"t")
+        data, end = _field(metadata, end, b"c")
+        found.append((backend, data))
+    return at, found
+
+
+def _field(metadata: bytes, at: int, tag: bytes) -> tuple[bytes, int]:
+    """Return the content of a field and its end; raise ValueError if there is no such field."""
+    start = at + len(tag) + 8
+    end = start + int.from_bytes(metadata[start - 8 : start], "little")
+    if metadata[at : start - 8] != tag or metadata[end : end + 1] != b"|":
+        raise ValueError(tag)
+    return metadata[start:end], end + 1
+
+
+def _written(tag: bytes, content: bytes) -> bytes:
+    return tag + len(content).to_bytes(8, "little") + content + b"|"

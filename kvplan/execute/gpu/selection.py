@@ -114,7 +114,7 @@ class Selection:
             edges: groups of layers that the transfer is cut into; None if it is not by layers.
 
         Returns:
-            The path; its predicted seconds on the GPU, None if there is no prediction or no choice; and whether the plan
+            The path; its predicted seconds on the GPU, None without a prediction or a choice; and whether the plan
             has pageable memory.
 
         Raises:

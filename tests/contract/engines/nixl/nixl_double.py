@@ -53,6 +53,36 @@ class Handle:
         self.released = True
 
 
+def number(value):
+    return value.to_bytes(8, "little")
+
+
+def field(tag, content):
+    return tag.encode() + number(len(content)) + content + b"|"
+
+
+def read(metadata):
+    """Return the name and the life of an agent; refuse bytes that NIXL would not read, and skip unknown backends."""
+    lives, left = [], metadata.removeprefix(b"nixlSerDes|")
+
+    def take(tag):
+        nonlocal left
+        size = int.from_bytes(left[len(tag) : len(tag) + 8], "little")
+        content, end = left[len(tag) + 8 :][:size], left[len(tag) + 8 + size :]
+        if left == metadata or not left.startswith(tag) or end[:1] != b"|":
+            raise nixlMismatchError("NIXL_ERR_MISMATCH")
+        left = end[1:]
+        return content
+
+    name, count = take(b"Agent"), int.from_bytes(take(b"Conns"), "little")
+    for _ in range(count):
+        backend, data = take(b"t"), take(b"c")
+        lives += [data] * (backend == b"UCX")
+    if left or not lives:
+        raise nixlMismatchError("NIXL_ERR_MISMATCH")
+    return name, int(lives[0])
+
+
 class Machine:
     """All agents that know each other."""
 
@@ -106,7 +136,8 @@ class DoubleAgent:
             self.memory.remove((descs.kind, *row[:2]))
 
     def get_agent_metadata(self):
-        return f"nixlSerDes|{self.name}|{self.life}|".encode()
+        connections = field("t", b"UCX") + field("c", b"%d" % self.life)
+        return b"nixlSerDes|" + field("Agent", self.name.encode()) + field("Conns", number(1)) + connections
 
     def get_partial_agent_metadata(self, descs, inc_conn_info=False, backends=()):
         assert inc_conn_info
@@ -114,9 +145,7 @@ class DoubleAgent:
         return self.get_agent_metadata()
 
     def add_remote_agent(self, metadata):
-        tag, name, life, _ = metadata.split(b"|", 3)
-        if tag != b"nixlSerDes":
-            raise nixlMismatchError("NIXL_ERR_MISMATCH")
+        name, life = read(metadata)
         if self.known.get(name.decode(), int(life)) != int(life):
             raise nixlMismatchError("NIXL_ERR_NOT_ALLOWED")
         self.known[name.decode()] = int(life)

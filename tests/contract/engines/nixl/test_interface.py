@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 import torch
 
 from tests.contract.engines.nixl import nixl_double as nixl
 from tests.contract.engines.nixl.pair import BLOCK, Pair
+from tests.open_files import open_files
 
 
 @pytest.fixture
@@ -152,3 +155,40 @@ def test_memory_registered_later_is_taken_over_after_new_metadata(pair):
     assert (more[0][0] == 2).all()
     assert (more[0][1:] == 1).all()
     assert pair.real[0].made == 0
+
+
+def test_registrations_add_a_file_each_and_no_thread(pair):
+    agent, held = pair.agents[1], []
+    before, threads = len(open_files()), threading.active_count()
+    for _ in range(10):
+        pool = pair.pool(4)
+        held.append((pool, agent.register_memory([(pool.ctypes.data, pool.nbytes, 0, "")], "DRAM")))
+        pair.agents[0].add_remote_agent(agent.get_agent_metadata())
+    assert threading.active_count() <= threads  # those of earlier tests may end
+    assert len(open_files()) <= before + 2 * 10  # the pool's own, and the one that is offered
+    for _, registered in held:
+        agent.deregister_memory(registered)
+    pair.meet()
+    pair.agents[0].transfer(handle := pair.make("READ", [0], [1]))
+    pair.finish(handle)
+    assert len(open_files()) <= before + 10
+    assert pair.real[0].made == 0
+
+
+def test_other_memory_of_a_peer_comes_and_goes_beside_its_transfers(pair):
+    agent, pool = pair.agents[1], pair.pool(4)
+    handle = pair.make("READ", [0, 4], [1, 2])
+    registered = agent.register_memory([(pool.ctypes.data, pool.nbytes, 0, "")], "DRAM")
+    for change in (agent.get_agent_metadata, lambda: agent.deregister_memory(registered), agent.get_agent_metadata):
+        change()
+        pair.pools[0][:] = 0
+        pair.agents[0].transfer(handle)
+        pair.finish(handle)
+        np.testing.assert_array_equal(pair.pools[0][[0, 4]], pair.pools[1][[1, 2]])
+    assert pair.real[0].made == 0
+
+
+def test_a_card_does_not_travel_in_metadata_of_an_unknown_form(pair, caplog, monkeypatch):
+    monkeypatch.setattr(pair.real[1], "get_agent_metadata", lambda: b"NIXL, otherwise")
+    assert pair.metadata == b"NIXL, otherwise"
+    assert "the metadata of this NIXL has an unknown form" in caplog.text
