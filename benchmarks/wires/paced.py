@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from kvplan.nixl.nixl_wire import DONE, MOVING
+from kvplan.agents.by_nixl.nixl_wire import DONE, MOVING
 from kvplan.plan.nixl_lists import NixlList
 
 PIECE = 4 << 20  # bytes of a large message that a card has sent before NIXL moves them
@@ -60,7 +60,7 @@ def pace(owner: Any, gbps: float, clock: Clock = time.perf_counter) -> None:
 
     Args:
         owner: the class, with the methods ``write``, ``state``, ``release`` and ``send`` of
-            :class:`kvplan.nixl.nixl_wire.NixlWire`.
+            :class:`kvplan.agents.by_nixl.nixl_wire.NixlWire`.
         gbps: the card's rate.
         clock: returns seconds.
     """

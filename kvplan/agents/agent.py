@@ -10,7 +10,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
-from kvplan.agents.agent_card import AgentCard, Offered, read_card, write_card
+from kvplan.agents.agent_card import AgentCard, Offered, check_name, read_card, write_card
 from kvplan.agents.by_nixl.nixl_end import NixlEnd, NixlOffer
 from kvplan.agents.by_nixl.nixl_link import NixlLink
 from kvplan.agents.by_nixl.nixl_packed import PackedWay, checked_progress
@@ -28,7 +28,6 @@ from kvplan.errors import KVPlanError, LayoutError, PathError, TransferError
 from kvplan.execute.executor import Executor
 from kvplan.execute.stats import ExecutorStats
 from kvplan.layout.kvlayout import KVLayout
-from kvplan.nixl.nixl_card import check_name
 
 CLOSE_SECONDS = 30.0
 MEET_SECONDS = 10.0
@@ -111,7 +110,7 @@ class Agent:
         except BaseException:
             offered.close()
             raise
-        weakref.finalize(self, self._core.begin_to_close).atexit = False
+        weakref.finalize(self, self._core.collect).atexit = False
 
     def card(self) -> bytes:
         """Return the data that a peer needs to :meth:`meet` this process: its layouts, and what each transport offers.
@@ -218,8 +217,7 @@ class Agent:
             if chosen.nixl is not None and core.nixl is not None:
                 if (known := self.peers.get(read.name)) is not None and known.nixl is not None:
                     self.forget(known)  # NIXL knows peers by name
-                theirs = {name: layout for name, (transport, layout) in held.items() if transport == NIXL}
-                nixl = NixlLink(core.nixl, read.name, theirs, chosen.nixl, core.packed)
+                nixl = NixlLink(core.nixl, read.name, chosen.nixl, core.packed)
             if (known := self.peers.get(read.name)) is not None:
                 self.forget(known)
         except BaseException:

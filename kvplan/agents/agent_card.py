@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 from zlib import crc32
 
 from kvplan.agents.identity import Host
 from kvplan.agents.way import Table
-from kvplan.base.limits import Budget
-from kvplan.base.quoting import listed
+from kvplan.base.limits import LIMITS, Budget
+from kvplan.base.quoting import listed, quoted
+from kvplan.base.reading import json_of
 from kvplan.errors import LayoutError
-from kvplan.layout.dump import document_of
+from kvplan.layout.dump import built_from_dump, document_of
 from kvplan.layout.kvlayout import KVLayout
-from kvplan.nixl.nixl_card import read_layout, read_table
 
 SCHEMA = "kvplan.agent/1"
 _KEYS = ("schema", "name", "host", "pid", "started", "uid", "agent", "key", "socket", "layouts", "offered", "refused",
          "sum")  # fmt: skip
 _RIGHT = "give what Agent.card() made"
+_LAYOUT = "give what KVLayout.save writes"
 
 
 class Offered(NamedTuple):
@@ -118,3 +120,66 @@ def why_not(transport: str, card: AgentCard) -> str:
         return f"{card.name!r} does not offer it; its transports are {listed(card.offered) or 'none'}"
     lacked = [name for name in card.layouts if name not in card.offered[transport].layouts]
     return f"{card.name!r} does not offer layouts {listed(lacked)}"
+
+
+def read_table(card: object, schema: str, keys: Sequence[str], right: str) -> dict[str, Any]:
+    """Read the table of a card.
+
+    Args:
+        card: text of a process, as bytes or str.
+        schema: the schema that the card must have.
+        keys: the keys that the table must have.
+        right: words of the message that tell what would be right.
+
+    Raises:
+        LayoutError: it is no table, lacks a key, or has another schema.
+
+    >>> read_table(b'{"schema": "a/1", "name": "decode"}', "a/1", ("schema", "name"), "give a card")["name"]
+    'decode'
+    >>> read_table(b'{"schema": "a/2"}', "a/1", ("schema", "name"), "give a card")
+    Traceback (most recent call last):
+        ...
+    kvplan.errors.LayoutError: the card has schema 'a/2'; this kvplan reads 'a/1'
+    """
+    if not isinstance(card, bytes | bytearray | str):
+        raise LayoutError(f"card is a {type(card).__name__}; {right}")
+    try:
+        document = json_of(card if isinstance(card, str) else bytes(card))
+    except LayoutError as error:
+        raise LayoutError(f"the card cannot be read: {error}; {right}") from None
+    if not isinstance(document, dict):
+        raise LayoutError(f"the card is {quoted(document)}; {right}")
+    if "schema" in document and document["schema"] != schema:
+        raise LayoutError(f"the card has schema {quoted(document['schema'])}; this kvplan reads {schema!r}")
+    if lacked := [key for key in keys if key not in document]:
+        raise LayoutError(f"the card lacks {lacked[0]!r}; {right}")
+    return document
+
+
+def check_name(name: object, what: str = "an agent, or of its card,") -> str:
+    """Return a name; raise LayoutError if it is not a printable text of limited length.
+
+    >>> check_name("decode-0")
+    'decode-0'
+    """
+    if not isinstance(name, str) or not 1 <= len(name) <= LIMITS.name_length or not name.isprintable():
+        raise LayoutError(
+            f"the name of {what} is {quoted(name)}; give a printable text of 1 to {LIMITS.name_length} characters"
+        )
+    return name
+
+
+def read_layout(name: str, document: Any, budget: Budget) -> KVLayout:
+    """Return a layout of a card; raise LayoutError if it is not a dump, or is invalid."""
+    if isinstance(document, dict) and "schema" not in document:
+        raise LayoutError(f"layout {quoted(name)} of the card has no schema, as if it were a spec; {_LAYOUT}")
+    if not isinstance(document, dict):  # otherwise a text would be read as the path of a file here
+        raise LayoutError(f"layout {quoted(name)} of the card is {quoted(document)}; {_LAYOUT}")
+    try:
+        built = built_from_dump(document, budget)
+    except LayoutError as error:
+        raise LayoutError(f"layout {quoted(name)} of the card: {error}") from None
+    layout = KVLayout(built)
+    if layout.addresses != "dump":
+        raise LayoutError(f"layout {quoted(name)} of the card is a spec: its addresses hold no memory")
+    return layout

@@ -81,7 +81,7 @@ class Core:
         self.nixl_links: dict[int, NixlLink] = {}
         self.carded = False
         self.packed: NixlPacked | None = None
-        self.closing = False
+        self.closing = self._collected = False
         self.ended = Latch()
         self._made_in = generation()
         self._given = executor
@@ -197,6 +197,11 @@ class Core:
         else:  # no card was made and no peer was met
             self.serve()
 
+    def collect(self) -> None:
+        """Close everything, also what :meth:`wait_closed` closes otherwise: the agent was garbage-collected."""
+        self._collected = True
+        self.begin_to_close()
+
     def files(self) -> dict[int, int]:
         """Return nothing to wait for: the other watchers wait."""
         return {}
@@ -229,6 +234,8 @@ class Core:
             self.loop.stop()
             _cores.discard(self)
             self.ended.set()
+        if self._collected:
+            guarded(lambda: self.wait_closed(EXIT_SECONDS))
 
     def wait_closed(self, timeout: float) -> None:
         """Wait until all peers have gone, then close executors and threads.

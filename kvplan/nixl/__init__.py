@@ -1,7 +1,5 @@
 """Transfers between processes, on one machine or two, through NIXL."""
 
-from kvplan.nixl.nixl_agent import NixlAgent
-from kvplan.nixl.nixl_peer import NixlPeer
-from kvplan.nixl.nixl_transfer import NixlTransfer
+from kvplan.agents.nixl_agent import NixlAgent
 
-__all__ = ["NixlAgent", "NixlPeer", "NixlTransfer"]
+__all__ = ["NixlAgent"]

@@ -29,7 +29,6 @@ from kvplan.cost import profile, store
 from kvplan.errors import MESSAGE
 from kvplan.layout.dump import text_of as dump_text
 from kvplan.memory import shared
-from kvplan.nixl import nixl_card
 from tests.deep import whole_files
 from tests.deep.mutations import broken, text_of, toml_of, torn
 
@@ -37,7 +36,7 @@ FILES, WORKERS = 20_000, 2
 SECONDS = 30.0  # for one file: far above what one takes, so that a busy machine is no failure
 MEMORY_NBYTES = 3 << 30  # of addresses, above what the process has before the first file
 GEOMETRY, POOL_NBYTES, PAGE = "format 1 | fuzzed", 5000, 4096
-KINDS = ("dump", "dump", "dump", "card", "spec", "spec", "toml", "config", "profile", "pool")
+KINDS = ("dump", "dump", "dump", "spec", "spec", "toml", "config", "profile", "pool")
 
 
 class Verdict(NamedTuple):
@@ -57,7 +56,6 @@ def make(seed: int, index: int) -> tuple[str, bytes, Random]:
         return kind, torn(whole_files.pool(PAGE, GEOMETRY, 2 * PAGE), random), random
     whole: Callable[[], Any] = {
         "dump": lambda: random.choice(whole_files.dumps()),
-        "card": whole_files.card,
         "spec": lambda: random.choice(whole_files.SPECS),
         "toml": lambda: random.choice(whole_files.SPECS),
         "config": lambda: random.choice(whole_files.CONFIGS),
@@ -131,15 +129,6 @@ def check_layout(layout: KVLayout, random: Random) -> None:
     assert program.unit_nbytes == layout.block_nbytes
 
 
-def _card(raw: bytes, folder: Path, random: Random) -> None:
-    name, layouts, _ = nixl_card.read(raw)
-    assert name.isprintable()
-    assert name
-    for layout in layouts.values():
-        assert layout.addresses == "dump"
-        check_layout(layout, random)
-
-
 def _config(raw: bytes, folder: Path, random: Random) -> None:
     from kvplan.cli.answers.model_facts import model_facts
     from kvplan.cli.inspect_model import _question, add_arguments
@@ -185,7 +174,7 @@ def _pool(raw: bytes, folder: Path, random: Random) -> None:
 
 
 READERS: dict[str, Callable[[bytes, Path, Random], None]] = {
-    "dump": _layout_file(".json"), "spec": _layout_file(".json"), "toml": _layout_file(".toml"), "card": _card,
+    "dump": _layout_file(".json"), "spec": _layout_file(".json"), "toml": _layout_file(".toml"),
     "config": _config, "profile": _profile, "pool": _pool,
 }  # fmt: skip
 

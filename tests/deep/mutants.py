@@ -465,15 +465,15 @@ MUTANTS = (
         "contract/engines/nixl/test_packed_law.py",
     ),
     Mutant(
-        "nixl/nixl_transfer.py",
+        "agents/by_nixl/nixl_transfer.py",
         'DONE if state == DONE else f"NIXL reports the state {state}"',
         "DONE",
         "contract/peers/test_failed_writes.py",
     ),
     Mutant(
-        "nixl/nixl_transfer.py",
-        "            self._release()\n            self._finish()",
-        "            self._finish()",
+        "agents/by_nixl/nixl_transfer.py",
+        "        self._end.release(handle, self.plan)\n",
+        "",
         "contract/peers/test_failed_writes.py",
     ),
     # Slots, memory objects, pages and rows of engines.

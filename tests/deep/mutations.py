@@ -10,7 +10,7 @@ from typing import Any
 WORDS = (
     "", "k", "v", "kv", "k_scale", "layer", "block", "token", "head", "dim", "dim.0", "cpu", "cuda:0", "meta", "uint8",
     "bfloat16", "bf16 + uint8", "block dim", "block token head dim", "layer: kv block token head dim", "block: dim",
-    "block dim + block token dim", "\ud800", "\x00", "a b", "kvplan.layout/1", "kvplan.layout/2", "kvplan.nixl/1",
+    "block dim + block token dim", "\ud800", "\x00", "a b", "kvplan.layout/1", "kvplan.layout/2",
     "full_attention", "sliding_attention", "linear_attention", "jamba", "/etc/passwd", "x" * 5000,
 )  # fmt: skip
 NUMBERS = (

@@ -11,7 +11,6 @@ import numpy as np
 from kvplan import KVLayout
 from kvplan.cost.profile import default
 from kvplan.layout.dump import document_of
-from kvplan.nixl.nixl_card import SCHEMA as CARD
 
 SPECS: tuple[dict[str, Any], ...] = (
     {"notation": "layer: kv block token head dim", "dtype": "bf16", "device": "cuda:0", "head_start": 4,
@@ -57,12 +56,6 @@ def dumps() -> tuple[dict[str, Any], ...]:
     split = KVLayout.from_tensors("block head dim.0 token dim.1", np.zeros((4, 2, 4, 8, 8), np.int8))
     made += [kv, merged, merged.slice(parts=["scale"]), kv.slice(heads=range(7, 9), parts=["v"]), split]
     return tuple(json.loads(json.dumps(document_of(layout.built))) for layout in made)
-
-
-def card() -> dict[str, Any]:
-    """A card of two layouts."""
-    held = [document for document in dumps() if not document["virtual"]]
-    return {"schema": CARD, "name": "peer", "layouts": {"kv": held[0], "merged": held[1]}, "metadata": "AAAA"}
 
 
 def profile() -> dict[str, Any]:

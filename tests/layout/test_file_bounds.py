@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from zlib import crc32
 
 import numpy as np
 import pytest
@@ -13,10 +14,8 @@ from kvplan import KVLayout, LayoutError, NotationError
 from kvplan.cli.main import main
 from kvplan.errors import MESSAGE
 from kvplan.layout.dump import document_of
-from kvplan.nixl import nixl_card
 
 SIZES = {"layer": 3, "block": 8, "token": 4, "head": 2, "dim": 16}
-CARD = {"schema": "kvplan.nixl/1", "name": "peer", "layouts": {}, "metadata": ""}
 
 
 def spec(notation="layer: kv block token head dim", **sizes):
@@ -44,8 +43,12 @@ def test_nested_entries_lie_one_after_another():
 
 def test_layouts_of_one_card_share_its_budget():
     held = document_of(KVLayout.from_tensors("layer block dim", np.zeros((3000, 2, 4), np.uint8)).built)
-    with pytest.raises(LayoutError, match=r"layout 'f' of the card: over 16,384"):
-        nixl_card.read(json.dumps(CARD | {"layouts": dict.fromkeys("abcdef", held)}).encode())
+    with kvplan.Agent("me", {}, transports=("shm",)) as me, kvplan.Agent("peer", {}, transports=("shm",)) as agent:
+        card = json.loads(agent.card()) | {"layouts": dict.fromkeys("abcdef", held)}
+        del card["sum"]
+        card["sum"] = crc32(json.dumps(card, sort_keys=True).encode())
+        with pytest.raises(LayoutError, match=r"layout 'f' of the card: over 16,384"):
+            me.meet(json.dumps(card).encode())
 
 
 def test_messages_are_bounded_whatever_they_quote():

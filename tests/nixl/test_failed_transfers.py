@@ -1,4 +1,4 @@
-"""Transfers by the double of NIXL that fail, hang or are tried again, and the handles that they leave."""
+"""Transfers by the double of NIXL that fail or hang, and the handles that they leave."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.patience import PATIENCE
 def test_one_that_hangs_is_given_up_at_its_deadline(doubled):
     doubled.network.frozen = True
     transfer = doubled.peer.submit(doubled.load.plan([1], [1]), deadline=1e-9)
-    with pytest.raises(TransferError, match=r"reading from 'you-.*deadline of 1e-09 seconds.*may have arrived"):
+    with pytest.raises(TransferError, match=r"reading from 'you-.*deadline of 1e-09 seconds.*may"):
         transfer.synchronize(PATIENCE)
     assert not doubled.mine.any()
     assert doubled.me.stats().failed == 1
@@ -31,11 +31,10 @@ def test_a_timeout_ends_the_wait_and_not_the_transfer(doubled):
     np.testing.assert_array_equal(doubled.mine[:, 1], doubled.theirs[1])
 
 
-@pytest.mark.parametrize(("attempts", "tries"), [(1, ""), (3, " in 3 attempts")])
-def test_what_keeps_failing_is_an_error_that_says_why(doubled, attempts, tries):
-    doubled.network.failures = ["post"] * attempts
-    transfer = doubled.peer.submit(doubled.store.plan([1], [1]), attempts=attempts)
-    with pytest.raises(TransferError, match=rf"writing to 'you-.*' failed{tries}: RemoteDisconnectError"):
+def test_what_fails_is_an_error_that_says_why(doubled):
+    doubled.network.failures = ["post"]
+    transfer = doubled.peer.submit(doubled.store.plan([1], [1]))
+    with pytest.raises(TransferError, match=r"writing to 'you-.*' failed: RemoteDisconnectError"):
         transfer.synchronize(PATIENCE)
     with pytest.raises(TransferError, match="meet"):
         transfer.result()
@@ -43,15 +42,14 @@ def test_what_keeps_failing_is_an_error_that_says_why(doubled, attempts, tries):
 
 
 def test_a_peer_that_dies_in_the_middle(doubled):
-    transfer = doubled.peer.submit(doubled.load.plan([1], [1]), attempts=2)
-    assert not transfer.done()
+    doubled.network.looks = 1000
+    transfer = doubled.peer.submit(doubled.load.plan([1], [1]))
     doubled.network.agents[doubled.you.name].dead = True
-    with pytest.raises(TransferError, match="in 2 attempts: RemoteDisconnectError"):
+    with pytest.raises(TransferError, match="RemoteDisconnectError"):
         transfer.synchronize(PATIENCE)
     reborn = Agent(doubled.network, doubled.you.name, life=1)
     other = NixlAgent(doubled.you.name, doubled.you.layouts, agent=reborn)
     doubled.made.append(other)
-    doubled.you.closed = True
     doubled.peer = doubled.me.meet(other.card())
     doubled.peer.submit(doubled.load.plan([1], [1])).synchronize(PATIENCE)
     np.testing.assert_array_equal(doubled.mine[:, 1], doubled.theirs[1])

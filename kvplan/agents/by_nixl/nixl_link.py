@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
 from typing import Any
 
-from kvplan.agents.by_nixl.nixl_end import NixlEnd, NixlOffer
+from kvplan.agents.by_nixl.nixl_end import DIRECT, NixlEnd, NixlOffer, spans_of
 from kvplan.agents.by_nixl.nixl_packed import PACKED_VERSION, NixlPacked
+from kvplan.agents.by_nixl.nixl_transfer import NixlTransfer
 from kvplan.agents.packed.end import PATIENCE
 from kvplan.agents.packed.packed_transfer import PackedTransfer
 from kvplan.agents.peer_transfer import BOUND, Order, bound_of
-from kvplan.errors import TransferError
-from kvplan.execute.transfer import Transfer
-from kvplan.layout.kvlayout import KVLayout
-from kvplan.nixl.nixl_agent import NixlAgent
-from kvplan.nixl.nixl_peer import NixlPeer
+from kvplan.errors import PathError, TransferError
 from kvplan.plan.plan import Plan
 
 log = logging.getLogger("kvplan.agents")
@@ -28,46 +24,44 @@ class NixlLink:
     Args:
         end: this process's end of NIXL.
         name: name of the peer.
-        layouts: the peer's layouts.
         offer: NIXL's part of the peer's card.
         packed: this process's packed way, or None.
 
     Attributes:
+        own: this process's end of NIXL.
         why: why no transfer is accepted any more; None while it is open.
+
+    Raises:
+        PathError: NIXL cannot be used.
+        TransferError: NIXL does not accept the metadata of the card.
     """
 
-    def __init__(
-        self,
-        end: NixlEnd,
-        name: str,
-        layouts: Mapping[str, KVLayout],
-        offer: NixlOffer,
-        packed: NixlPacked | None = None,
-    ) -> None:
+    def __init__(self, end: NixlEnd, name: str, offer: NixlOffer, packed: NixlPacked | None = None) -> None:
         self.why: str | None = None
-        self._agent = end.agent()
-        if packed is not None:
-            packed.met(name, offer.metadata)
-        self._peer: NixlPeer = self._agent.connect(name, layouts, offer.metadata)
+        self.own = end.agent()
+        try:
+            end.add(name, offer.metadata, DIRECT)
+        except TransferError:
+            if packed is None or not packed.restarted(name):
+                raise
+            end.replace(name, offer.metadata, DIRECT)
+        self._name, self._packed, self._offer = name, packed, offer
         self._flying: dict[int, Any] = {}
-        self._packed, self._offer = packed, offer
+        self._moving = set[NixlTransfer]()
         if packed is not None:
-            packed.start()
+            packed.met(name)
 
-    @property
-    def own(self) -> NixlAgent:
-        """This process's agent of NIXL."""
-        return self._agent
+    # ---- packed ------------------------------------------------------------------------------------------------------
 
     def why_not_packed(self, plan: Plan, *, reading: bool) -> str | None:
         """Return why a plan cannot be packed, or None."""
         if self._packed is None:
             return "this agent packs nothing: it was made with a nixl_agent of the caller's, and without progress="
         if not self._offer.packed:
-            return f"the card of {self._peer.name!r} offers no packed transfers"
+            return f"the card of {self._name!r} offers no packed transfers"
         if self._offer.packed != PACKED_VERSION:
-            return f"{self._peer.name!r} packs by version {self._offer.packed}, and this kvplan by {PACKED_VERSION}"
-        return self._packed.why_not(self._peer.name, plan, reading=reading)
+            return f"{self._name!r} packs by version {self._offer.packed}, and this kvplan by {PACKED_VERSION}"
+        return self._packed.why_not(self._name, plan, reading=reading)
 
     def way_of(self, plan: Plan, *, reading: bool) -> tuple[str, str]:
         """Return the faster way of a plan, ``"direct"`` or ``"packed"``, and the reason."""
@@ -84,24 +78,45 @@ class NixlLink:
 
     def pack(self, order: Order, *, by_layer: bool, priority: str) -> PackedTransfer:
         """Begin a packed transfer; its note goes with it."""
-        if self._packed is None or self.why is not None:
-            raise TransferError(f"no transfer with {self._peer.name!r}: {self.why}")
+        self._check_open()
+        assert self._packed is not None  # why_not_packed() says so
         return self._packed.end().submit(
-            self._peer.name, order.plan, reading=order.reading, note=order.note, after=order.after, until=order.until,
+            self._name, order.plan, reading=order.reading, note=order.note, after=order.after, until=order.until,
             patience=PATIENCE if order.deadline is BOUND else None, by_layer=by_layer, priority=priority,
         )  # fmt: skip
 
-    def start(self, order: Order) -> Transfer:
-        """Post a transfer; NIXL sends its note."""
-        left = None if order.until is None else max(order.until - time.monotonic(), 1e-3)
+    # ---- a descriptor for each piece ---------------------------------------------------------------------------------
+
+    def start(self, order: Order) -> NixlTransfer:
+        """Post a transfer; NIXL sends its note.
+
+        Raises:
+            PathError: this process's side is not registered.
+        """
+        own = self.own
+        if not spans_of(pair[order.reading] for pair in order.plan.layouts) <= own.spans:
+            side = "dst" if order.reading else "src"
+            raise PathError(
+                f"{side} of {order.plan!r} is neither a layout that {own.name!r} registered nor a part of one; "
+                "compile with agent.layouts on this side"
+            )
         if order.deadline is BOUND:
-            left = bound_of(order.plan)
-        return self._peer.post(order.plan, note=order.note, attempts=1, deadline=left)
+            seconds = bound_of(order.plan)
+            order = order._replace(deadline=seconds, until=time.monotonic() + seconds)
+        with own.lock:
+            own.check_open()
+            self._check_open()
+            return NixlTransfer(own, self._name, order, self._moving)
+
+    def _check_open(self) -> None:
+        if self.why is not None:
+            raise TransferError(f"no transfer with {self._name!r}: {self.why}; meet it again, by a new card")
+
+    # ---- see kvplan.agents.peer_transfer.Peering ---------------------------------------------------------------------
 
     def enter(self, transfer: Any) -> None:
         """Count a transfer as in flight; raise TransferError if the connection is not open."""
-        if self.why is not None:
-            raise TransferError(f"no transfer with {self._peer.name!r}: {self.why}")
+        self._check_open()
         self._flying[id(transfer)] = transfer
 
     def leave_flight(self, transfer: Any) -> None:
@@ -120,8 +135,8 @@ class NixlLink:
     def send_note(self, note: bytes) -> None:
         """Send a note by itself."""
         if self.why is not None:
-            raise TransferError(f"no note to {self._peer.name!r}: {self.why}")
-        self._peer.connection.tell(note)
+            raise TransferError(f"no note to {self._name!r}: {self.why}")
+        self.own.tell(self._name, note)
 
     def leave(self) -> None:
         """Remove the peer from NIXL; transfers that have not ended fail."""
@@ -129,6 +144,9 @@ class NixlLink:
             self.why = "the peer was forgotten, or this agent was closed"
             for transfer in list(self._flying.values()):
                 transfer.cancel()
-            if self._packed is not None:
-                self._packed.forget(self._peer.name)
-            self._agent.forget(self._peer)
+            with self.own.lock:
+                for moving in list(self._moving):
+                    moving.give_up(self.why)
+                if self._packed is not None:
+                    self._packed.forget(self._name)
+                self.own.drop(self._name, DIRECT)

@@ -1,38 +1,49 @@
-"""The packed way of the transport ``nixl``: its ring, its transfers, and who makes progress."""
+"""The packed way of the transport ``nixl``: its ring, its transfers, and the thread that makes progress."""
 
 from __future__ import annotations
 
+import ctypes
+import logging
+import os
 import threading
-from collections import deque
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
-from kvplan.agents.by_nixl.nixl_end import NixlEnd
-from kvplan.agents.by_nixl.nixl_progress import NixlProgress
-from kvplan.agents.by_nixl.nixl_reach import NixlReach
+from kvplan.agents.by_nixl.nixl_end import PACKED, NixlEnd
+from kvplan.agents.by_nixl.nixl_wire import NixlReach
 from kvplan.agents.packed.end import End
 from kvplan.agents.packed.line import MOST_PROGRAMS, too_many
-from kvplan.agents.packed.messages import HELLO, MAGIC, Hello, Message, refusal
+from kvplan.agents.packed.messages import HELLO, MAGIC, Hello, Inbox, Message, refusal
 from kvplan.agents.packed.programs import Offer
-from kvplan.agents.packed.ring import Ring, Slots, allocated, ring_for
-from kvplan.agents.packed.ring_pages import enter, ring_pages
+from kvplan.agents.packed.ring import Ring, Slots, allocated, enter, ring_for, ring_pages
 from kvplan.base.quoting import quoted
+from kvplan.base.threads import Bell, Worker
 from kvplan.cost.wires.wire_model import WireChoice, choose_way, crossing_of, direct_at_once
 from kvplan.cost.wires.wire_profile import WireProfile, find_wire, wire_name
 from kvplan.errors import KVPlanError, TransferError
 from kvplan.execute.executor import Executor
 from kvplan.execute.stats import Tally
 from kvplan.layout.kvlayout import KVLayout
-from kvplan.nixl.nixl_wire import NixlRing
 from kvplan.plan.chunk_order import GRAIN
 from kvplan.plan.chunks import Chunks, outlines_of, sources_of
 from kvplan.plan.nixl_lists import memory_of
 from kvplan.plan.plan import Plan
 
-MOST_LEFT_OUT = 3  # looks in a row
 PACKED_VERSION = 5  # in the card of an agent that takes packed transfers
+
+SPIN_SECONDS = 50e-6  # after a look that found something: the next ones follow without a nap
+BUSY_NAP = 1e-4  # seconds between two looks while transfers are in flight
+IDLE_NAP = 2e-4  # the same when nothing is in flight: a peer's direct transfer over TCP moves on by these looks
+REST_NAP = 2e-3  # the same after REST_SECONDS
+REST_SECONDS = 10.0
+
+TIMER_SLACK = 29  # PR_SET_TIMERSLACK of prctl
+SLACK_NS = 1000  # the default is 50,000: a nap of 100 us then takes over 150
+
+log = logging.getLogger("kvplan.agents")
 
 
 class PackedWay(NamedTuple):
@@ -66,12 +77,10 @@ class Opened(NamedTuple):
     Attributes:
         end: the end.
         reach: how it reaches peers.
-        registered: NIXL's registration of the ring.
     """
 
     end: End
     reach: NixlReach
-    registered: NixlRing
 
 
 class NixlPacked:
@@ -98,14 +107,13 @@ class NixlPacked:
         self.opened: Opened | None = None
         self._device_of, self._tally = device, tally
         self._name, self._nixl, self._offer, self._executor, self._way = name, nixl, offer, executor, way
-        self._progress = NixlProgress(self._look, self._busy, inside) if way.threaded else None
+        self._bell, self._failed = Bell(), ""  # the error of the last look, which is logged once
+        self._thread = Worker("kvplan-nixl", self._serve, "no thread makes progress for NIXL", inside)
         self._lock = threading.RLock()  # of the ring's allocation
         self._reading = threading.RLock()  # one thread at a time takes notes
-        self._inbox: deque[tuple[str, bytes]] = deque()  # notes of users
+        self._inbox = Inbox()  # notes of users
         self._profiles: dict[str, WireProfile] = {}  # by NIXL's name of the memory
         self._closed = False
-        self._left_out = 0  # looks in a row
-        self._entered = False  # whether the ring's GPU is the current device of the thread
 
     def serve_peers(self) -> int:
         """Take requests of peers from now on; return the version for the card, or 0 if it takes none."""
@@ -116,30 +124,20 @@ class NixlPacked:
 
     def start(self) -> None:
         """Start the thread that makes progress, if a thread makes it."""
-        if self._progress is not None:
-            self._progress.start()
+        if self._way.threaded and not self._thread.started and not self._closed:
+            self._thread.start()
 
     def wake(self) -> None:
         """Let the thread look now, if there is one."""
-        if self._progress is not None:
-            self._progress.wake()
+        self._bell.ring()
 
     def _threaded(self) -> bool:
-        return self._progress is not None and self._progress.running
-
-    def _busy(self) -> bool:
-        return self.opened is not None and self.opened.end.busy
+        return self._thread.started and not self._closed
 
     @property
     def ring(self) -> Ring | None:
         """The ring, once it is allocated."""
         return None if self.opened is None else self.opened.end.ring
-
-    @property
-    def slots(self) -> tuple[int, int]:
-        """Number of slots that no peer may write, and of all slots for peers; (0, 0) without a ring."""
-        ring = self.ring
-        return (0, 0) if ring is None else (len(ring.into), ring.place.slots - ring.gathers)
 
     @property
     def in_flight(self) -> int:
@@ -228,15 +226,18 @@ class NixlPacked:
         """
         return self._open().end
 
-    def met(self, peer: str, metadata: bytes) -> None:
-        """Take a new card of a peer: if it has restarted, what was in flight with it has failed."""
-        opened = self.opened
-        if opened is None:
-            return
-        opened.end.refusals.pop(peer, None)
-        if peer in opened.end.peers and not opened.reach.knows(peer, metadata):
-            opened.end.lost(peer, "it has restarted", dead=True)
-            opened.reach.join(peer, metadata)
+    def restarted(self, peer: str) -> bool:
+        """Take it that NIXL knows a peer of this name that has died; return whether it did so for packed transfers."""
+        if self.opened is None or peer not in self.opened.end.peers:
+            return False
+        self.opened.end.lost(peer, "it has restarted", dead=True)
+        return True
+
+    def met(self, peer: str) -> None:
+        """Take a new card of a peer."""
+        if self.opened is not None:
+            self.opened.end.refusals.pop(peer, None)
+        self.start()
 
     def forget(self, peer: str) -> None:
         """Part from a peer: its transfers fail. NIXL knows it until nothing of it moves any more."""
@@ -257,14 +258,13 @@ class NixlPacked:
         with self._lock:
             opened, self.opened = self.opened, None
             if opened is not None:
-                opened.registered.close()
+                opened.reach.close()
 
     def stop(self, timeout: float) -> None:
         """End the thread; nothing packed moves any more, and the ring stays."""
         self._closed = True
-        if self._progress is not None:
-            self._progress.stop()
-            self._progress.thread.join(timeout)
+        self._bell.ring()
+        self._thread.join(timeout)
 
     # ---- notes and progress ------------------------------------------------------------------------------------------
 
@@ -274,11 +274,7 @@ class NixlPacked:
             self.read()
         else:
             self.poll()  # a note comes with the end of its transfer
-        found = []
-        with suppress(IndexError):
-            while True:
-                found.append(self._inbox.popleft())
-        return found
+        return self._inbox.take()
 
     def poll(self) -> bool:
         """Move everything on that can move now; return whether anything did."""
@@ -287,24 +283,36 @@ class NixlPacked:
         self.read()
         return False
 
-    def _look(self) -> bool:
-        """Poll in the agent's own thread.
+    def _serve(self) -> None:
+        """Look again and again, with naps, until the close. NIXL's own thread for this takes a whole core."""
+        ctypes.CDLL(None).prctl(TIMER_SLACK, ctypes.c_ulong(SLACK_NS), 0, 0, 0)
+        found_at, entered = time.monotonic(), False
+        while not self._closed:
+            if not entered and self.ring is not None:
+                entered = True
+                enter(self.ring.place.device)
+            found, now = self._looked(), time.monotonic()
+            if found:
+                found_at = now
+            since = now - found_at
+            if since < SPIN_SECONDS:
+                os.sched_yield()  # lets the threads run that gather, scatter, or wait for the interpreter
+                continue
+            busy = self.opened is not None and self.opened.end.busy
+            nap = REST_NAP if self._failed else BUSY_NAP if busy else IDLE_NAP if since < REST_SECONDS else REST_NAP
+            if self._bell.wait(nap):
+                found_at = time.monotonic()
 
-        A small direct transfer takes as long as two looks, and would wait for NIXL's lock. So while nothing packed is
-        in flight, a look is left out if another thread has the lock.
-        """
-        if self._left_out < MOST_LEFT_OUT and not self._busy():
-            lock = self._nixl.agent().lock
-            if not lock.acquire(blocking=False):
-                self._left_out += 1
-                return False
-            lock.release()
-        self._left_out = 0
-        ring = self.ring
-        if ring is not None and not self._entered:
-            self._entered = True
-            enter(ring.place.device)
-        return self.poll()
+    def _looked(self) -> bool:
+        try:
+            found = self.poll()
+        except Exception as error:
+            if str(error) != self._failed:
+                log.exception("the thread that makes progress for NIXL met an error")
+            self._failed = str(error) or type(error).__name__
+            return False
+        self._failed = ""
+        return found
 
     def read(self) -> None:
         """Take the notes that have come: those of the protocol go to the end, and the users' wait for :meth:`notes`."""
@@ -325,8 +333,8 @@ class NixlPacked:
                 try:
                     self.end().take(peer, note)
                 except KVPlanError as error:
-                    self._nixl.agent().add(peer, Hello.of(message.body).metadata)
-                    self._nixl.agent().tell(peer, refusal(message.life, str(error)))
+                    self._nixl.add(peer, Hello.of(message.body).metadata, PACKED)
+                    self._nixl.tell(peer, refusal(message.life, str(error)))
 
     # ---- the ring ----------------------------------------------------------------------------------------------------
 
@@ -362,24 +370,14 @@ class NixlPacked:
                 raise TransferError(f"the agent {self._name!r} is closed")
             ring = allocated(self._device, self._slots, ring_pages, smaller=self._way.slots is None)
             memory = ring.memory
-            registered = self._nixl.agent().ring(memory.data_ptr(), memory.shape[1], memory.device)
+            reach = NixlReach(self._nixl.agent(), memory.data_ptr(), memory.shape[1], memory.device)
             try:
-                reach = NixlReach(self._nixl, registered, self._may_renew)
                 end = End(
                     ring, self._executor(memory.device), reach, self._offer, self.read, notes=self._inbox,
                     threaded=self._threaded, wake=self.wake, tally=self._tally,
                 )  # fmt: skip
             except BaseException:
-                registered.close()
+                reach.close()
                 raise
-            self.opened = Opened(end, reach, registered)
+            self.opened = Opened(end, reach)
             return self.opened
-
-    def _may_renew(self, peer: str) -> bool:
-        """Let the direct way renew the connection if nothing packed is in flight: the line is lost by it."""
-        opened = self.opened
-        if opened is not None:
-            if opened.end.uses(peer):
-                return False
-            opened.end.renewed(peer, "its connection was renewed")
-        return True

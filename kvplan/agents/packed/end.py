@@ -13,8 +13,14 @@ from functools import partial
 from typing import Any, Protocol
 
 from kvplan.agents.latched_transfer import LatchedTransfer
-from kvplan.agents.packed.line import MOST_PROGRAMS, Clock, Line, Mover, Moving, Pending, Wire, too_many
-from kvplan.agents.packed.messages import CHUNK, FAIL, HELLO, MAGIC, WORD, Hello, Message, read_end, refusal
+from kvplan.agents.packed.line import (
+    ANSWER_SECONDS,
+    Clock,
+    Line,
+    Moving,
+    Wire,
+)
+from kvplan.agents.packed.messages import CHUNK, FAIL, HELLO, WORD, Hello, Inbox, Message, read_end, refusal
 from kvplan.agents.packed.packed_transfer import PackedTransfer, Wish
 from kvplan.agents.packed.programs import Offer
 from kvplan.agents.packed.readiness import gates_of
@@ -22,7 +28,7 @@ from kvplan.agents.packed.ring import Place, Ring
 from kvplan.agents.packed.traffic import Traffic
 from kvplan.base.process import check_process, generation
 from kvplan.errors import KVPlanError, TransferError
-from kvplan.execute.executor import PRIORITIES
+from kvplan.execute.executor import Executor
 from kvplan.execute.stats import Tally
 from kvplan.plan.chunks import by_layer as layers_of
 from kvplan.plan.chunks import outlines_of, sources_of
@@ -34,7 +40,6 @@ SILENCE = 30.0  # seconds without a word, after which a peer of transfers in fli
 WORD_SECONDS = 0.5  # between two words while something is in flight
 IDLE_WORD_SECONDS = 5.0  # the same otherwise, so that nothing is kept of peers that have died
 LOOK_SECONDS = 5e-3  # between two looks at deadlines
-ANSWER_SECONDS = 1.0  # that a close waits for peers of whom nothing is in flight
 CLOSE_NAP = 1e-4  # seconds between two looks of a close
 
 log = logging.getLogger("kvplan.agents")
@@ -54,6 +59,9 @@ class Reach(Protocol):
 
     def tell(self, peer: str, note: bytes) -> None:
         """Send a note to a peer without a line; raise KVPlanError if it is not sent."""
+
+    def renew(self, peer: str) -> None:
+        """Connect anew to a peer that the wire has lost; raise KVPlanError if that is refused."""
 
     def leave(self, peer: str) -> None:
         """Take it that nothing moves to or from a peer any more."""
@@ -87,23 +95,22 @@ class End:
     """
 
     def __init__(
-        self, ring: Ring, mover: Mover, reach: Reach, offer: Callable[[], Offer], arrivals: Callable[[], object], *,
-        notes: deque[tuple[str, bytes]] | None = None, threaded: Callable[[], bool] = _no,
+        self, ring: Ring, mover: Executor, reach: Reach, offer: Callable[[], Offer], arrivals: Callable[[], object], *,
+        notes: Inbox | None = None, threaded: Callable[[], bool] = _no,
         wake: Callable[[], object] = _no, tally: Tally | None = None, now: Clock = time.monotonic,
     ) -> None:  # fmt: skip
         self.ring, self.wake = ring, wake
         self.tally = Tally() if tally is None else tally
         self.refusals: dict[str, str] = {}
         self._reach, self._arrivals, self.threaded, self._now = reach, arrivals, threaded, now
-        self.notes = deque[tuple[str, bytes]]() if notes is None else notes
+        self.notes = Inbox() if notes is None else notes
         self._traffic = Traffic(ring, mover, offer, self.notes, now)
         self._lines: dict[str, Line] = {}
         self._knocks: dict[str, Message] = {}  # greetings that wait until nothing of an earlier line moves
         self._inbox: deque[tuple[str, bytes]] = deque()
         self._calls: deque[Callable[[], object]] = deque()
-        self._gone: deque[tuple[Line, str]] = deque()
         self._mine: set[PackedTransfer] = set()  # those that have not ended
-        self._polling = threading.Lock()
+        self._polling, self._looking = threading.RLock(), False
         self._closed = False
         self._looked_at = self._said_at = self._asked_at = 0.0
         self._generation = generation()
@@ -124,7 +131,7 @@ class End:
     @property
     def begun(self) -> int:
         """Number of those that do not wait for their ``after=``."""
-        return self.in_flight - sum(not pending.opened for pending in list(self._traffic.pending.values()))
+        return self.in_flight - sum(not moving.opened for moving in list(self._traffic.pending.values()))
 
     @property
     def peers(self) -> set[str]:
@@ -136,12 +143,9 @@ class End:
         line = self._lines.get(peer)
         return line is not None and line.theirs != 0
 
-    def take(self, peer: str, note: bytes) -> bool:
-        """Take a note of a peer; return False if it is a user's. Any thread may call it, also within a poll."""
-        if not note.startswith(MAGIC):
-            return False
-        self._inbox.append((peer, bytes(note)))
-        return True
+    def take(self, peer: str, note: bytes) -> None:
+        """Take a message of a peer, a note that begins with ``MAGIC``. Any thread may call it, also within a poll."""
+        self._inbox.append((peer, note))
 
     def later(self, call: Callable[[], object]) -> None:
         """Let the thread that polls call a function between two of its steps."""
@@ -152,8 +156,8 @@ class End:
         """Let the thread that polls end a transfer."""
 
         def end() -> None:
-            if (pending := self._traffic.pending.get(transfer)) is not None:
-                self._traffic.fail_pending(pending, why)
+            if (moving := self._traffic.pending.get(transfer)) is not None:
+                self._traffic.fail(moving, why)
 
         self.later(end)
 
@@ -161,21 +165,6 @@ class End:
         """End the line to a peer: its transfers fail. If it is ``dead``, nothing of it moves any more."""
         self.refusals.pop(peer, None)
         self.later(lambda: self._lose_all(peer, why, dead=dead))
-
-    def renewed(self, peer: str, why: str) -> None:
-        """End the line to a peer of whom nothing is in flight: then nothing of it moves."""
-
-        def lose() -> None:
-            if not self.uses(peer):
-                self._lose_all(peer, why, dead=True)
-
-        self.later(lose)
-
-    def uses(self, peer: str) -> bool:
-        """Return whether something with a peer is in flight."""
-        lines = [*self._lines.values(), *self._traffic.leaving]
-        moves = any(line.moving for line in lines if line.name == peer)
-        return moves or any(one.line.name == peer for one in list(self._traffic.pending.values()))
 
     def served(self) -> frozenset[Moving]:
         """Return the transfers of peers that have not ended, or that still copy; call it by :meth:`later`."""
@@ -205,7 +194,7 @@ class End:
 
         Args:
             peer: name of the peer.
-            plan: a plan between layouts of this process and layouts of the peer.
+            plan: a plan between layouts of this process and layouts of the peer, of at most 64 programs.
             reading: whether it reads from the peer; otherwise it writes.
             note: note for the peer, which gets it after the last byte.
             after: a stream, an event, a Transfer, or None: the transfer begins when this has completed. For a push by
@@ -222,17 +211,10 @@ class End:
         check_process(self._generation)
         if self._closed:
             raise TransferError("the packed transfers of this agent are closed")
-        if priority not in PRIORITIES:
-            raise KVPlanError(f"priority is {priority!r}; give 'high' or 'normal'")
         mapping = isinstance(after, Mapping)
         if mapping and (reading or not by_layer):
             raise KVPlanError("after is a mapping of layers; give it with by_layer=True, and to write")
-        sources = sources_of(plan)
-        if not sources and plan.nbytes:
-            raise KVPlanError(f"{plan!r} does not say what it was made from; submit what CopyProgram.plan or join made")
         outlines = outlines_of(plan)
-        if too_many(outline.program for outline in outlines):
-            raise KVPlanError(f"{plan!r} has more than {MOST_PROGRAMS} programs; join fewer plans")
         groups = (len(plan.layers) if mapping else GROUPS) if by_layer else 1
         layers, _ = layers_of(outlines, groups)
         wish = Wish(plan, peer, reading, note, until, patience, priority == "high")
@@ -247,7 +229,12 @@ class End:
             except KVPlanError as error:
                 transfer.fail(str(error), "nothing was moved")
                 return
-            self._traffic.queue(Pending(transfer, line, plan, outlines, groups, sources))
+            own = tuple(dict.fromkeys(pair[reading] for pair in plan.layouts))
+            moving = Moving(
+                line, outlines, groups, sends=not reading, urgent=wish.urgent, own=own, device=own[0].device,
+                transfer=transfer, sources=sources_of(plan),
+            )  # fmt: skip
+            self._traffic.queue(transfer, moving)
 
         self.later(queue)
         if not self.threaded():
@@ -256,12 +243,14 @@ class End:
 
     def poll(self) -> bool:
         """Move everything on that can move now; return whether anything did. One thread polls at a time."""
-        if not self._polling.acquire(blocking=False):
+        if self._looking:
             return False
-        try:
-            return self._look()
-        finally:
-            self._polling.release()
+        with self._polling:
+            try:
+                self._looking = True
+                return self._look()
+            finally:
+                self._looking = False
 
     def close(self, timeout: float = 5.0) -> None:
         """Part from all peers, and wait until nothing moves in the ring.
@@ -302,10 +291,12 @@ class End:
 
     def _look(self) -> bool:
         self._arrivals()
-        moved = bool(self._calls or self._inbox or self._gone)
-        while self._gone:
-            line, why = self._gone.popleft()
-            self._lose(line, why, dead=True)
+        moved = bool(self._calls or self._inbox or self._traffic.lost)
+        gone = dict[Line, str]()  # several errors of a connection are one
+        while self._traffic.lost:
+            gone.update([self._traffic.lost.popleft()])
+        for line, why in gone.items():
+            self._doubt(line, why)
         while self._calls:
             self._calls.popleft()()
         while self._inbox:
@@ -323,6 +314,16 @@ class End:
             self._look_at_times(now)
         return moved
 
+    def _doubt(self, line: Line, why: str) -> None:
+        """Take it that the wire has lost a peer. It is dead if a new connection, by which it is asked, is lost, too."""
+        self._lose(line, why, dead=line.doubted)
+        if not line.doubted:
+            line.doubted, line.parted = True, False  # so that it is told of the end, and answers
+            try:
+                self._reach.renew(line.name)
+            except KVPlanError as error:
+                self._lose(line, str(error), dead=True)
+
     def _line(self, peer: str) -> Line:
         """Return the line to a peer; greet it if there is none."""
         line = self._lines.get(peer)
@@ -337,11 +338,9 @@ class End:
         return line
 
     def _begin(self, peer: str) -> Line:
-        gone = self._gone
-        box = list[Line]()
-        wire = self._reach.wire(peer, lambda why: gone.append((box[0], why)))
-        box.append(Line(peer, wire, secrets.randbits(63) | 1, self._now()))
-        return box[0]
+        line = Line(peer, secrets.randbits(63) | 1, self._now())
+        line.wire = self._reach.wire(peer, lambda why: self._traffic.lost.append((line, why)))
+        return line
 
     def _quiet(self, peer: str) -> bool:
         """Return whether nothing of this end's earlier lines to a peer is written any more."""
@@ -384,15 +383,20 @@ class End:
 
     def _greeted(self, peer: str, message: Message) -> None:
         """Take a greeting: a new end of the peer, or an answer."""
-        answers = Hello.of(message.body).answers
-        line = self._lines.get(peer)
+        hello, line = Hello.of(message.body), self._lines.get(peer)
+        answers, leaving = hello.answers, [one for one in self._traffic.leaving if one.name == peer]
         if line is not None and line.theirs == message.life:
             if not answers:  # the answer was lost
                 self._greet(line)
             return
         if answers and (line is None or line.mine != answers):
-            return  # it answers an end that is over
-        for old in [one for one in self._traffic.leaving if one.name == peer]:
+            with suppress(KVPlanError):  # it answers an end that is over
+                self._reach.join(peer, hello.metadata)
+                self._refuse(peer, message.life, "it has ended")
+            return
+        if any(one.theirs == message.life for one in leaving):
+            return  # it greeted more than once
+        for old in leaving:
             self._lose(old, "it has begun anew", dead=True)
         if line is not None and line.theirs:
             self._lose(line, "it has begun anew", dead=True)
@@ -430,10 +434,15 @@ class End:
         return True
 
     def _parted(self, peer: str, message: Message) -> None:
-        """Take it that a peer has ended a line, and that nothing of it moves there."""
+        """Take it that a peer has ended a line, and that nothing of it moves there.
+
+        A peer that ends a line before it has heard of this end names its own.
+        """
         mine, why = read_end(message.body)
+        if (knock := self._knocks.get(peer)) is not None and knock.life and knock.life == message.life:
+            del self._knocks[peer]
         for line in [*self._lines.values(), *self._traffic.leaving]:
-            if line.name == peer and line.mine == mine:
+            if line.name == peer and (line.mine == mine if mine else line.theirs == message.life):
                 if not line.theirs:
                     self.refusals[peer] = f"it takes no packed transfer: {why}"
                 self._lose(line, f"{peer!r} said: {why}", dead=True)
@@ -451,18 +460,18 @@ class End:
 
     def _look_at_times(self, now: float) -> None:
         """Give up what is too late, and exchange words with the peers of what is in flight."""
-        for pending in list(self._traffic.pending.values()):
-            wish = pending.transfer.wish
+        for transfer, moving in list(self._traffic.pending.items()):
+            wish = transfer.wish
             if wish.until is not None and now > wish.until:
-                self._traffic.fail_pending(pending, "its deadline has passed")
-            elif wish.patience is not None and now > pending.began(now) + wish.patience:
-                self._traffic.fail_pending(pending, f"nothing has moved with this peer for {wish.patience:g} seconds")
+                self._traffic.fail(moving, "its deadline has passed")
+            elif wish.patience is not None and now > moving.waits_since(now) + wish.patience:
+                self._traffic.fail(moving, f"nothing of it has moved for {wish.patience:g} seconds")
         words, asks = now - self._said_at > WORD_SECONDS, now - self._asked_at > IDLE_WORD_SECONDS
         if words:
             self._said_at = now
         if asks:
             self._asked_at = now
-        waited = {pending.line for pending in self._traffic.pending.values()}
+        waited = {moving.line for moving in self._traffic.pending.values()}
         for line in [*self._lines.values(), *self._traffic.leaving]:
             waits = line in waited
             if line.why is None and (line.moving or waits) and now - line.heard_at > SILENCE:

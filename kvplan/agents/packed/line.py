@@ -14,8 +14,9 @@ from kvplan.execute.transfer import Transfer
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.plan.chunks import Chunks, Outline
 from kvplan.plan.copy_program import CopyProgram
-from kvplan.plan.plan import ById, Plan, PlanSource
+from kvplan.plan.plan import ById, PlanSource
 
+ANSWER_SECONDS = 1.0  # that a line waits, and a close, for the answer of a peer of which nothing is in flight
 MOST_PROGRAMS = 64  # that a line knows in one direction, and that a transfer may have
 
 
@@ -54,12 +55,12 @@ class Line:
 
     Args:
         name: name of the peer.
-        wire: the wire to it.
         mine: number of this end of the line.
         now: the time.
 
     Attributes:
-        name, wire, mine: as given.
+        name, mine: as given.
+        wire: the wire to it.
         theirs: number of the peer's end; 0 while it has not answered.
         place: the peer's ring.
         chunk_nbytes: bytes of the smaller slot of both ends.
@@ -72,11 +73,14 @@ class Line:
         why: why it has ended; None while it has not.
         dead: whether nothing of the peer writes to this end any more.
         parted: whether the peer was told of the end.
-        heard_at, moved_at: when something came, and when a chunk moved.
+        doubted: whether the wire has lost the peer, and was connected anew to ask it.
+        heard_at: when something came.
     """
 
-    def __init__(self, name: str, wire: Wire, mine: int, now: float) -> None:
-        self.name, self.wire, self.mine = name, wire, mine
+    wire: Wire
+
+    def __init__(self, name: str, mine: int, now: float) -> None:
+        self.name, self.mine = name, mine
         self.theirs = self.chunk_nbytes = self.named = self.sending = 0
         self.place = Place(0, 0, 0, "cpu")
         self.moving: dict[tuple[bool, int], Moving] = {}
@@ -84,8 +88,8 @@ class Line:
         self.told: dict[Hashable, int] = {}
         self.programs: dict[int, Known | str] = {}
         self.why: str | None = None
-        self.dead = self.parted = False
-        self.heard_at = self.moved_at = now
+        self.dead = self.parted = self.doubted = False
+        self.heard_at = now
         self._sent = self._heard = self._programs = 0
 
     def say(self, kind: int, body: bytes = b"", *, mine: bool = False, transfer: int = 0, chunk: int = 0) -> None:
@@ -121,10 +125,10 @@ class Moving:
 
     Args:
         line: the line to the other end.
-        number: its number at the end that began it.
-        cut: its chunks.
         sends: whether this end gathers and writes.
         urgent: whether it has high priority.
+        outlines: what both ends know of it.
+        groups: most groups of layers.
         own: layouts that hold its blocks at this end; none if each chunk is checked by itself.
         device: the device of these blocks.
         note: note for the user of the end that did not begin it.
@@ -134,6 +138,10 @@ class Moving:
 
     Attributes:
         side: the side of its plan that is this end's: 0 if it sends.
+        number: its number at the end that began it; 0 before it has begun.
+        cut: its chunks, once it has begun.
+        opened: number of groups of layers whose gates are open.
+        ready_at: since when all are; None before.
         ready: number of chunks that may travel.
         next: number of chunks for which this end, as a receiver, has named a slot.
         slots: slots of the receiver, by chunk; a receiver's until the chunk has come, a sender's until it is written.
@@ -148,26 +156,38 @@ class Moving:
         error: why it failed.
         told, answered: whether this end has told that, and whether the other end has told that nothing moves there.
         over, well: whether it has ended, and well.
+        moved_at: when something of it moved.
     """
 
+    cut: Chunks
+
     def __init__(
-        self, line: Line, number: int, cut: Chunks, *, sends: bool, urgent: bool, own: Sequence[KVLayout], device: str,
-        note: bytes = b"", transfer: PackedTransfer | None = None, sources: Sequence[PlanSource] = (),
-        offer: Offer = NOTHING,
+        self, line: Line, outlines: Sequence[Outline], groups: int, *, sends: bool, urgent: bool,
+        own: Sequence[KVLayout], device: str, note: bytes = b"", transfer: PackedTransfer | None = None,
+        sources: Sequence[PlanSource] = (), offer: Offer = NOTHING,
     ) -> None:  # fmt: skip
-        self.line, self.number, self.cut, self.sends, self.urgent = line, number, cut, sends, urgent
+        self.line, self.outlines, self.groups, self.sends, self.urgent = line, outlines, groups, sends, urgent
         self.own, self.device, self.note, self.transfer, self.sources = own, device, note, transfer, sources
         self.offer, self.side = offer, 0 if sends else 1
-        self.ready = self.next = self.scattered = self.copying = self.writing = self.arrived = 0
+        self.number = self.opened = self.ready = self.next = self.scattered = self.arrived = 0
+        self.copying = self.writing = 0
         self.slots: dict[int, int] = {}
         self.named: deque[int] = deque()
         self.heard: dict[int, Any] = {}
         self.lefts: list[Any] = []
-        self.left = [0] * len(cut.layers)
-        for chunk in cut.chunks:
-            self.left[chunk.group] += 1
         self.error: str | None = None
         self.lined = self.told = self.answered = self.over = self.well = False
+        self.ready_at: float | None = None
+        self.moved_at = 0.0
+
+    def begin(self, number: int) -> None:
+        """Cut it into chunks, and stand among the transfers of the line, which is open."""
+        self.cut = Chunks(self.outlines, self.line.chunk_nbytes, self.groups)
+        self.left = [0] * len(self.cut.layers)
+        for chunk in self.cut.chunks:
+            self.left[chunk.group] += 1
+        self.number = number
+        self.line.moving[self.key] = self
 
     @property
     def mine(self) -> bool:
@@ -179,9 +199,10 @@ class Moving:
         """Its key among the transfers of the line."""
         return self.mine, self.number
 
-    def chunks_until(self, group: int) -> int:
-        """Return the number of chunks before a group of layers."""
-        return sum([chunk.group < group for chunk in self.cut.chunks])
+    @property
+    def open_chunks(self) -> int:
+        """Number of chunks whose gates are open."""
+        return sum([chunk.group < self.opened for chunk in self.cut.chunks])
 
     def holds(self) -> str:
         """Return what the destination holds after an error."""
@@ -192,38 +213,9 @@ class Moving:
         chunks = len(self.cut.chunks)
         return f"the destination's blocks hold {self.scattered} of {chunks} chunks: do not use them"
 
-
-class Pending:
-    """A transfer that this end has begun and that has not ended.
-
-    Args:
-        transfer: the transfer.
-        line: the line to the peer.
-        plan: its plan.
-        outlines: what both ends know of it.
-        groups: most groups of layers.
-        sources: block ids of both sides.
-
-    Attributes:
-        opened: number of groups that may travel.
-        ready_at: since when all of them may; None before.
-        moving: its moves, once it has begun.
-    """
-
-    def __init__(
-        self, transfer: PackedTransfer, line: Line, plan: Plan, outlines: Sequence[Outline], groups: int,
-        sources: Sequence[PlanSource],
-    ) -> None:  # fmt: skip
-        self.transfer, self.line, self.plan, self.outlines, self.groups = transfer, line, plan, outlines, groups
-        self.sources = sources
-        self.opened = 0
-        self.lefts: list[Any] = []
-        self.ready_at: float | None = None
-        self.moving: Moving | None = None
-
-    def began(self, now: float) -> float:
+    def waits_since(self, now: float) -> float:
         """Return since when it waits for the peer; ``now`` if it waits for its gates."""
-        return now if self.ready_at is None else max(self.ready_at, self.line.moved_at)
+        return now if self.ready_at is None else max(self.ready_at, self.moved_at)
 
 
 class Copying(NamedTuple):
@@ -254,13 +246,6 @@ class Writing(NamedTuple):
     handle: Any
     moving: Moving
     slot: int
-
-
-class Mover(Protocol):
-    """The object that gathers and scatters: an executor."""
-
-    def submit(self, plan: Plan, after: Any = None, *, priority: str = "normal") -> Transfer:
-        """Queue a plan; see :meth:`kvplan.Executor.submit`."""
 
 
 Clock = Callable[[], float]

@@ -19,7 +19,10 @@ All but HELLO, CHUNK and WORD are numbered, so that a message that is lost, or c
 from __future__ import annotations
 
 import json
+import logging
 import struct
+import threading
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -39,6 +42,10 @@ _SLOT = struct.Struct("<I")
 _LENGTH = struct.Struct("<I")
 _LIFE = struct.Struct("<Q")
 MOST_WHY = 1000  # characters of a reason
+MOST_UNREAD = 64 << 20  # bytes of the notes of a peer that the user has not taken, as over shared memory
+NOTE_NBYTES = 100  # that a note takes beside its content
+
+log = logging.getLogger("kvplan.agents")
 
 
 class Message(NamedTuple):
@@ -193,3 +200,35 @@ def end_body(life: int, why: str) -> bytes:
 def read_end(body: bytes) -> tuple[int, str]:
     """Return the line that has ended, and why."""
     return _LIFE.unpack_from(body)[0], body[_LIFE.size :].decode(errors="replace")
+
+
+class Inbox:
+    """Notes of peers for the user, each with the peer. Of a peer whose notes nobody takes, later ones are dropped.
+
+    >>> inbox = Inbox()
+    >>> inbox.append(("decode", b"17")), inbox.take(), inbox.take()
+    (None, [('decode', b'17')], [])
+    """
+
+    def __init__(self) -> None:
+        self._notes: list[tuple[str, bytes]] = []
+        self._unread = Counter[str]()  # bytes by peer
+        self._lock = threading.Lock()
+
+    def append(self, note: tuple[str, bytes]) -> None:
+        """Take a note; drop it with an error in the log if those of its peer have reached :data:`MOST_UNREAD`."""
+        peer, content = note
+        with self._lock:
+            before = self._unread[peer]
+            self._unread[peer] += len(content) + NOTE_NBYTES
+            if self._unread[peer] <= MOST_UNREAD:
+                self._notes.append(note)
+            elif before <= MOST_UNREAD:
+                log.error("notes of %s are lost: %d MiB of them were not taken by notes()", peer, MOST_UNREAD >> 20)
+
+    def take(self) -> list[tuple[str, bytes]]:
+        """Return the notes that have come since the last call."""
+        with self._lock:
+            notes, self._notes = self._notes, []
+            self._unread.clear()
+        return notes

@@ -88,8 +88,7 @@ class PackedTransfer(LatchedTransfer):
         self.wish, self.layers, self.gates = wish, layers, list(gates)
         self._end = end
         self._began = time.perf_counter()
-        self._step = Latch()  # set when a group has arrived, and replaced
-        self._arrived = 0  # groups
+        self._arrivals = [Latch() for _ in layers]  # of each group; all are set at the end
 
     # ---- the face of a transfer --------------------------------------------------------------------------------------
 
@@ -102,7 +101,7 @@ class PackedTransfer(LatchedTransfer):
 
     def synchronize(self, timeout: float | None = None) -> None:
         """Block until it has ended; see :meth:`kvplan.Transfer.synchronize`."""
-        if not self._await(lambda: self._over.happened, timeout):
+        if not self._await(self._over, timeout):
             raise self._late(timeout)
         self._raise()
 
@@ -110,8 +109,8 @@ class PackedTransfer(LatchedTransfer):
         """Block until the bytes of a layer have arrived, if it reads; otherwise until it has ended."""
         del stream
         check_layer(self.plan, layer)
-        group = next((k for k, some in enumerate(self.layers) if layer in some), len(self.layers))
-        self._await(lambda: self._over.happened or (self.wish.reading and self._arrived > group), None)
+        arrivals = [arrival for arrival, some in zip(self._arrivals, self.layers, strict=True) if layer in some]
+        self._await(arrivals[0] if self.wish.reading and arrivals else self._over, None)
         if self._over.happened:
             self._raise()
 
@@ -153,10 +152,9 @@ class PackedTransfer(LatchedTransfer):
         """Whether the destination may have been changed."""
         return bool(self._fates) and self._fates[0] is BEGUN
 
-    def arrive(self) -> None:
-        """Count the next group of layers as arrived."""
-        self._arrived += 1
-        self._next_step()
+    def arrive(self, group: int) -> None:
+        """Take it that a group of layers has arrived, and all groups before it."""
+        self._arrivals[group].set()
 
     def finish(self, chunks: int) -> None:
         """End it well."""
@@ -185,26 +183,18 @@ class PackedTransfer(LatchedTransfer):
             tally.cancel()
         self.gates.clear()
         self._over.set()
-        self._next_step()
+        for arrival in self._arrivals:
+            arrival.set()
 
-    def _next_step(self) -> None:
-        step, self._step = self._step, Latch()
-        step.set()
-
-    # ---- waits -------------------------------------------------------------------------------------------------------
-
-    def _await(self, over: Callable[[], bool], timeout: float | None) -> bool:
-        if over():
+    def _await(self, latch: Latch, timeout: float | None) -> bool:
+        if latch.happened:
             return True
         check_process(self._generation)
         if self._end.threaded():
             self._end.wake()
+            return latch.wait(timeout)
         until = None if timeout is None else time.monotonic() + timeout
-        while self._end.threaded():
-            step = self._step
-            if over() or not step.wait(None if until is None else until - time.monotonic()):
-                return over()
-        while not over():
+        while not latch.happened:
             if until is not None and time.monotonic() > until:
                 return False
             if not self._end.poll():

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
-from kvplan.base.threads import error_of
 from kvplan.errors import KVPlanError, TransferError
-from kvplan.execute.transfer import Transfer, check_after, wait_for
+from kvplan.execute.transfer import Transfer, call_when_done, check_after
 from kvplan.plan.plan import Plan
 
 _HANDLES = ("cuda_stream", "__cuda_stream__")
@@ -31,6 +28,7 @@ class Ready:
     Attributes:
         left: what the executor must wait for instead, or None.
 
+    >>> import threading
     >>> event = threading.Event()
     >>> ready = Ready(event)
     >>> ready(), event.set(), ready(), Ready(None)()
@@ -41,7 +39,7 @@ class Ready:
         self.left: Any = None
         self._after = after
         self._ask: Callable[[], Any] | None = None
-        self._problem: list[BaseException | None] = []
+        self._ends: list[BaseException | None] = []  # of an object that only blocks
         if after is None:
             return
         if getattr(after, "cuda_event", None) == 0:
@@ -59,8 +57,8 @@ class Ready:
             if any(hasattr(after, name) for name in _HANDLES):
                 self.left = after
             else:
-                self._ask = self._blocked
-                threading.Thread(target=self._block, name="kvplan-packed-after", daemon=True).start()
+                self._ask = lambda: bool(self._ends)
+                call_when_done(after, self._ends.append, set())
 
     def __call__(self) -> bool:
         """Return whether it has completed; raise the error of a transfer that failed."""
@@ -71,8 +69,8 @@ class Ready:
         after, self._after, self._ask = self._after, None, None  # so that a chain of transfers does not stay alive
         if isinstance(after, Transfer):
             after.synchronize()
-        if self._problem and self._problem[0] is not None:
-            raise self._problem[0]
+        if self._ends and self._ends[0] is not None:
+            raise self._ends[0]
         return True
 
     def completed(self) -> bool:
@@ -94,12 +92,6 @@ class Ready:
         if asked:
             made._ask = lambda: all(one() for one in asked)
         return made
-
-    def _block(self) -> None:
-        self._problem.append(error_of(partial(wait_for, self._after)))
-
-    def _blocked(self) -> bool:
-        return bool(self._problem)
 
 
 def gates_of(plan: Plan, layers: Sequence[frozenset[int]], after: Any) -> list[Ready]:

@@ -11,16 +11,17 @@ from collections import deque
 from collections.abc import Callable
 
 from kvplan.agents.packed import messages
-from kvplan.agents.packed.line import Clock, Copying, Line, Mover, Moving, Pending, Writing
-from kvplan.agents.packed.messages import Message, Order
+from kvplan.agents.packed.line import ANSWER_SECONDS, Clock, Copying, Line, Moving, Writing
+from kvplan.agents.packed.messages import Inbox, Message, Order
 from kvplan.agents.packed.packed_transfer import PackedTransfer
 from kvplan.agents.packed.programs import Offer, program_body, read_program
 from kvplan.agents.packed.ring import Ring, most_of_a_peer
 from kvplan.base.threads import error_of
 from kvplan.errors import KVPlanError, TransferError
+from kvplan.execute.executor import Executor
 from kvplan.execute.transfer import Transfer
 from kvplan.layout.kvlayout import KVLayout
-from kvplan.plan.chunks import Chunks, Outline
+from kvplan.plan.chunks import Outline
 
 MOVING, WRITTEN, GIVEN_UP = "moving", "done", "given up"  # states of a write
 
@@ -38,19 +39,19 @@ class Traffic:
     Attributes:
         pending: transfers that this end has begun and that have not ended.
         leaving: lines that have ended, while something of them may move.
+        lost: lines whose wire has lost the peer, and why.
         shared: whether there is more than one peer, so that each may have half of the slots.
     """
 
-    def __init__(
-        self, ring: Ring, mover: Mover, offer: Callable[[], Offer], notes: deque[tuple[str, bytes]], now: Clock
-    ) -> None:
-        self.pending: dict[PackedTransfer, Pending] = {}
+    def __init__(self, ring: Ring, mover: Executor, offer: Callable[[], Offer], notes: Inbox, now: Clock) -> None:
+        self.pending: dict[PackedTransfer, Moving] = {}
         self.leaving: list[Line] = []
+        self.lost: deque[tuple[Line, str]] = deque()
         self.notes = notes
         self.shared = False
         self._ring, self._mover, self._offer, self._now = ring, mover, offer, now
         self._slots = len(ring.into), len(ring.out)
-        self._gated: list[Pending] = []
+        self._gated: dict[PackedTransfer, Moving] = {}
         self._sending, self._receiving = (deque[Moving](), deque[Moving]()), (deque[Moving](), deque[Moving]())
         self._copies: list[Copying] = []
         self._writes: list[Writing] = []
@@ -73,13 +74,13 @@ class Traffic:
 
     # ---- beginnings --------------------------------------------------------------------------------------------------
 
-    def queue(self, pending: Pending) -> None:
-        """Begin a transfer, once its line is open and its gates are."""
-        self.pending[pending.transfer] = pending
-        if pending.transfer.over or pending.line.why is not None:
-            self.fail_pending(pending, pending.line.why or "it was given up")
+    def queue(self, transfer: PackedTransfer, moving: Moving) -> None:
+        """Begin a transfer of this end, once its line is open and its gates are."""
+        self.pending[transfer] = moving
+        if transfer.over or moving.line.why is not None:
+            self.fail(moving, moving.line.why or "it was given up")
         else:
-            self._gated.append(pending)
+            self._gated[transfer] = moving
 
     def step(self) -> bool:
         """Do what can be done now; return whether there was something."""
@@ -94,56 +95,49 @@ class Traffic:
 
     def _open_gates(self) -> bool:
         moved = False
-        for pending in list(self._gated):
-            gates, before = pending.transfer.gates, pending.opened
-            if pending.transfer not in self.pending:
-                self._gated.remove(pending)
+        for transfer, moving in list(self._gated.items()):
+            gates, before = transfer.gates, moving.opened
+            if transfer not in self.pending:
+                del self._gated[transfer]
                 continue
             try:
                 while gates and gates[0].completed():
-                    pending.lefts.append(gates.pop(0).left)
-                    pending.opened += 1
-                if pending.opened and pending.line.theirs and pending.moving is None:
-                    self._begin(pending)
-                elif pending.moving is not None and pending.opened > before:
-                    self._go_on(pending, pending.moving)
+                    moving.lefts.append(gates.pop(0).left)
+                    moving.opened += 1
+                if moving.number and moving.opened > before:
+                    self._go_on(moving)
+                elif moving.opened and moving.line.theirs and not moving.number:
+                    self._begin(transfer, moving)
             except KVPlanError as error:
-                self.fail_pending(pending, str(error))
-                moved = True
-                continue
-            moved |= pending.opened > before
-            if not gates and pending.ready_at is None:
-                pending.ready_at = self._now()
-            if not gates and pending.moving is not None and pending in self._gated:
-                self._gated.remove(pending)
+                self.fail(moving, str(error))
+            except Exception as error:  # noqa: BLE001  # what the peer has heard is not known
+                self.lose(moving.line, f"{type(error).__name__}: {error}")
+            moved |= moving.opened > before
+            if not gates and moving.ready_at is None:
+                moving.ready_at = self._now()
+            if not gates and moving.number:
+                del self._gated[transfer]
         return moved
 
-    def _begin(self, pending: Pending) -> None:
-        line, transfer, numbers = pending.line, pending.transfer, list[list[int]]()
-        wish, self._last_number = transfer.wish, self._last_number + 1
-        side = 1 if wish.reading else 0
-        cut = Chunks(pending.outlines, line.chunk_nbytes, pending.groups)
-        own = tuple(dict.fromkeys(pair[side] for pair in pending.plan.layouts))
-        moving = Moving(
-            line, self._last_number, cut, sends=not wish.reading, urgent=wish.urgent, own=own, device=own[0].device,
-            transfer=transfer, sources=pending.sources,
-        )  # fmt: skip
-        for outline in pending.outlines:
-            number, new = line.number(outline.program, side)
+    def _begin(self, transfer: PackedTransfer, moving: Moving) -> None:
+        line, numbers, wish = moving.line, list[list[int]](), transfer.wish
+        self._last_number += 1
+        moving.begin(self._last_number)
+        for outline in moving.outlines:
+            number, new = line.number(outline.program, moving.side)
             if new:
-                self._tell(line, messages.PROGRAM, program_body(outline.program, side), transfer=number)
+                self._tell(line, messages.PROGRAM, program_body(outline.program, moving.side), transfer=number)
             numbers.append([number, *outline.skips, outline.units])
-        pending.moving = line.moving[moving.key] = moving
-        moving.lefts, moving.ready = pending.lefts, moving.chunks_until(pending.opened)
+        moving.ready = moving.open_chunks
         if len(line.moving) == 1:
             line.heard_at = self._now()
-        order = Order(numbers, pending.groups, not wish.reading, wish.urgent, wish.note)
+        order = Order(numbers, moving.groups, moving.sends, moving.urgent, wish.note)
         self._say(moving, messages.ORDER, order.body(), chunk=moving.ready)
         if not moving.sends:
             self._receive(moving)
 
-    def _go_on(self, pending: Pending, moving: Moving) -> None:
-        moving.ready = moving.chunks_until(pending.opened)
+    def _go_on(self, moving: Moving) -> None:
+        moving.ready = moving.open_chunks
         if moving.sends:
             self._say(moving, messages.ORDER, chunk=moving.ready)
         else:
@@ -194,7 +188,7 @@ class Traffic:
             if message.chunk not in moving.slots:
                 raise TransferError(f"chunk {message.chunk} came twice, or to no slot")
             moving.heard[message.chunk] = messages.ids_of(message.body)
-            line.moved_at = self._now()
+            moving.moved_at = self._now()
             slot = moving.slots.pop(message.chunk)
             line.named -= 1
             self._copy(moving, message.chunk, slot)
@@ -214,17 +208,16 @@ class Traffic:
                 outlines.append(Outline(one.program, (src_skip, dst_skip), units))
                 own += one.own
                 device = one.device
-            cut = Chunks(outlines, line.chunk_nbytes, order.groups)
+            moving = Moving(
+                line, outlines, order.groups, sends=not order.sends, urgent=order.urgent, own=tuple(dict.fromkeys(own)),
+                device=device, note=order.note, offer=self._offer(),
+            )  # fmt: skip
+            moving.begin(message.transfer)
         except (KVPlanError, ValueError) as error:
             self._tell(line, messages.FAIL, str(error).encode(), transfer=message.transfer)
             return
-        moving = Moving(
-            line, message.transfer, cut, sends=not order.sends, urgent=order.urgent, own=tuple(dict.fromkeys(own)),
-            device=device, note=order.note, offer=self._offer(),
-        )  # fmt: skip
-        line.moving[moving.key] = moving
         line.noted.setdefault((moving.sends, moving.urgent), deque()).append(moving)
-        moving.ready = message.chunk if order.sends else len(cut.chunks)
+        moving.ready = message.chunk if order.sends else len(moving.cut.chunks)
         if not moving.sends:
             self._receive(moving)
 
@@ -244,46 +237,59 @@ class Traffic:
     # ---- chunks ------------------------------------------------------------------------------------------------------
 
     def _name_slots(self) -> bool:
-        """Name free slots for the next chunks of transfers that come here; transfers take turns, urgent ones first."""
-        begun, most = False, most_of_a_peer(self._slots[0], shared=self.shared)
-        for line_up in reversed(self._receiving):
-            full = 0
-            while self._ring.into and full < len(line_up):
-                moving = line_up.popleft()
-                if moving.error is not None or moving.next >= moving.ready:
-                    moving.lined = False
-                    continue
-                if moving.line.named >= most:
-                    line_up.append(moving)
-                    full += 1
-                    continue
-                chunk, slot = moving.next, self._ring.into.pop()
-                moving.slots[chunk] = slot
-                moving.next += 1
-                moving.line.named += 1
-                line_up.append(moving)
-                self._say(moving, messages.GO, messages.go_body(slot, self._ids_there(moving, chunk)), chunk=chunk)
-                begun, full = True, 0
-        return begun
+        """Name free slots for the next chunks of transfers that come here."""
+        most = most_of_a_peer(self._slots[0], shared=self.shared)
+
+        def name(moving: Moving) -> None:
+            chunk, slot = moving.next, self._ring.into.pop()
+            moving.slots[chunk] = slot
+            moving.next += 1
+            moving.line.named += 1
+            self._say(moving, messages.GO, messages.go_body(slot, self._ids_there(moving, chunk)), chunk=chunk)
+
+        return self._take_turns(
+            self._receiving, self._ring.into, lambda one: one.next < one.ready, lambda one: one.line.named < most, name
+        )
 
     def _gather(self) -> bool:
-        """Gather chunks that have a slot at their receiver; transfers take turns, urgent ones first."""
-        begun, most = False, most_of_a_peer(self._slots[1], shared=self.shared)
-        for line_up in reversed(self._sending):
+        """Gather chunks that have a slot at their receiver."""
+        most = most_of_a_peer(self._slots[1], shared=self.shared)
+
+        def gather(moving: Moving) -> None:
+            moving.line.sending += 1
+            self._copy(moving, moving.named.popleft(), self._ring.out.pop())
+
+        return self._take_turns(
+            self._sending, self._ring.out, lambda one: bool(one.named), lambda one: one.line.sending < most, gather
+        )
+
+    def _take_turns(
+        self, line_ups: tuple[deque[Moving], deque[Moving]], free: list[int], waits: Callable[[Moving], bool],
+        may: Callable[[Moving], bool], take: Callable[[Moving], None],
+    ) -> bool:  # fmt: skip
+        """Give free slots to transfers in turns, urgent ones first; return whether one was given.
+
+        Args:
+            line_ups: transfers that stand in line, normal and urgent ones.
+            free: slots.
+            waits: returns whether a transfer has a chunk for a slot; otherwise it leaves the line.
+            may: returns whether its peer may have one more slot.
+            take: gives a slot to a transfer.
+        """
+        given = False
+        for line_up in reversed(line_ups):
             full = 0
-            while self._ring.out and full < len(line_up):
+            while free and full < len(line_up):
                 moving = line_up.popleft()
-                if moving.error is not None or not moving.named:
+                if moving.error is not None or not waits(moving):
                     moving.lined = False
                     continue
                 line_up.append(moving)
-                if moving.line.sending >= most:
-                    full += 1
-                    continue
-                moving.line.sending += 1
-                self._copy(moving, moving.named.popleft(), self._ring.out.pop())
-                begun, full = True, 0
-        return begun
+                full += 1
+                if may(moving):
+                    take(moving)
+                    given, full = True, 0
+        return given
 
     def _ids_there(self, moving: Moving, chunk: int) -> bytes:
         """Return the other end's ids of a chunk; none if the other end has them."""
@@ -331,7 +337,7 @@ class Traffic:
             self._copies.remove(one)
             moving = one.moving
             moving.copying -= 1
-            moving.line.moved_at = self._now()
+            moving.moved_at = self._now()
             error = error_of(one.copy.synchronize)
             if error is not None:
                 self.fail(moving, f"a chunk could not be {'gathered' if moving.sends else 'scattered'}: {error}")
@@ -348,8 +354,8 @@ class Traffic:
         moving.scattered += 1
         moving.left[moving.cut.chunks[chunk].group] -= 1
         while moving.transfer is not None and moving.arrived < len(moving.left) and not moving.left[moving.arrived]:
+            moving.transfer.arrive(moving.arrived)
             moving.arrived += 1
-            moving.transfer.arrive()
         if moving.scattered == len(moving.cut.chunks):
             self._finish(moving)
 
@@ -384,7 +390,7 @@ class Traffic:
                 continue
             self._writes.remove(one)
             moving.writing -= 1
-            moving.line.moved_at = self._now()
+            moving.moved_at = self._now()
             self._give(moving, one.slot)
             self._settle(moving)
             moved = True
@@ -399,7 +405,10 @@ class Traffic:
             self._say(moving, messages.DONE)
         if moving.transfer is not None:
             self.pending.pop(moving.transfer, None)
-            moving.transfer.finish(len(moving.cut.chunks))
+            if moving.transfer.wish.note and moving.line.why is not None:
+                moving.transfer.fail(f"the note was not sent: {moving.line.why}", "all bytes have moved")
+            else:
+                moving.transfer.finish(len(moving.cut.chunks))
         self._tell_user(moving)
 
     def _tell_user(self, moving: Moving) -> None:
@@ -412,6 +421,10 @@ class Traffic:
 
     def fail(self, moving: Moving, why: str) -> None:
         """Begin nothing more of a transfer; it ends when nothing of it moves here."""
+        if not moving.number and moving.transfer is not None:
+            if self.pending.pop(moving.transfer, None) is not None:
+                moving.transfer.fail(why, "nothing was moved")
+            return
         if moving.error is None and not moving.over:
             moving.error, moving.over = why, True
             moving.named.clear()
@@ -430,18 +443,11 @@ class Traffic:
         if not moving.told:
             moving.told = True
             self._say(moving, messages.FAIL, moving.error.encode())
-        if moving.answered or line.dead or (line.why is not None and moving.sends):
-            del line.moving[moving.key]
-            if not moving.sends:
-                self._ring.into.extend(moving.slots.values())
-                line.named -= len(moving.slots)
-
-    def fail_pending(self, pending: Pending, why: str) -> None:
-        """Let a transfer fail that this end has begun."""
-        if pending.moving is not None:
-            self.fail(pending.moving, why)
-        elif self.pending.pop(pending.transfer, None) is not None:
-            pending.transfer.fail(why, "nothing was moved")
+        ended = moving.answered or line.dead or (line.why is not None and moving.sends)
+        # What it says may end the line, and so itself.
+        if ended and line.moving.pop(moving.key, None) is not None and not moving.sends:
+            self._ring.into.extend(moving.slots.values())
+            line.named -= len(moving.slots)
 
     def lose(self, line: Line, why: str, *, dead: bool = False) -> None:
         """End a line: its transfers fail.
@@ -455,19 +461,23 @@ class Traffic:
         if line.why is None:
             line.why = why
             self.leaving.append(line)
-        for moving in list(line.moving.values()):
+            if not line.theirs:
+                line.heard_at = self._now()
+        waiting = [one for one in self.pending.values() if one.line is line and not one.number]
+        for moving in [*line.moving.values(), *waiting]:
             moving.told = True  # the end of the line tells it
             self.fail(moving, line.why)
-        for pending in [one for one in self.pending.values() if one.line is line and one.moving is None]:
-            self.fail_pending(pending, line.why)
 
     def _part(self, line: Line) -> None:
         """Tell a peer that a line has ended, once nothing of this end moves; forget the line when all is settled."""
-        if line.parted or not any(one.moving.line is line for one in self._writes):
-            if not line.parted:
-                line.parted = True
-                if line.theirs:
-                    error_of(lambda: line.say(messages.FAIL, messages.end_body(line.theirs, line.why or "")))
-            if not line.moving and (line.dead or not line.theirs):  # the transport knows it until it has answered
-                self.leaving.remove(line)
-                line.wire.close()
+        if not line.parted and not any(one.moving.line is line for one in self._writes):
+            error = error_of(lambda: line.say(messages.FAIL, messages.end_body(line.theirs, line.why or "")))
+            line.parted = error is None or line.doubted  # otherwise it is told over a new connection
+            if error is not None:
+                self.lost.append((line, str(error)))
+        unanswered = not line.theirs and self._now() - line.heard_at > ANSWER_SECONDS  # perhaps it packs nothing
+        if (
+            line.parted and not line.moving and (line.dead or unanswered)
+        ):  # the transport knows it until it has answered
+            self.leaving.remove(line)
+            line.wire.close()

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from kvplan.agents.peer import Peer
     from kvplan.execute.executor import Executor
-    from kvplan.nixl import NixlPeer
 
 TWO, ONE = "two processes", "one process"
 NIXL = {"pull": "NIXL READ", "push": "NIXL WRITE"}
@@ -92,7 +91,7 @@ def one_process(executor: Executor, moved: Work) -> Baseline:
     return baselines.verified(ONE, moved, partial(executor.submit, moved.plan))
 
 
-def by_nixl(peer: NixlPeer, cache: KVLayout, remote: Remote, moved: Work) -> Baseline:
+def by_nixl(peer: Peer, cache: KVLayout, remote: Remote, moved: Work) -> Baseline:
     """Make the baseline of NIXL, which reads if it pulls and writes if it pushes.
 
     Args:
@@ -101,5 +100,5 @@ def by_nixl(peer: NixlPeer, cache: KVLayout, remote: Remote, moved: Work) -> Bas
         remote: the same pool, met by this package; only the comparison of bytes uses it.
         moved: the transfer.
     """
-    begin: Callable[[], Any] = partial(peer.submit, remote.plan(moved, peer.layouts, cache))
+    begin: Callable[[], Any] = partial(peer.submit, remote.plan(moved, peer.layouts, cache), way="direct")
     return remote.checked(NIXL[moved.geometry.direction], moved, begin)

@@ -7,17 +7,17 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
+from kvplan.agents.by_nixl.nixl_end import DIRECT, NixlEnd, in_words
 from kvplan.errors import TransferError
 from kvplan.measure.processes.other_process import OtherProcess
 from kvplan.measure.timing import Progress
 from kvplan.measure.wires.wire_memory import Memory
 from kvplan.measure.wires.wire_process import NAME, PING
-from kvplan.nixl import NixlAgent
-from kvplan.nixl.nixl_connection import in_words
 
 CHILD = "kvplan.measure.wires.wire_process"
 NBYTES = 64 << 20  # bytes of the memory of each end
@@ -51,7 +51,7 @@ class WireEnds:
     """This process's end of a wire whose other end is a process of its own. :func:`wire_ends` makes it.
 
     Args:
-        agent: this process's agent of NIXL, which has met the other one.
+        agent: this process's end of NIXL, which knows the other one.
         mine: memory here.
         theirs: address of the memory there.
         number: number of the device there.
@@ -60,7 +60,7 @@ class WireEnds:
     """
 
     def __init__(
-        self, agent: Any, mine: Memory, theirs: int, number: int, tell: Callable[[bytes], None],
+        self, agent: NixlEnd, mine: Memory, theirs: int, number: int, tell: Callable[[bytes], None],
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:  # fmt: skip
         self._agent, self._mine, self._theirs, self._number = agent, mine, theirs, number
@@ -138,14 +138,16 @@ def wire_ends(device: str, peer: str) -> Iterator[WireEnds]:
     """
     mine = Memory(device, NBYTES)
     with ExitStack() as stack:
-        agent = stack.enter_context(NixlAgent("near end", {"pool": mine.layout}, progress_thread=False))
+        agent = NixlEnd("near end", {"pool": mine.layout}, None, ("UCX",), progress_thread=False)
+        stack.callback(agent.close)
+        agent.open()
         other = stack.enter_context(OtherProcess(CHILD, "the process at the other end of the wire"))
         found = other.ask({"device": peer, "nbytes": NBYTES})
         if "refused" in found:
             raise TransferError(f"the process at the other end of the wire: {found['refused']}")
-        met = agent.meet(base64.b64decode(found["card"]))
-        other.ask({"card": base64.b64encode(agent.card()).decode()})
-        yield WireEnds(agent, mine, found["address"], int(peer.partition(":")[2] or 0), met.connection.tell)
+        agent.add(NAME, base64.b64decode(found["metadata"]), DIRECT)
+        other.ask({"name": agent.name, "metadata": base64.b64encode(agent.metadata() or b"").decode()})
+        yield WireEnds(agent, mine, found["address"], int(peer.partition(":")[2] or 0), partial(agent.tell, NAME))
 
 
 def measured(ends: WireEnds, seconds: float, tell: Progress) -> list[Posted]:

@@ -1,7 +1,7 @@
 """``python -m kvplan.measure.wires.wire_process``: a process at the other end of a wire, which answers each note.
 
-It reads a line of JSON from standard input with its device and bytes, and answers with its card of NIXL. The second
-line has the card of the process that measures. After that it sends a note back for each note, until its input ends.
+It reads a line of JSON from standard input with its device and bytes, and answers with its metadata of NIXL. The second
+line has those of the process that measures. After that it sends a note back for each note, until its input ends.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import json
 import sys
 import threading
 import time
+from contextlib import closing
+from functools import partial
 from typing import Any
 
 from kvplan.errors import KVPlanError
@@ -25,21 +27,23 @@ IDLE_SECONDS = 120.0  # after which a process ends that nobody speaks to
 def main() -> int:
     """Serve until standard input ends."""
     asked, answer = answering()
-    from kvplan.nixl import NixlAgent  # after standard output is free: UCX prints to it
+    from kvplan.agents.by_nixl.nixl_end import DIRECT, NixlEnd  # after standard output is free: UCX prints to it
 
     try:
         memory = Memory(asked["device"], int(asked["nbytes"]))
-        agent = NixlAgent(NAME, {"pool": memory.layout}, progress_thread=False)
+        agent = NixlEnd(NAME, {"pool": memory.layout}, None, ("UCX",), progress_thread=False)
+        agent.open()
     except KVPlanError as error:
         answer({"refused": " ".join(str(error).split())})
         return 0
-    with agent:
-        answer({"card": base64.b64encode(agent.card()).decode(), "address": memory.address})
+    with closing(agent):
+        answer({"metadata": base64.b64encode(agent.metadata() or b"").decode(), "address": memory.address})
         line = sys.stdin.readline()
         if line:
-            peer = agent.meet(base64.b64decode(json.loads(line)["card"]))
-            answer({"met": peer.name})
-            _echo(agent, peer.connection.tell)
+            peer = json.loads(line)
+            agent.add(peer["name"], base64.b64decode(peer["metadata"]), DIRECT)
+            answer({"met": peer["name"]})
+            _echo(agent, partial(agent.tell, peer["name"]))
     return 0
 
 

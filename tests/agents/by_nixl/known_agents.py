@@ -64,11 +64,3 @@ def looks(*counts):
 def same(pair, src, dst):
     """Whether a block here has the bytes of a block there."""
     return (pair.mine[:, dst] == pair.theirs[src]).all()
-
-
-def settled(pair):
-    """Wait until nothing is in flight, and no handle of NIXL is left."""
-    mine = pair.peer.nixl.own
-    until(lambda: not (pair.me.stats().in_flight or mine.stats().in_flight or pair.network.agents["me"].live))
-    mine._end.release([])
-    assert not mine._end.kept

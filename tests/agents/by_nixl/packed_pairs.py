@@ -78,7 +78,8 @@ def far_end(transports: str) -> Other:
 
 def free_slots(agent: Agent) -> tuple[int, int]:
     """Return the free slots of an agent's ring, and all of them."""
-    return agent._core.packed.slots
+    ring = agent._core.packed.ring
+    return (0, 0) if ring is None else (len(ring.into), ring.place.slots - ring.gathers)
 
 
 class LargePool:

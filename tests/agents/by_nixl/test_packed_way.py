@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import threading
 from dataclasses import replace
@@ -65,6 +66,16 @@ def test_layers_arrive_in_their_order(far):
         np.testing.assert_array_equal(far.mine[layer, b], far.theirs[a, layer])
     transfer.synchronize(PATIENCE)
     assert [layer for group in transfer.layer_groups for layer in group] == [0, 1, 2]
+
+
+def test_a_plan_of_more_programs_than_a_line_knows_is_refused(far):
+    """Each slice of a layout is a program of its own."""
+    sides = far.peer.layouts["kv"], far.me.layouts["kv"]
+    plans = [kvplan.compile(*(side.slice(layers=range(1)) for side in sides)).plan([k], [k]) for k in range(64)]
+    more = kvplan.compile(*(side.slice(layers=range(1, 2)) for side in sides)).plan([0], [0])
+    far.peer.submit(kvplan.join(plans), way="packed").synchronize(PATIENCE)
+    with pytest.raises(PathError, match="programs"):
+        far.peer.submit(kvplan.join([*plans, more]), way="packed")
 
 
 def test_after_cancel_and_deadline(far):
@@ -157,6 +168,27 @@ def test_a_forgotten_peer_and_the_next_meeting(far):
     load = kvplan.compile(peer.layouts["kv"], far.me.layouts["kv"])
     peer.submit(load.plan(a, b), way="packed").synchronize(PATIENCE)
     np.testing.assert_array_equal(far.mine[:, b], far.theirs[a].swapaxes(0, 1))
+
+
+def test_an_agent_that_is_collected_gives_everything_back(far):
+    a, b = blocks()
+    far.peer.submit(far.load.plan(a, b), way="packed").synchronize(PATIENCE)
+    far.me = far.peer = far.load = far.store = None
+    gc.collect()
+    mine = far.network.agents["me"]
+    until(lambda: not any(mine.memory.values()) and not mine.live)
+    until(lambda: not far.network.agents["you"].known)
+    far.me = far.you  # which close() closes
+
+
+def test_notes_that_nobody_takes_are_bounded(far, caplog):
+    note, number = bytes(60_000), 1_200
+    for _ in range(number):
+        far.peer.send(note)
+    until(lambda: "notes of me are lost" in caplog.text)
+    assert 500 < len(far.you.notes()) < number
+    far.peer.send(b"17")
+    assert heard(far.you)[-1] == ("me", b"17")
 
 
 @pytest.mark.parametrize("noticed", [False, True])

@@ -15,7 +15,7 @@ from tests.agents.packed.simulated_wire import Faults, Network
 from tests.ranks.topologies import Reshard, fill, shards_of, truth_of
 from tests.strategies import Case, layout_of
 
-HOLDS = "nothing was moved", "the destination's blocks hold", "the peer's memory may hold"
+HOLDS = "nothing was moved", "the destination's blocks hold", "the peer's memory may hold", "all bytes have moved"
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,9 @@ class Manner:
 def faults(draw) -> Faults:
     chance = st.sampled_from((0.0, 0.0, 0.1, 0.4))
     return Faults(
-        late=draw(chance), fail=draw(chance), refuse=draw(st.sampled_from((0.0, 0.0, 0.1))), linger=draw(chance)
-    )
+        late=draw(chance), fail=draw(chance), refuse=draw(st.sampled_from((0.0, 0.0, 0.1))), linger=draw(chance),
+        cut=draw(st.sampled_from((0.0, 0.0, 0.05, 0.3))),
+    )  # fmt: skip
 
 
 @st.composite
@@ -88,11 +89,11 @@ def move_pair(case: Case, manner: Manner, executor) -> bool:
     network.faults = Faults()
     network.settle()
     equal(src.roots, want_src.roots)
-    notes = list(network.places[other].end.notes)
-    assert not network.places[mine].end.notes
+    notes = network.places[other].end.notes.take()
+    assert not network.places[mine].end.notes.take()
     if done:
         equal(dst.roots, want_dst.roots)
-        assert notes == ([(mine, manner.note)] if manner.note else [])
+        assert notes == ([(mine, manner.note)] if manner.note else []) or (manner.faults.cut and not notes)
     else:
         allowed(dst.roots, before, want_dst.roots)
         if notes:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from kvplan.agents.packed.end import End
+from kvplan.agents.packed.messages import Message
 from kvplan.agents.packed.programs import Offer
 from kvplan.agents.packed.ring import Ring
 from kvplan.errors import TransferError
@@ -31,22 +32,25 @@ class Faults:
         fail: that a write fails; it may have moved a part of its bytes.
         refuse: that a write is not posted.
         linger: that a write which is given up moves on for now.
+        cut: that the connection breaks at a note, once in each direction, until it is renewed.
     """
 
     late: float = 0.0
     fail: float = 0.0
     refuse: float = 0.0
     linger: float = 0.0
+    cut: float = 0.0
 
 
 class Write:
     def __init__(self, wire: SimulatedWire, local: int, remote: int, nbytes: int, note: bytes) -> None:
         self.wire, self.local, self.remote, self.nbytes, self.note = wire, local, remote, nbytes, note
         self.state = "moving"
+        self.transfer = Message.of(note).transfer
 
     def move(self, network: Network) -> None:
         """Move on, or end."""
-        if self.state != "moving" or network.chance(network.faults.late):
+        if self.state != "moving" or network.chance(network.faults.late) or self.transfer in network.stuck:
             return
         if network.chance(network.faults.fail):
             ctypes.memmove(self.remote, self.local, network.rng.randrange(self.nbytes + 1))
@@ -54,7 +58,7 @@ class Write:
             return
         ctypes.memmove(self.remote, self.local, self.nbytes)
         self.state = "done"
-        self.wire.send(self.note)
+        network.notes.append((self.wire.mine, self.wire.peer, self.note))
 
 
 class SimulatedWire:
@@ -86,6 +90,14 @@ class SimulatedWire:
         return True
 
     def send(self, note: bytes) -> None:
+        if self.network.fail is not None:
+            self.network.fail(note)
+        if (self.mine, self.peer) not in self.network.broke and self.network.chance(self.network.faults.cut):
+            self.network.broke.add((self.mine, self.peer))
+            self.network.cut.add((self.mine, self.peer))
+        if (self.mine, self.peer) in self.network.cut:
+            self.lost("the connection is cut")
+            raise TransferError("the connection is cut")
         if self.peer in self.network.dead:
             self.lost("it is dead")
             raise TransferError("the peer is dead")
@@ -117,6 +129,9 @@ class SimulatedReach:
     def tell(self, peer: str, note: bytes) -> None:
         self.wire(peer, lambda why: None).send(note)
 
+    def renew(self, peer: str) -> None:
+        self.network.cut.discard((self.name, peer))
+
     def leave(self, peer: str) -> None:
         self.left.append(peer)
 
@@ -146,6 +161,10 @@ class Network:
         self.writes: list[Write] = []
         self.stalled: set[str] = set()  # places that do nothing
         self.dead: set[str] = set()
+        self.stuck: set[int] = set()  # numbers of transfers whose writes do not move
+        self.cut: set[tuple[str, str]] = set()  # connections, from and to, that are broken until they are renewed
+        self.broke: set[tuple[str, str]] = set()  # those that have broken by chance
+        self.fail: Callable[[bytes], object] | None = None  # called with each note that is sent
         self.drop: Callable[[str, str, bytes], int] | None = None  # how often a note is delivered
 
     def chance(self, share: float) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from itertools import count
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,6 +13,8 @@ import kvplan
 from kvplan import KVLayout, KVPlanError, TransferError
 from kvplan.agents.packed.messages import CHUNK, GO, HELLO, MAGIC, ORDER, Message
 from tests.agents.packed.simulated_wire import Faults, Network
+from tests.interrupts import Interrupt
+from tests.patience import PATIENCE
 
 LAYERS, BLOCKS, DIM = 2, 64, 32  # 16 chunks of 256 bytes
 
@@ -135,6 +138,84 @@ def test_a_peer_that_dies_gives_its_slots_back_at_once(network, pair):
     network.settle()
 
 
+def test_slots_come_back_only_when_a_peer_answers_whose_connection_was_cut(network, pair):
+    """It may write for some time: what is not sent to it says nothing of what it sends."""
+    near, far = pair
+    ended(network, pull(near, far, range(4)))
+    free = len(near.end.ring.into)
+    transfer = pull(near, far)
+    network.run(lambda: network.writes)
+    network.stalled.add("far")
+    network.cut.add(("near", "far"))
+    with pytest.raises(TransferError, match="cut"):
+        ended(network, transfer)
+    until = network.now + 20
+    network.run(lambda: network.now > until)
+    assert len(near.end.ring.into) < free
+    assert network.writes
+    network.stalled.clear()
+    network.settle()
+    ended(network, pull(near, far))
+    assert (near.blocks == far.blocks).all()
+
+
+def test_a_peer_that_is_forgotten_before_it_answers_keeps_nothing(network, pair):
+    near, far = pair
+    transfer = pull(near, far)
+    near.end.poll()
+    near.end.lost("far", "it was forgotten")
+    with pytest.raises(TransferError, match="forgotten"):
+        ended(network, transfer)
+    network.settle()
+    assert not near.end.peers | far.end.peers
+    ended(network, pull(near, far))
+
+
+def test_an_unexpected_error_ends_the_transfer_once(network, pair):
+    near, far = pair
+    ended(network, pull(near, far, range(4)))
+    errors = [RuntimeError("the wire is broken")]
+
+    def fail(note):
+        if kind_of(note) == ORDER and errors:
+            raise errors.pop()
+
+    network.fail = fail
+    with pytest.raises(TransferError, match="broken"):
+        ended(network, pull(near, far))
+    network.settle()
+    ended(network, pull(near, far))
+    assert (near.blocks == far.blocks).all()
+
+
+def test_the_patience_with_a_transfer_is_its_own(network, pair):
+    near, far = pair
+    ended(network, pull(near, far, range(4)))
+    network.stuck.add(2)
+    begun, stuck = network.now, pull(near, far, range(8))
+    while not stuck.over:
+        other = pull(near, far, range(8, 16))
+        network.run(lambda other=other: other.over or stuck.over)
+    with pytest.raises(TransferError, match="nothing of it has moved"):
+        stuck.synchronize()
+    assert network.now - begun < 32
+
+
+def test_ctrl_c_anywhere_in_a_poll_leaves_no_lock(network, pair):
+    near, far = pair
+    ended(network, pull(near, far, range(4)))
+    for at in count(1):
+        if not Interrupt(at).within(near.end.poll):
+            break
+        polled = []
+        other = threading.Thread(target=lambda polled=polled: polled.append(near.end.poll()))
+        other.start()
+        other.join(PATIENCE)
+        assert polled, at
+    assert at > 10
+    ended(network, pull(near, far))
+
+
 def test_a_stalled_peer_leaves_half_of_the_slots_to_others(network, executor):
     near = Pool(network, "near", executor, "layer block dim", 1, slots=8)
     others = [Pool(network, name, executor, "block layer dim", k) for k, name in enumerate(("a", "b"))]
@@ -209,6 +290,12 @@ def test_an_event_that_was_never_recorded_is_refused(pair):
         push(*pair, after=event)
 
 
+def test_an_event_of_a_layer_that_was_never_recorded_is_refused(pair):
+    event = SimpleNamespace(cuda_event=0, query=lambda: True, synchronize=lambda: None)
+    with pytest.raises(KVPlanError, match="never recorded"):
+        push(*pair, after={0: threading.Event(), 1: event}, by_layer=True)
+
+
 def test_memory_that_is_not_offered_is_refused(network, pair):
     near, _ = pair
     other = KVLayout.from_tensors("block layer dim", np.zeros((BLOCKS, LAYERS, DIM), np.uint8))
@@ -228,16 +315,6 @@ def test_many_programs_on_one_line(network, pair):
         ended(network, transfer)
         assert (near.blocks[3, layer] == far.blocks[turn % BLOCKS, layer]).all()
     network.settle()
-
-
-def test_a_plan_of_more_programs_than_a_line_knows_is_refused(pair):
-    near, far = pair
-    plans = [
-        kvplan.compile(*(pool.layout.slice(layers=range(1)) for pool in (far, near))).plan([k], [k]) for k in range(64)
-    ]
-    more = kvplan.compile(*(pool.layout.slice(layers=range(1, 2)) for pool in (far, near))).plan([0], [0])
-    with pytest.raises(KVPlanError, match="programs"):
-        near.end.submit("far", kvplan.join([*plans, more]), reading=True)
 
 
 def test_both_greet_at_once(network, pair):

@@ -12,6 +12,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from kvplan import KVPlanError, TransferError
+from kvplan.agents.by_nixl.nixl_end import DIRECT, NixlEnd
 from kvplan.agents.packed.ring import ring_for
 from kvplan.cli import main
 from kvplan.cli.screen import schema_of
@@ -22,7 +23,6 @@ from kvplan.measure.wires.wire_calibration import calibrate_wire, fitted_wire, w
 from kvplan.measure.wires.wire_memory import Memory
 from kvplan.measure.wires.wire_posts import NAME, Posted, WireEnds, measured
 from kvplan.measure.wires.wire_process import PING, PONG
-from kvplan.nixl import NixlAgent
 from tests.nixl import double
 
 SIZES, COUNTS = (512, 4096, 65536), (1, 16, 64)
@@ -111,10 +111,12 @@ def ends(small):
     """Two ends in one process: NIXL is its double, and a clock counts its looks."""
     network, ticks = double.Network(), itertools.count()
     memory = [Memory("cpu", NBYTES) for _ in range(2)]
-    near, far = (NixlAgent(name, {"pool": one.layout}, agent=double.Agent(network, name))
+    near, far = (NixlEnd(name, {"pool": one.layout}, double.Agent(network, name), ("UCX",), progress_thread=False)
                  for name, one in zip(("near end", NAME), memory, strict=True))  # fmt: skip
-    near.meet(far.card())
-    far.meet(near.card())
+    near.open()
+    far.open()
+    near.add(NAME, far.metadata(), DIRECT)
+    far.add("near end", near.metadata(), DIRECT)
 
     def tell(note):
         assert note == PING
