@@ -190,8 +190,6 @@ ROWS += rows(
     None,
     [
         (lambda pair: pair.peer.submit([1]), KVPlanError, "plan is a list"),
-        (lambda pair: pair.peer.submit(pair.plan(), attempts=0), KVPlanError, "attempts is 0"),
-        (lambda pair: pair.peer.submit(pair.plan(), attempts=True), KVPlanError, "attempts is True"),
         (lambda pair: pair.peer.submit(pair.plan(), deadline=0), KVPlanError, "deadline is 0"),
         (lambda pair: pair.peer.submit(pair.plan(), deadline=float("nan")), KVPlanError, "deadline is nan"),
         (lambda pair: pair.peer.submit(pair.plan(), deadline="2"), KVPlanError, "deadline is '2'"),
