@@ -88,7 +88,7 @@ class Core:
         self._own: dict[str, Executor] = {}
         self._lock = threading.RLock()
         self.loop = Loop(self.inside)
-        self.lines = Lines(self.loop.wake, self.inside)
+        self.lines = Lines(self.loop.wake)
         self.loop.add(self.lines)
         try:
             self.door = Door(name, self.agent, self.key, offered.by_transport, users | {this_process().uid}, self.loop)

@@ -28,7 +28,7 @@ class Flying(Protocol):
     def watch(self) -> None:
         """Let the end of its bytes wake the agent's thread, if it can."""
 
-    def begin(self, wake: Call, inside: set[int]) -> None:
+    def begin(self) -> None:
         """Submit it, if that was left to the agent's thread."""
 
     def bound(self) -> None:
@@ -43,6 +43,9 @@ class Flying(Protocol):
     def settle(self) -> None:
         """End it, now that nothing of it moves any more."""
 
+    def announce(self) -> None:
+        """Wake those that wait for its end."""
+
 
 class Line:
     """Transfers that run, and end, in the order of their submits.
@@ -51,53 +54,71 @@ class Line:
         lines: all lines of the agent.
 
     Attributes:
-        lock: held while a transfer is ended.
+        lock: held while a transfer is ended, and not while others hear of it.
         wake: wakes the agent's thread.
+        ended: transfers that have ended, and of which nobody has heard.
     """
 
     def __init__(self, lines: Lines) -> None:
         self.lock, self.wake = threading.RLock(), lines.wake
+        self.ended: deque[Flying] = deque()
         self._lines = lines
         self._flying: deque[Flying] = deque()
+
+    def add(self, transfer: Flying, *, deferred: bool = False) -> None:
+        """Add a transfer that was submitted; or, if ``deferred``, that the agent's thread will submit."""
+        if not transfer.quiet:
+            transfer.watch()
+        self._flying.append(transfer)
+        self._lines.serve_soon(self)
+        if self._lines.asleep or deferred or transfer.until is not None:
+            self.wake()
+
+    def end(self, *, quietly: bool = False) -> None:
+        """End the first transfers, as far as nothing of them moves any more.
+
+        Args:
+            quietly: whether to stop at the first note, and if another thread ends transfers.
+        """
+        if not self.lock.acquire(blocking=not quietly):
+            return
+        try:
+            while self._flying and ((head := self._flying[0]).quiet or not quietly) and head.moved():
+                head.settle()
+                if self._flying and self._flying[0] is head:  # otherwise a signal handler has asked for an end, too
+                    self._flying.popleft()
+        finally:
+            self.lock.release()
+        self.announce()
+
+    def announce(self) -> None:
+        """Wake those that wait for transfers that have ended. The lock is not held: they may ask for other ends."""
+        while self.ended:
+            try:
+                self.ended.popleft().announce()
+            except IndexError:  # another thread was faster
+                return
+
+    def serve(self) -> float | None:
+        """End and begin what can be, and give up what is late, in the agent's thread; return when to look again."""
+        self.end()
+        with self.lock:
+            if self._flying:
+                self._flying[0].begin()
+                self._flying[0].bound()
+            for transfer in tuple(self._flying):
+                transfer.expire()
+        self.end()
+        flying = tuple(self._flying)
+        times = [at for one in flying if (at := one.until) is not None]
+        if flying and not flying[0].called:
+            times.append(time.monotonic() + LOOK_SECONDS)
+        return min(times, default=None)
 
     @property
     def busy(self) -> bool:
         """Whether something of a transfer may still move."""
         return bool(self._flying)
-
-    def add(self, transfer: Flying) -> None:
-        """Add a transfer that was submitted, or that the agent's thread will submit."""
-        if not transfer.quiet:
-            transfer.watch()
-        self._flying.append(transfer)
-        if self._lines.asleep or transfer.until is not None:
-            self.wake()
-
-    def end(self, *, quietly: bool = False) -> None:
-        """End the first transfers, as far as nothing of them moves any more; if ``quietly``, up to the first note."""
-        with self.lock:
-            while self._flying and (self._flying[0].quiet or not quietly) and self._flying[0].moved():
-                self._flying[0].settle()
-                self._flying.popleft()
-
-    def serve(self, inside: set[int]) -> None:
-        """End and begin what can be, and give up what is late; in the agent's thread."""
-        self.end()
-        with self.lock:
-            if self._flying:
-                self._flying[0].begin(self.wake, inside)
-                self._flying[0].bound()
-            for transfer in tuple(self._flying):
-                transfer.expire()
-        self.end()
-
-    def due(self, now: float) -> float | None:
-        """Return when it must be served next, or None."""
-        flying = tuple(self._flying)
-        times = [at for one in flying if (at := one.until) is not None]
-        if flying and not flying[0].called:
-            times.append(now + LOOK_SECONDS)
-        return min(times, default=None)
 
 
 class Lines:
@@ -105,26 +126,32 @@ class Lines:
 
     Args:
         wake: wakes the thread.
-        inside: identifiers of the agent's own threads.
 
     Attributes:
         asleep: whether a submit must wake the thread.
     """
 
-    def __init__(self, wake: Call, inside: set[int]) -> None:
+    def __init__(self, wake: Call) -> None:
         self.wake, self.asleep = wake, True
-        self._inside = inside
         self._lines: dict[tuple[object, ...], Line] = {}
-        self._idle = 0
+        self._busy: dict[int, Line] = {}
+        self._due: float | None = None
+        self._fresh = False  # whether a submit has come since the last look
+        self._idle = 0  # looks at nothing that needs another one
 
     def line(self, key: tuple[object, ...]) -> Line:
         """Return the line of a key."""
         return self._lines.get(key) or self._lines.setdefault(key, Line(self))
 
+    def serve_soon(self, line: Line) -> None:
+        """Serve a line that has a transfer."""
+        self._busy[id(line)] = line
+        self._fresh = True
+
     @property
     def busy(self) -> bool:
         """Whether something of a transfer may still move."""
-        return any(line.busy for line in list(self._lines.values()))
+        return any(line.busy for line in list(self._busy.values()))
 
     # The agent's thread calls these methods.
 
@@ -134,13 +161,22 @@ class Lines:
 
     def due(self) -> float | None:
         """Return when to look for ends again."""
-        self.asleep = self._idle >= IDLE_LOOKS  # before the look: a submit that comes later wakes the thread
-        now = time.monotonic()
-        times = [at for line in list(self._lines.values()) if (at := line.due(now)) is not None]
-        self._idle = 0 if times else self._idle + 1
-        return min(times, default=None if self.asleep else now + LOOK_SECONDS)
+        if self._due is None:
+            self.asleep = self._idle >= IDLE_LOOKS  # before the look: a submit that comes later wakes the thread
+            if self._fresh or not self.asleep:
+                self._due = time.monotonic() + LOOK_SECONDS
+        return self._due
 
     def serve(self) -> None:
-        """Serve each line."""
-        for line in list(self._lines.values()):
-            line.serve(self._inside)
+        """Serve each line that has transfers."""
+        self._fresh, times = False, list[float]()
+        for number, line in list(self._busy.items()):
+            at = line.serve()
+            if at is not None:
+                times.append(at)
+            if not line.busy:
+                self._busy.pop(number, None)
+                if line.busy:  # a submit came meanwhile
+                    self.serve_soon(line)
+        self._idle = 0 if times else self._idle + 1
+        self._due = min(times, default=None)

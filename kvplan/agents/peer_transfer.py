@@ -181,11 +181,13 @@ class PeerTransfer(LatchedTransfer):
 
     def cancel(self) -> bool:
         """Cancel it if it has not begun; see :meth:`kvplan.Transfer.cancel`. Its note is not sent."""
+        check_process(self._generation)  # a thread of the parent may hold the lock
         with self._line.lock:  # the agent's thread may submit it now
-            if not self._over.happened and (self.inner.cancel() if self.inner is not None else self._deferred):
+            if not self._ends and (self.inner.cancel() if self.inner is not None else self._deferred):
                 self._cancelled = True
                 self._link.leave_flight(self)
                 self._finish(None, self._cancellation())
+        self._line.announce()
         self._line.wake()  # for those behind it
         return self._cancelled
 
@@ -200,7 +202,7 @@ class PeerTransfer(LatchedTransfer):
                 self.inner = self._start()
                 if self._opened is not None:
                     self._take_note(urgent=urgent)
-            self._line.add(self)
+            self._line.add(self, deferred=self._deferred)
         except BaseException:
             if self.inner is None:
                 self._link.leave_flight(self)
@@ -227,18 +229,18 @@ class PeerTransfer(LatchedTransfer):
         if self.inner is not None and not self.called:
             self.called = self.inner.add_done_callback(self._line.wake)
 
-    def begin(self, wake: Callable[[], object], inside: set[int]) -> None:
+    def begin(self) -> None:
         """Submit it, once its ``after=`` has completed. It is the first of its line, in the agent's thread."""
-        if self.inner is not None or self._over.happened:
+        if self.inner is not None or self._ends:
             return
         if not self._asked:
             self._asked = True
 
             def answer(error: BaseException | None) -> None:
                 self._answers = (error,)
-                wake()
+                self._line.wake()
 
-            call_when_done(self._order.after, answer, inside)
+            call_when_done(self._order.after, answer, set())
         if self._answers:
             error = self._answers[0] or error_of(self._submit_late)
             if error is not None:
@@ -250,15 +252,15 @@ class PeerTransfer(LatchedTransfer):
 
     def bound(self) -> None:
         """Begin to count the default bound: it is the first of its line. When an ``after=`` completes is not known."""
-        if self._order.deadline is BOUND and self.until is None and self._order.after is None:
+        if self._order.deadline is BOUND and self.until is None and self._order.after is None and not self._ends:
             self.until = time.monotonic() + bound_of(self.plan)
 
     def expire(self) -> None:
         """Give it up, if its deadline has passed: cancel it if it has not begun, and else let it run unobserved."""
-        if self._over.happened or self.until is None or time.monotonic() <= self.until:
+        if self.until is None or time.monotonic() <= self.until:
             return
         seconds = bound_of(self.plan) if self._order.deadline is BOUND else self._order.deadline
-        late, self.until = f"it did not end within its deadline of {seconds:g} seconds", None
+        late = f"it did not end within its deadline of {seconds:g} seconds"
         if self.inner is None or self.inner.cancel():
             self._link.leave_flight(self)
             self._finish(None, self._problem(late, "it had not begun, and nothing was moved"))
@@ -274,16 +276,22 @@ class PeerTransfer(LatchedTransfer):
     def moved(self) -> bool:
         """Return whether nothing of it moves any more: its line may end it."""
         if self._settling:
-            return False  # a callback of its end asks
-        return self._over.happened if self.inner is None else self.inner.done()
+            return False  # a signal handler asks, within its end
+        if self.inner is None or not self.inner.done():
+            return self.inner is None and bool(self._ends)
+        after = self._order.after
+        if isinstance(after, PeerTransfer) and not after.done():  # the GPU waited for its bytes only
+            self.called = False  # the end of `after` calls nobody, so look again
+            return False
+        return True
 
     def settle(self) -> None:
         """End it, now that nothing of it moves any more."""
         try:
             self._settling = True
-            self._link.leave_flight(self)
-            if not self._over.happened:
+            if not self._ends:
                 self._end()
+            self._link.leave_flight(self)
         finally:
             self._settling = False
 
@@ -292,15 +300,15 @@ class PeerTransfer(LatchedTransfer):
     def _end(self) -> None:
         inner = self.inner
         assert inner is not None  # a transfer without it is over
-        problem = error_of(inner.synchronize)
-        if problem is None:
-            error = self._settle_moved()
-            self._finish(inner.result() if error is None else None, error)
-        elif inner.cancel():
-            self._cancelled = True
-            self._finish(None, self._cancellation())
+        try:
+            result = inner.result()
+        except Exception as problem:  # noqa: BLE001  # any error is the transfer's
+            self._cancelled = inner.cancel()
+            held = f"{self._destination()} may hold a part of the bytes"
+            self._finish(None, self._cancellation() if self._cancelled else self._problem(str(problem), held))
         else:
-            self._finish(None, self._problem(str(problem), f"{self._destination()} may hold a part of the bytes"))
+            error = self._settle_moved()
+            self._finish(result if error is None else None, error)
 
     def _settle_moved(self) -> TransferError | None:
         """Ask whether the peer lives, then send the note; return the error, or None."""
@@ -308,10 +316,8 @@ class PeerTransfer(LatchedTransfer):
         lost = self._link.lost()
         if lost is not None:
             return self._problem(lost, _HOLDS[order.reading])
-        if isinstance(order.after, PeerTransfer):  # a GPU waited for its bytes only, and not for whether its peer lived
-            failed = error_of(order.after.synchronize)
-            if failed is not None:
-                return self._problem(f"its after= failed ({failed})", f"{self._destination()} may hold wrong bytes")
+        if isinstance(order.after, PeerTransfer) and (failed := order.after.error) is not None:
+            return self._problem(f"its after= failed ({failed})", f"{self._destination()} may hold wrong bytes")
         try:
             if self._taken:
                 self._tell(None)
@@ -323,6 +329,7 @@ class PeerTransfer(LatchedTransfer):
 
     def _finish(self, result: TransferResult | None, error: TransferError | None) -> None:
         self._ends.append((result, error))
+        self.until = None
         if error is not None and self._taken:
             with suppress(TransferError):  # the peer is gone
                 self._tell(error)
@@ -332,9 +339,18 @@ class PeerTransfer(LatchedTransfer):
             self._tally.cancel()
         else:
             self._tally.fail(self.plan, "agent", error)
-        self._over.set()
         self._order = self._order._replace(after=None)  # otherwise a chain of transfers would stay alive
         self._start = _ended
+        self._line.ended.append(self)
+
+    def announce(self) -> None:
+        """Wake those that wait for its end."""
+        self._over.set()
+
+    @property
+    def error(self) -> TransferError | None:
+        """Why it failed, once it has ended."""
+        return self._ends[0][1] if self._ends else None
 
     def _tell(self, error: TransferError | None) -> None:
         """Call the transport's function, once."""
