@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +17,7 @@ from kvplan.agents.by_nixl.nixl_link import NixlLink
 from kvplan.agents.by_nixl.nixl_packed import PackedWay, checked_progress
 from kvplan.agents.choosing import Chosen, choose
 from kvplan.agents.core import Core
-from kvplan.agents.greeting import Hello, close_files, greet, new_nonce
+from kvplan.agents.greeting import close_files, greet
 from kvplan.agents.identity import allowed_users, this_process
 from kvplan.agents.link import Link
 from kvplan.agents.packed.ring import checked_slots
@@ -92,6 +93,7 @@ class Agent:
         self.name = check_name(name)
         self.layouts = _checked_layouts(layouts)
         self.peers: dict[str, Peer] = {}
+        self._naming = threading.RLock()  # held while a name goes to a peer, and never while one waits
         self._transports = checked_transports(transports)
         if executor is not None and not isinstance(executor, Executor):
             raise PathError(f"executor is {quoted(executor)}; give a kvplan.Executor, or None")
@@ -134,10 +136,13 @@ class Agent:
                 offered[NIXL] = Offered(tuple(self.layouts), NixlOffer(metadata, packed).part())
             else:
                 refused[NIXL] = str(core.nixl.refused)
-        me = this_process()
+        me, listener = this_process(), core.door.listener
         return write_card(
-            AgentCard(self.name, *me, core.agent, core.key, core.door.socket, self.layouts, offered, refused)
-        )
+            AgentCard(
+                self.name, me.host, me.pid, core.agent, core.key, listener.name, listener.folder, self.layouts, offered,
+                refused,
+            )
+        )  # fmt: skip
 
     def offer(self, layouts: Mapping[str, KVLayout]) -> dict[str, str]:
         """Offer other layouts to visitors by the local transports, in place of those so far: the next card has them.
@@ -188,7 +193,7 @@ class Agent:
     def meet(self, card: bytes, *, timeout: float = MEET_SECONDS) -> Peer:
         """Meet a peer by its card, by the first transport of this agent that both can use.
 
-        A new card of a known peer replaces that peer, after its transfers in flight have ended.
+        A new card of a known peer replaces that peer: its transfers in flight go on, and no more are accepted.
 
         Args:
             card: what the peer's :meth:`card` returned.
@@ -197,7 +202,7 @@ class Agent:
         Raises:
             LayoutError: the card cannot be read, one of its layouts is invalid, or it offers what its memory is not.
             PathError: no transport serves a layout; the message has the reason of each. Or the card is of another user.
-            KVPlanError: the card is this process's own.
+            KVPlanError: the card is this process's own, or another peer that lives has the name.
             TransferError: the peer is gone, does not answer in time, or refuses.
         """
         core = self._core
@@ -205,29 +210,34 @@ class Agent:
         read = read_card(card)
         if read.agent == core.agent or read.name == self.name:
             raise KVPlanError(f"the card is of {read.name!r}, as this agent; give a peer's card, and each its own name")
-        chosen = choose(read, self._transports, self._ways, self._reasons, self._users)
+        chosen = choose(read, self._transports, self._ways, self._reasons)
         until = time.monotonic() + timeout
         core.loop.start()
+        self._check_name(read)
         link = self._connect(read, chosen, until)
+        nixl = None
         try:
             held = {
                 name: (transport, self._opened(read, link, name, transport)) for name, transport in chosen.names.items()
             }
-            nixl = None
             if chosen.nixl is not None and core.nixl is not None:
                 if (known := self.peers.get(read.name)) is not None and known.nixl is not None:
-                    self.forget(known)  # NIXL knows peers by name
+                    self.forget(known, timeout=max(until - time.monotonic(), 0.0))  # NIXL knows peers by name
                 nixl = NixlLink(core.nixl, read.name, chosen.nixl, core.packed)
-            if (known := self.peers.get(read.name)) is not None:
-                self.forget(known)
+            peer = Peer(read.name, core, link, nixl, held)
+            with self._naming:
+                self._check_name(read)
+                known = self.peers.get(read.name)
+                self.peers[read.name] = peer
         except BaseException:
-            if link is not None:
-                link.leave()
+            for one in (link, nixl):
+                if one is not None:
+                    one.leave()
             raise
-        peer = Peer(read.name, core, link, nixl, held)
         if nixl is not None:
             core.nixl_links[id(nixl)] = nixl
-        self.peers[read.name] = peer
+        if known is not None:
+            self._part(known)
         log.info("met %s by %s", read.name, peer.transport, extra={"kvplan_peer": read.name})
         return peer
 
@@ -249,16 +259,29 @@ class Agent:
             raise KVPlanError(f"peer is {peer!r}; give what meet() of {self.name!r} returned")
         if self._core.foreign:
             return
-        if self.peers.get(peer.name) is peer:
-            del self.peers[peer.name]
+        with self._naming:
+            if self.peers.get(peer.name) is peer:
+                del self.peers[peer.name]
+        self._part(peer)
+        if peer.link is not None:
+            if not peer.link.ended.wait(timeout):
+                raise TransferError(f"after {timeout:.3g} seconds, {peer.link.waits()}")
+            self._core.links.pop(id(peer.link), None)
+
+    def _part(self, peer: Peer) -> None:
         if peer.nixl is not None:
             self._core.nixl_links.pop(id(peer.nixl), None)
             peer.nixl.leave()
         if peer.link is not None:
             peer.link.leave()
-            if not peer.link.ended.wait(timeout):
-                raise TransferError(f"after {timeout} seconds, {peer.link.waits()}")
-            self._core.links.pop(id(peer.link), None)
+
+    def _check_name(self, card: AgentCard) -> None:
+        """Raise KVPlanError if another agent has the name of a card, and is known to live."""
+        known = self.peers.get(card.name)
+        if known is not None and known.link is not None and known.link.agent != card.agent and known.link.lives():
+            raise KVPlanError(
+                f"another agent has the name {card.name!r}, and it lives; give each agent its own name, or forget() it"
+            )
 
     def notes(self) -> list[tuple[str, bytes]]:
         """Return the notes that peers sent since the last call, as (peer, note); each comes once.
@@ -372,19 +395,19 @@ class Agent:
         if not chosen.checked and (chosen.names or not chosen.here):
             return None
         core, me = self._core, this_process()
-        hello = Hello(new_nonce(), self.name, core.agent, me.started)
         hellos = {
             transport: one.hello | {"offer": card.offered[transport].part["offer"]}
             for transport, one in chosen.checked.items()
         }
         wanted = {transport: one.descriptors for transport, one in chosen.checked.items()}
-        met = greet(card, hello, hellos, wanted, until)
-        link = Link(card.name, met, core.loop)
+        met = greet(card, self.name, hellos, wanted, self._users | {me.uid}, until)
+        origin = chosen.origin._replace(uid=met.uid, same_user=met.uid == me.uid)
+        link = Link(card.name, card.agent, met, core.loop)
         try:
             for transport, one in chosen.checked.items():
                 tell = link.teller(transport)
                 link.opened[transport] = self._ways[transport].open(
-                    one, met.tables[transport], met.descriptors[transport], tell, chosen.origin
+                    one, met.tables[transport], met.descriptors[transport], tell, origin
                 )
         except BaseException:
             link.leave()

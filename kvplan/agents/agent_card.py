@@ -16,9 +16,8 @@ from kvplan.errors import LayoutError
 from kvplan.layout.dump import built_from_dump, document_of
 from kvplan.layout.kvlayout import KVLayout
 
-SCHEMA = "kvplan.agent/1"
-_KEYS = ("schema", "name", "host", "pid", "started", "uid", "agent", "key", "socket", "layouts", "offered", "refused",
-         "sum")  # fmt: skip
+SCHEMA = "kvplan.agent/2"
+_KEYS = ("schema", "name", "host", "pid", "agent", "key", "socket", "folder", "layouts", "offered", "refused", "sum")
 _RIGHT = "give what Agent.card() made"
 _LAYOUT = "give what KVLayout.save writes"
 
@@ -41,11 +40,11 @@ class AgentCard(NamedTuple):
     Attributes:
         name: name of the agent.
         host: where its process runs.
-        pid, started: the process, and when it started, in clock ticks since boot.
-        uid: number of its user.
+        pid: number of its process, in the namespace of its host.
         agent: identity of the agent, 16 random bytes.
         key: 32 random bytes, which a visitor must prove to hold, and the owner, too.
-        socket: name of its abstract socket, without the leading null byte; "" if it takes no visitors.
+        socket: name of its socket.
+        folder: device and inode of the folder where the socket lies; None for an abstract socket.
         layouts: its layouts, whose addresses are those of its process.
         offered: what each transport offers, in the owner's order.
         refused: why a transport does not offer some layouts.
@@ -54,11 +53,10 @@ class AgentCard(NamedTuple):
     name: str
     host: Host
     pid: int
-    started: int
-    uid: int
     agent: bytes
     key: bytes
     socket: str
+    folder: tuple[int, int] | None
     layouts: dict[str, KVLayout]
     offered: dict[str, Offered]
     refused: dict[str, str]
@@ -71,11 +69,10 @@ def write_card(card: AgentCard) -> bytes:
         "name": card.name,
         "host": card.host._asdict(),
         "pid": card.pid,
-        "started": card.started,
-        "uid": card.uid,
         "agent": card.agent.hex(),
         "key": card.key.hex(),
         "socket": card.socket,
+        "folder": card.folder,
         "layouts": {name: document_of(layout.built) for name, layout in card.layouts.items()},
         "offered": {name: {"layouts": list(one.layouts), "part": one.part} for name, one in card.offered.items()},
         "refused": card.refused,
@@ -97,11 +94,10 @@ def read_card(card: object) -> AgentCard:
         document["name"],
         Host(**document["host"]),
         document["pid"],
-        document["started"],
-        document["uid"],
         bytes.fromhex(document["agent"]),
         bytes.fromhex(document["key"]),
         document["socket"],
+        None if document["folder"] is None else (document["folder"][0], document["folder"][1]),
         {name: read_layout(name, layout, budget) for name, layout in document["layouts"].items()},
         {name: Offered(tuple(one["layouts"]), one["part"]) for name, one in document["offered"].items()},
         document["refused"],

@@ -175,7 +175,7 @@ class Channel:
         """Return why the other side is gone as of now, or None if its process lives and its agent is open."""
         if self.gone is None:
             if self.life.over():
-                self.lose(f"the process {self.life.pid} of {self.name!r} has ended")
+                self.lose(f"the process of {self.name!r} has ended")
             elif self.hung_up():
                 self.lose(f"{self.name!r} has closed its agent, or its process has ended")
         return self.gone

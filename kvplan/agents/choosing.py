@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from kvplan.agents.agent_card import AgentCard, why_not
 from kvplan.agents.by_nixl.nixl_end import NixlOffer
-from kvplan.agents.identity import this_process, user_name
 from kvplan.agents.relocation import regions_of
+from kvplan.agents.sockets import unreachable
 from kvplan.agents.way import Checked, Origin, Way
 from kvplan.agents.ways import NIXL
 from kvplan.base.quoting import quoted
@@ -23,7 +23,7 @@ class Chosen(NamedTuple):
         checked: the checked part of each local transport.
         nixl: NIXL's part of the card, if a layout goes by NIXL.
         origin: the owner.
-        here: whether the owner is a process of this machine.
+        here: whether a socket leads to the owner.
     """
 
     names: dict[str, str]
@@ -34,12 +34,8 @@ class Chosen(NamedTuple):
 
 
 def choose(
-    card: AgentCard,
-    transports: Sequence[str],
-    ways: Mapping[str, Way],
-    refused: Mapping[str, str],
-    users: Collection[int],
-) -> Chosen:
+    card: AgentCard, transports: Sequence[str], ways: Mapping[str, Way], refused: Mapping[str, str]
+) -> Chosen:  # fmt: skip
     """Choose a transport for each layout of a card; check the parts, and open nothing.
 
     Args:
@@ -47,18 +43,12 @@ def choose(
         transports: names of transports, the best first.
         ways: the local transports that this process can use.
         refused: why it cannot use the others.
-        users: numbers of other users whose cards are accepted.
 
     Raises:
-        PathError: no transport serves a layout, or the card is of another user.
+        PathError: no transport serves a layout.
     """
-    me = this_process()
-    here = card.host == me.host
-    if here and card.uid != me.uid and card.uid not in users:
-        raise PathError(
-            f"the card of {card.name!r} is of user {user_name(card.uid)}; to accept it, give users=[{card.uid}]"
-        )
-    origin = Origin(card.name, card.pid, card.uid, card.uid == me.uid)
+    far = unreachable(card)
+    origin = Origin(card.name, card.pid, card.host.pids)
     reasons = dict(refused)
     checked: dict[str, Checked] = {}
     names: dict[str, str] = {}
@@ -73,8 +63,8 @@ def choose(
             reasons[transport] = why_not(transport, card)
         elif transport == NIXL:
             names |= dict.fromkeys(wanted, NIXL)
-        elif not here:
-            reasons[transport] = f"{card.name!r} runs on another machine, or in another container"
+        elif far is not None:
+            reasons[transport] = far
         else:
             part = card.offered[transport]
             whole = {name: card.layouts[name] for name in part.layouts}
@@ -89,4 +79,4 @@ def choose(
         told = "; ".join(f"{one}: {reasons.get(one) or why_not(one, card)}" for one in transports)
         raise PathError(f"no transport serves layout {quoted(lacked[0])} of {card.name!r}: {told}")
     nixl = NixlOffer.of(card.offered[NIXL].part) if NIXL in names.values() else None
-    return Chosen(names, checked, nixl, origin, here)
+    return Chosen(names, checked, nixl, origin, far is None)

@@ -159,6 +159,8 @@ class Core:
         """Serve a new link; raise TransferError if the agent was closed while it was made."""
         with self._lock:  # a close that has ended sees no link any more
             if not self.ended.happened:
+                for number in [number for number, one in list(self.links.items()) if one.ended.happened]:
+                    self.links.pop(number, None)
                 self.links[id(link)] = link
                 self.loop.add(link)
         if self.closing:
@@ -310,6 +312,7 @@ def _drain_at_exit() -> None:
     begun = time.monotonic()
     lost = [core.drain(begun) for core in list(_cores)]
     for core in list(_cores):
+        core.door.listener.remove()
         core.end_threads()
     if any(lost):
         message = f"at exit, agents gave up after {time.monotonic() - begun:.0f} s: {'; '.join(filter(None, lost))}"

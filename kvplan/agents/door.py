@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hmac
+import json
 import logging
-import secrets
 import select
 import socket
 import threading
@@ -12,25 +12,16 @@ import time
 from collections.abc import Mapping
 
 from kvplan.agents.channel import CLOSING, MESSAGE, PACKET, Channel
-from kvplan.agents.greeting import (
-    ANSWER_SECONDS,
-    REFUSED,
-    Hello,
-    new_nonce,
-    packet_of,
-    peer_of,
-    proof,
-    read_answer,
-    read_hello,
-    welcome,
-)
-from kvplan.agents.identity import Life
+from kvplan.agents.greeting import ANSWER_SECONDS, PROOF_NBYTES, REFUSED, challenge, welcome
+from kvplan.agents.identity import Life, peer_of, this_process
 from kvplan.agents.loop import Loop
+from kvplan.agents.sockets import BACKLOG, Listener
 from kvplan.agents.way import Offer, Served
 from kvplan.base.quoting import quoted
 from kvplan.errors import KVPlanError, LayoutError, TransferError
 
-PAUSE_SECONDS = 0.1  # without accepting, after the system had no descriptor for a visitor
+PAUSE_SECONDS = 0.1  # after the system had no descriptor for a visitor
+STRANGERS = 2 * BACKLOG  # most connections that have not proved that they hold the card; the oldest gives way
 
 log = logging.getLogger("kvplan.agents")
 
@@ -47,7 +38,7 @@ class Door:
         loop: the service thread.
 
     Attributes:
-        socket: name of the socket, without the leading null byte.
+        listener: its listening socket.
         visitors: visitors that hold descriptors or handles of this process's memory.
         late: notes of visitors that have gone, with the visitor's name.
     """
@@ -56,53 +47,46 @@ class Door:
         self, name: str, agent: bytes, key: bytes, offers: Mapping[str, Offer], users: frozenset[int], loop: Loop
     ) -> None:
         self.name, self.agent, self.key, self.offers, self.users, self.loop = name, agent, key, offers, users, loop
-        self.socket = f"kvplan-{secrets.token_hex(16)}"
         self.visitors: dict[int, Visitor] = {}
         self.late: list[tuple[str, bytes]] = []
         self.parting = threading.RLock()  # held while a visitor's notes go to ``late``, and while notes are taken
         self.closing = False
         self._greetings: dict[int, Greeting] = {}
-        self._pause_until: float | None = None
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
-            self._listener.settimeout(0)
-            self._listener.bind(b"\0" + self.socket.encode())
-            self._listener.listen(128)
-        except OSError as error:
-            self._listener.close()
-            raise TransferError(f"{name!r} cannot listen for peers: {error.strerror or error}") from error
+        self.listener = Listener(name, others=users != {this_process().uid})
         loop.add(self)
 
     # The service thread calls these methods.
 
     def files(self) -> dict[int, int]:
         """Return the listening socket."""
-        fd = self._listener.fileno()
-        return {fd: select.POLLIN} if fd >= 0 and self._pause_until is None else {}
+        return {self.listener.sock.fileno(): select.POLLIN}
 
     def due(self) -> float | None:
-        """Return the end of a pause."""
-        return self._pause_until
+        """Return None: it is served when somebody comes."""
+        return None
 
     def serve(self) -> None:
-        """Accept one visitor."""
-        if self._pause_until is not None and time.monotonic() < self._pause_until:
-            return
-        self._pause_until = None
-        try:
-            sock, _ = self._listener.accept()
-        except BlockingIOError:
-            return
-        except OSError as error:
-            if self._listener.fileno() >= 0:
-                log.warning("%s cannot accept a visitor: %s", self.name, error)
-                self._pause_until = time.monotonic() + PAUSE_SECONDS
-            return
+        """Accept those who wait, and greet those of users who may visit."""
+        for _ in range(BACKLOG):
+            try:
+                sock, _ = self.listener.sock.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if not self.closing:
+                    log.warning("%s cannot accept a visitor: %s", self.name, error)
+                    time.sleep(PAUSE_SECONDS)  # it would try again at once, as long as somebody waits
+                return
+            self._greet(sock)
+
+    def _greet(self, sock: socket.socket) -> None:
         _, uid = peer_of(sock)
         greeting = Greeting(self, sock)
         if uid not in self.users:
             greeting.end(f"{self.name!r} does not allow user {uid}; it would by users=[{uid}]")
             return
+        if len(self._greetings) >= STRANGERS:
+            next(iter(self._greetings.values())).end("too many others wait at the door")
         self._greetings[id(greeting)] = greeting
         self.loop.add(greeting)
         greeting.serve()
@@ -141,7 +125,7 @@ class Door:
     def begin_to_close(self) -> None:
         """Accept no more visitors, and tell those that are here."""
         self.closing = True
-        self._listener.close()
+        self.listener.close()
         for greeting in list(self._greetings.values()):
             greeting.end(f"{self.name!r} closes its agent")
         for visitor in list(self.visitors.values()):
@@ -150,7 +134,7 @@ class Door:
 
     def drop(self) -> None:
         """Close all descriptors in a forked child."""
-        self._listener.close()
+        self.listener.sock.close()
         for greeting in self._greetings.values():
             greeting.sock.close()
         for visitor in self.visitors.values():
@@ -165,8 +149,8 @@ class Greeting:
         self.sock = sock
         self._door = door
         self._until = time.monotonic() + ANSWER_SECONDS
-        self._hello: Hello | None = None
-        self._nonce = b""
+        self._name: str | None = None
+        self._proof = b""  # that the visitor must give
 
     def files(self) -> dict[int, int]:
         """Return the socket."""
@@ -188,10 +172,10 @@ class Greeting:
             packet = self.sock.recv(PACKET + 1)
             if not packet:
                 self.end()
-            elif self._hello is None:
+            elif self._name is None:
                 self._challenge(packet)
             else:
-                self._admit(packet, self._hello)
+                self._admit(packet, self._name)
         except BlockingIOError:
             return
         except KVPlanError as error:
@@ -214,29 +198,20 @@ class Greeting:
             self.sock.close()
         self._door.forget(self)
 
-    def _challenge(self, packet: bytes) -> None:
-        door = self._door
-        hello = read_hello(packet)
-        if door.closing:
-            raise TransferError(f"{door.name!r} closes its agent")
-        self._nonce = new_nonce()
-        shown = proof(door.key, "owner", door.agent, hello, self._nonce)
-        self.sock.send(packet_of({"nonce": self._nonce.hex(), "proof": shown.hex()}))
-        self._hello = hello
+    def _challenge(self, hello: bytes) -> None:
+        self._name = json.loads(hello)["name"]
+        packet, self._proof = challenge(self._door.key, hello)
+        self.sock.send(packet)
 
-    def _admit(self, packet: bytes, hello: Hello) -> None:
+    def _admit(self, packet: bytes, name: str) -> None:
         door = self._door
-        shown, hellos = read_answer(packet)
-        if not hmac.compare_digest(shown, proof(door.key, "visitor", door.agent, hello, self._nonce)):
+        if not hmac.compare_digest(packet[:PROOF_NBYTES], self._proof):
             raise TransferError("the visitor does not hold the key of the card")
-        if unknown := [name for name in hellos if name not in door.offers]:
+        hellos = json.loads(packet[PROOF_NBYTES:])
+        if unknown := [transport for transport in hellos if transport not in door.offers]:
             raise LayoutError(f"{door.name!r} does not offer {quoted(unknown[0])}")
-        pid, _ = peer_of(self.sock)
-        try:
-            life = Life(pid, hello.started)
-        except ProcessLookupError as error:
-            raise TransferError(f"the visitor's process is gone: {error}") from error
-        visitor = Visitor(door, self.sock, life, hello.name)
+        life = Life(self.sock)
+        visitor = Visitor(door, self.sock, life, name)
         try:
             for transport, table in hellos.items():
                 visitor.served[transport] = door.offers[transport].serve(table)

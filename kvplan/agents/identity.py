@@ -6,6 +6,9 @@ import contextlib
 import functools
 import os
 import pwd
+import select
+import socket
+import struct
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -15,14 +18,15 @@ from kvplan.base.quoting import quoted
 from kvplan.errors import KVPlanError
 
 _EXITING = 0x4  # PF_EXITING of the flags in /proc/PID/stat: set before the kernel frees any memory of the process
-_FLAGS, _STARTED = 6, 19  # places in /proc/PID/stat behind the name; proc(5) counts them as 9 and 22
+_FLAGS = 6  # place in /proc/PID/stat behind the name; proc(5) counts it as 9
+_SO_PEERPIDFD = 77  # of Linux 6.5; the module socket has no name for it
 
 
 class Host(NamedTuple):
-    """The part of a machine whose processes find each other: one boot, one network and one set of process numbers.
+    """Where a process runs.
 
     Attributes:
-        boot: the boot's identity, a text.
+        boot: the identity of the machine's boot, a text.
         net: number of the network namespace, in which abstract sockets have their names.
         pids: number of the process namespace, in which processes have their numbers.
     """
@@ -37,14 +41,12 @@ class Self(NamedTuple):
 
     Attributes:
         host: where it runs.
-        pid: its number.
-        started: when it started, in clock ticks since boot; with ``pid``, this names one process only.
+        pid: its number in its own namespace.
         uid: number of its user.
     """
 
     host: Host
     pid: int
-    started: int
     uid: int
 
 
@@ -63,12 +65,11 @@ def _this_process(forks: int, pid: int) -> Self:
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         net, pids = (Path(f"/proc/self/ns/{kind}").stat().st_ino for kind in ("net", "pid"))
-        started = int(_fields(Path("/proc/self/stat").read_bytes())[_STARTED])
-    except (OSError, ValueError, IndexError) as error:
+    except OSError as error:
         raise KVPlanError(
             f"this system does not tell the identity of a process ({error}); it needs Linux's /proc"
         ) from error
-    return Self(Host(boot, net, pids), pid, started, os.geteuid())
+    return Self(Host(boot, net, pids), pid, os.geteuid())
 
 
 def allowed_users(users: Iterable[str | int]) -> frozenset[int]:
@@ -96,47 +97,41 @@ def _uid(user: object) -> int:
         raise KVPlanError(f"users name {quoted(user)}, and this machine has no user of that name") from None
 
 
-def user_name(uid: int) -> str:
-    """Return a user's name and number, for a message.
+def peer_of(sock: socket.socket) -> tuple[int, int]:
+    """Return number and user of the process that connected, or that listens, at the other end of a socket.
 
-    >>> user_name(0), user_name(2**31 - 3)
-    ("'root' (0)", '2147483645')
+    Both are as this process counts them: a process that its namespace does not see has the number 0.
     """
-    try:
-        return f"{pwd.getpwuid(uid).pw_name!r} ({uid})"
-    except (KeyError, OverflowError):
-        return str(uid)
+    pid, uid, _ = struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return pid, uid
 
 
 class Life:
-    """The life of another process: whether it still runs, whatever later process gets its number.
+    """The life of the process at the other end of a connection, in whatever container it runs.
+
+    The end of the connection tells a death, too; but a child of that process may hold the connection open.
 
     Args:
-        pid: number of the process.
-        started: when it started, in clock ticks since boot; None to trust the number.
+        sock: the connected socket.
 
-    Raises:
-        ProcessLookupError: there is no such process, or another process has its number now.
-
-    >>> with contextlib.closing(Life(os.getpid(), this_process().started)) as life:
+    >>> one, other = socket.socketpair()
+    >>> with one, other, contextlib.closing(Life(one)) as life:
     ...     life.over()
     False
     """
 
-    def __init__(self, pid: int, started: int | None) -> None:
-        self.pid = pid
+    def __init__(self, sock: socket.socket) -> None:
+        pid, _ = peer_of(sock)
         self._stat = self._pidfd = -1
         try:
-            with contextlib.suppress(OSError, AttributeError):  # not on Linux before 5.3
+            self._pidfd = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
+        except OSError:  # before Linux 6.5, or it has ended
+            with contextlib.suppress(OSError):
                 self._pidfd = os.pidfd_open(pid)
-            # From here on the number cannot go to another process unnoticed: this file belongs to one process only.
-            # The file of the main thread tells the same as the process's own, which adds up the times of all threads.
+        # Memory of a GPU may go before the process has ended: where the process has a number here, this file tells that
+        # it begins to end. That of the main thread is read faster than the process's own, which adds up all threads.
+        with contextlib.suppress(OSError):
             self._stat = os.open(f"/proc/{pid}/task/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
-            if started is not None and int(_fields(os.pread(self._stat, 4096, 0))[_STARTED]) != started:
-                raise ProcessLookupError(f"process {pid} is another one now")
-        except (OSError, ValueError, IndexError) as error:
-            self.close()
-            raise ProcessLookupError(f"there is no process {pid}") from error
 
     @property
     def fd(self) -> int:
@@ -144,13 +139,17 @@ class Life:
         return self._pidfd
 
     def over(self) -> bool:
-        """Return whether the process has ended or has begun to end; its memory is still whole if it has not."""
+        """Return whether the process is known to have ended, or to have begun to end."""
         if self._stat < 0:
-            return True
-        try:  # the descriptor of the process would tell it later, and costs another system call
-            fields = _fields(os.pread(self._stat, 4096, 0))
+            poll = select.poll()
+            if self._pidfd >= 0:
+                poll.register(self._pidfd, select.POLLIN)
+            return bool(poll.poll(0))
+        try:
+            stat = os.pread(self._stat, 4096, 0)
+            fields = stat[stat.rindex(b")") + 1 :].split()  # behind the name, which may hold any character
             return fields[0] in (b"Z", b"X", b"x") or bool(int(fields[_FLAGS]) & _EXITING)
-        except (OSError, ValueError, IndexError):
+        except OSError:  # there is no such process any more
             return True
 
     def close(self) -> None:
@@ -159,8 +158,3 @@ class Life:
             if fd >= 0:
                 os.close(fd)
         self._stat = self._pidfd = -1
-
-
-def _fields(stat: bytes) -> list[bytes]:
-    """Return the fields of /proc/PID/stat behind the process's name, which may hold any character."""
-    return stat[stat.rindex(b")") + 1 :].split()

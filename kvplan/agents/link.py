@@ -30,19 +30,20 @@ class Link:
 
     Args:
         name: name of the owner's agent.
+        agent: identity of the owner's agent.
         met: the greeting with it.
         loop: the service thread.
 
     Attributes:
-        name: as given.
+        name, agent: as given.
         channel: the connection.
         opened: the owner's memory, by transport.
         ended: set when all is closed: the link has an end, and no transfer is in flight.
         why: why no transfer is accepted any more; None while the link is open.
     """
 
-    def __init__(self, name: str, met: Met, loop: Loop) -> None:
-        self.name = name
+    def __init__(self, name: str, agent: bytes, met: Met, loop: Loop) -> None:
+        self.name, self.agent = name, agent
         self.opened: dict[str, Opened] = {}
         self.ended = Latch()
         self.why: str | None = None
@@ -75,6 +76,10 @@ class Link:
         why = self.why or self.channel.gone  # noted first by the thread that asked, and then by the service thread
         if why is not None:
             raise TransferError(f"no transfer with {self.name!r}: {why}")
+
+    def lives(self) -> bool:
+        """Return whether transfers are accepted, and the owner is there as of now."""
+        return self.why is None and self.channel.death() is None
 
     @property
     def in_flight(self) -> int:

@@ -39,19 +39,21 @@ Table = dict[str, Any]  # a table for JSON: texts, numbers, lists and tables; by
 
 
 class Origin(NamedTuple):
-    """The process that made a card, as the card says and as this machine confirms.
+    """The process that made a card.
 
     Attributes:
         name: name of the agent.
-        pid: number of the process.
-        uid: number of its user.
+        pid: number of the process in its own namespace.
+        pids: number of that namespace.
+        uid: number of its user, as the system tells it of the connection; -1 before there is one.
         same_user: whether this process has the same user.
     """
 
     name: str
     pid: int
-    uid: int
-    same_user: bool
+    pids: int
+    uid: int = -1
+    same_user: bool = False
 
 
 class Mapped(NamedTuple):

@@ -141,6 +141,29 @@ def shared(facts: Facts) -> Finding:
     return Finding("shared memory", "warning", what, advice)
 
 
+def sockets(facts: Facts) -> Finding:
+    """Check where agents listen, which decides whether those of other containers reach them."""
+    if facts.sockets is None:
+        return unknown(facts, "sockets", "sockets")
+    if not facts.sockets:
+        what = "KVPLAN_SOCKETS is not set: agents meet within one network; containers of Docker have one each"
+        return Finding("sockets", "ok", what)
+    what = f"KVPLAN_SOCKETS is {facts.sockets}"
+    if facts.sockets_trouble:
+        why, _, advice = facts.sockets_trouble.partition("; ")
+        return Finding("sockets", "warning", f"{what}: {why}", advice)
+    return Finding("sockets", "ok", f"{what}: agents meet in all containers of this machine that mount it")
+
+
+def number(facts: Facts) -> Finding | None:
+    """Check that this process is not number 1: CUDA opens no handle between two processes of one number."""
+    if not facts.first or facts.cuda is None:
+        return None
+    what = "this process is number 1 of its container: number 1 of another one does not open its GPU memory"
+    advice = "docker run --init for one of the two, or PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+    return Finding("number", "warning", what, advice)
+
+
 def numa(facts: Facts) -> Finding | None:
     """Check that threads run, and new pages lie, on the GPU's node."""
     if facts.machine is None:
@@ -205,7 +228,7 @@ def profile(facts: Facts) -> Finding | None:
 
 CHECKS: tuple[Callable[[Facts], Finding | None], ...] = (
     cuda_driver, gpu, batch, link, peers, numa, connections, iommu,
-    profile, torch, triton, numba, locked, memory, shared,
+    profile, torch, triton, numba, locked, memory, shared, sockets, number,
 )  # fmt: skip
 
 

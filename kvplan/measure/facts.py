@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
+from kvplan.agents.sockets import folder_trouble, socket_folder
 from kvplan.cuda.driver import driver
 from kvplan.cuda.machine import ROOT, Machine, machine
 from kvplan.cuda.peers import PeerLink, links
@@ -67,6 +68,9 @@ class Facts:
         memory_nodes: nodes on which this process may allocate memory.
         policy: placement of new pages, such as ``default`` or ``bind:1``.
         connections: value of CUDA_DEVICE_MAX_CONNECTIONS; ``""`` if it is not set.
+        sockets: value of KVPLAN_SOCKETS; ``""`` if it is not set.
+        sockets_trouble: why agents cannot listen there; ``""`` if they can.
+        first: whether this process is number 1 of its container.
         iommu: how the IOMMU translates the GPU's addresses; ``""`` if there is no IOMMU.
         hypervisor: name of the virtual machine; ``""`` on a real machine.
         profile: the device profile in use.
@@ -91,6 +95,9 @@ class Facts:
     memory_nodes: tuple[int, ...] | None = None
     policy: str | None = None
     connections: str = ""
+    sockets: str | None = None
+    sockets_trouble: str = ""
+    first: bool = False
     iommu: str | None = None
     hypervisor: str | None = None
     profile: ProfileInUse | None = None
@@ -126,7 +133,7 @@ def gather(device: str = "cuda:0", *, busy: bool = False, root: Path = ROOT) -> 
         missing["machine"] = missing["cuda"]
     woken = ask("busy", _woken, ordinal or 0, root) if busy and gpu and _lowered(gpu) else None
     versions = {name: ask(name, _version, module, name) for module, name in PACKAGES.items()}
-    torch_is_there = versions["torch"] is not None
+    torch_is_there, folder = versions["torch"] is not None, socket_folder()
     cpus_by_node, may = ask("nodes", host.nodes, root), ask("allowed", host.allowed, root)
     return Facts(
         device=device,
@@ -147,6 +154,9 @@ def gather(device: str = "cuda:0", *, busy: bool = False, root: Path = ROOT) -> 
         memory_nodes=may and may[1],
         policy=ask("policy", host.memory_policy, root),
         connections=os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", ""),
+        sockets=str(folder or ""),
+        sockets_trouble=(folder and folder_trouble(folder)) or "",
+        first=os.getpid() == 1,
         iommu=ask("iommu", host.iommu, root, gpu.pci) if gpu else None,
         hypervisor=ask("hypervisor", host.hypervisor, root),
         profile=ask("profile", _profile, gpu) if gpu else None,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import random
 import threading
+from zlib import crc32
 
 import numpy as np
 import pytest
@@ -123,6 +126,30 @@ def test_a_gpu_that_is_not_visible_is_told_among_the_reasons(driver):
         ):
             visitor.meet(card)
         driver.visible = 2
+
+
+def elsewhere(card, pid):
+    """The card of an owner in another container, where it has a number."""
+    document = json.loads(card)
+    del document["sum"]
+    document["pid"] = pid
+    document["host"]["pids"] += 1
+    return json.dumps(document | {"sum": crc32(json.dumps(document, sort_keys=True).encode())}).encode()
+
+
+def test_an_owner_with_the_same_number_in_another_container_opens_by_pieces_alone(driver):
+    """CUDA takes a handle of an equal number for this process's own."""
+    _, there = cache(driver, 1)
+    transports = ("cuda_ipc", "shm")
+    with Agent("visitor", {}, transports=transports) as visitor:
+        with Agent("owner", {"kv": there}, transports=transports) as owner:
+            with pytest.raises(PathError, match=r"both have the number .*docker run --init.*expandable_segments:True"):
+                visitor.meet(elsewhere(owner.card(), os.getpid()))
+            visitor.forget(visitor.meet(elsewhere(owner.card(), os.getpid() + 1)))
+            visitor.forget(visitor.meet(owner.card()))
+        with expandable(driver, 1) as (_, pieces), Agent("owner", {"kv": pieces}, transports=transports) as owner:
+            assert visitor.meet(elsewhere(owner.card(), os.getpid())).transport == "cuda_ipc"
+            visitor.forget(visitor.peers["owner"])
 
 
 def test_what_was_met_is_refused_after_the_owner_has_closed(driver):

@@ -35,6 +35,8 @@ warning  locked memory  at most 8 MiB: CUDA pins more all the same, RDMA (UCX,
                         ulimit -l unlimited, or docker run --ulimit memlock=-1
 ok       host memory    400 GiB of 512 GiB available
 ok       shared memory  250 GiB of 256 GiB free in /dev/shm
+ok       sockets        KVPLAN_SOCKETS is not set: agents meet within one
+                        network; containers of Docker have one each
 """
 
 

@@ -22,12 +22,13 @@ NOT_RUN = {
     "pip install": "installs packages",
     "python -m benchmarks": "measures",
     "vllm serve": "tests/whole_engines/test_page.py runs it: make test-engines",
+    "docker run": "tests/contract/peers/test_containers.py makes the namespaces of two containers",
     "curl": "asks the server of vllm serve; tests/whole_engines/test_page.py does, too",
     "python -m sglang.launch_server": "needs SGLang and a GPU; contract/engines/test_sglang_in_place.py drives it",
     "python examples": "test_examples.py and test_transformers.py run the examples",
 }
 # Commands of other programs: nothing of theirs can be parsed here.
-FOREIGN = ("vllm", "curl", "git", "KVPLAN_SGLANG=auto", "KVPLAN_LMCACHE=auto")
+FOREIGN = ("vllm", "curl", "docker", "git", "KVPLAN_SGLANG=auto", "KVPLAN_LMCACHE=auto")
 
 
 class Block(NamedTuple):

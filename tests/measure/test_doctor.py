@@ -23,9 +23,9 @@ def test_a_healthy_machine():
     assert not [one for one in found if one.advice]
     assert [one.name for one in found] == [
         "driver", "GPU", "batch copies", "link", "NUMA", "connections", "IOMMU", "profile", "torch", "Triton",
-        "numba", "locked memory", "host memory", "shared memory",
+        "numba", "locked memory", "host memory", "shared memory", "sockets",
     ]  # fmt: skip
-    assert len(found) == len(CHECKS) - 1  # all but that of links between GPUs
+    assert len(found) == len(CHECKS) - 2  # all but those of links between GPUs, and of number 1
 
 
 def linked(*numbers):
@@ -151,6 +151,17 @@ CASES = [
     ("shared memory", {}, "ok", "250 GiB of 256 GiB free in /dev/shm", ""),
     ("shared memory", {"shared": (64 << 20, 64 << 20)}, "warning", "64 MiB of 64 MiB free", "--shm-size=64g or --ipc"),
     ("shared memory", {"shared": None, "missing": {"shared": "no such folder"}}, "unknown", "no such folder", ""),
+    ("sockets", {"sockets": None}, "unknown", "the system does not tell", ""),
+    ("sockets", {}, "ok", "KVPLAN_SOCKETS is not set: agents meet within one network", ""),
+    ("sockets", {"sockets": "/run/kvplan"}, "ok", "KVPLAN_SOCKETS is /run/kvplan: agents meet in all containers", ""),
+    (
+        "sockets",
+        {"sockets": "/none", "sockets_trouble": "it is no folder; create it, or mount it"},
+        "warning",
+        "KVPLAN_SOCKETS is /none: it is no folder",
+        "create it",
+    ),
+    ("number", {"first": True}, "warning", "number 1 of its container", "docker run --init"),
 ]  # fmt: skip
 
 
@@ -166,7 +177,8 @@ def test_every_state_of_every_check(name, changed, state, what, advice):
     ("name", "changed"),
     [(name, NO_DRIVER) for name in ("GPU", "batch copies", "link", "NUMA", "connections")]
     + [(name.lower(), {name.lower(): None}) for name in ("profile",)]
-    + [("IOMMU", {"iommu": None}), ("batch copies", {"batch": None})],
+    + [("IOMMU", {"iommu": None}), ("batch copies", {"batch": None})]
+    + [("number", {}), ("number", {"first": True} | NO_DRIVER)],
 )
 def test_a_check_with_nothing_to_look_at_is_left_out(name, changed):
     assert finding(name, replace(HEALTHY, **changed)) is None

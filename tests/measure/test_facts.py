@@ -63,6 +63,20 @@ def test_facts_of_a_tree(fakes, monkeypatch, tmp_path):
     assert found.packages["numba"] == metadata.version("numba")
 
 
+@pytest.mark.parametrize(
+    ("folder", "trouble"), [("", ""), ("shared", ""), ("none", "it is no folder; "), ("x" * 120, "Linux takes 107; ")]
+)
+def test_the_folder_of_sockets(fakes, monkeypatch, tmp_path, folder, trouble):
+    (tmp_path / "shared").mkdir()
+    monkeypatch.setenv("KVPLAN_SOCKETS", folder and str(tmp_path / folder))
+    found = gather(root=tmp_path)
+    assert found.sockets == (folder and str(tmp_path / folder))
+    assert trouble in found.sockets_trouble
+    assert bool(trouble) == bool(found.sockets_trouble)
+    assert finding("sockets", found).state == ("warning" if trouble else "ok")
+    assert not found.first
+
+
 def test_facts_of_an_empty_tree(fakes, tmp_path):
     fakes[0].codes["cuInit"] = 100
     found = gather(root=tmp_path)

@@ -7,6 +7,7 @@ from typing import Any
 
 from kvplan.agents.cuda_ipc.cuda_ipc_owner import CudaIpcOffer
 from kvplan.agents.cuda_ipc.cuda_ipc_visitor import OpenedByCudaIpc
+from kvplan.agents.identity import this_process
 from kvplan.agents.way import Checked, Origin, Table, Tell
 from kvplan.cuda.device import Device
 from kvplan.cuda.driver import driver
@@ -60,8 +61,10 @@ class CudaIpcWay:
 
     def check(self, part: Table, regions: Sequence[Region], origin: Origin) -> Checked:
         """See :meth:`kvplan.agents.way.Way.check`."""
-        del regions, origin
+        del regions
         exports = tuple([_export(**row) for row in part["memory"]])
+        if any(export.handle for export in exports):
+            _check_number(origin)
         for gpu in {export.gpu for export in exports}:
             try:
                 owner = ordinal_here(driver(), gpu)
@@ -85,6 +88,17 @@ class CudaIpcWay:
     def _ordinal(self, owner: int) -> int:
         """Return the number of the GPU that runs the kernels."""
         return owner if self._device is None else ordinal_of(self._device)
+
+
+def _check_number(origin: Origin) -> None:
+    """Raise PathError if CUDA would take the owner's handles for this process's own, which it does not open."""
+    me = this_process()
+    if origin.pid == me.pid and origin.pids != me.host.pids:
+        raise PathError(
+            f"{origin.name!r} and this process both have the number {me.pid} in their containers, and CUDA then opens "
+            "no handle; start one of them behind an init process (docker run --init) or by another entry point, or set "
+            f"PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True where {origin.name!r} runs"
+        )
 
 
 def _export(gpu: str, address: int, nbytes: int, handle: str, pieces: list[list[int]]) -> Export:

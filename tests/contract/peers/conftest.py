@@ -19,8 +19,8 @@ def start(folder):
     """A function that starts another process, which ends with the test."""
     made = []
 
-    def begin():
-        made.append(Process(folder))
+    def begin(*before, **environment):
+        made.append(Process(folder, *before, **environment))
         return made[-1]
 
     yield begin

@@ -30,15 +30,16 @@ class Process:
     """Another process; its methods are those of :class:`tests.contract.peers.worker.Worker`.
 
     Each call waits for the answer, and raises the other process's error. `begin` and `answer` do so in two steps.
+    A command `before` the worker's may start it in namespaces of its own.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *before: str, **environment: str) -> None:
         self.pipe, theirs = Pipe()
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115  # it is read after the end
         self.popen = subprocess.Popen(
-            [sys.executable, "-m", "tests.contract.peers.worker", str(theirs.fileno())],
+            [*before, sys.executable, "-m", "tests.contract.peers.worker", str(theirs.fileno())],
             pass_fds=[theirs.fileno()], cwd=ROOT, stdin=subprocess.DEVNULL, stderr=self.errors,
-            env=os.environ | ENVIRONMENT | {"TMPDIR": str(folder), "XDG_RUNTIME_DIR": str(folder)},
+            env=os.environ | ENVIRONMENT | {"TMPDIR": str(folder), "XDG_RUNTIME_DIR": str(folder)} | environment,
         )  # fmt: skip
         theirs.close()
         self.pid = self.popen.pid
