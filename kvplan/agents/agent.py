@@ -92,7 +92,6 @@ class Agent:
     ) -> None:
         self.name = check_name(name)
         self.layouts = _checked_layouts(layouts)
-        self.peers: dict[str, Peer] = {}
         self._naming = threading.RLock()  # held while a name goes to a peer, and never while one waits
         self._transports = checked_transports(transports)
         if executor is not None and not isinstance(executor, Executor):
@@ -112,6 +111,7 @@ class Agent:
         except BaseException:
             offered.close()
             raise
+        self.peers: dict[str, Peer] = self._core.peers
         weakref.finalize(self, self._core.collect).atexit = False
 
     def card(self) -> bytes:
@@ -261,12 +261,10 @@ class Agent:
             return
         with self._naming:
             if self.peers.get(peer.name) is peer:
-                del self.peers[peer.name]
+                self.peers.pop(peer.name, None)
         self._part(peer)
-        if peer.link is not None:
-            if not peer.link.ended.wait(timeout):
-                raise TransferError(f"after {timeout:.3g} seconds, {peer.link.waits()}")
-            self._core.links.pop(id(peer.link), None)
+        if peer.link is not None and not peer.link.ended.wait(timeout):
+            raise TransferError(f"after {timeout:.3g} seconds, {peer.link.waits()}")
 
     def _part(self, peer: Peer) -> None:
         if peer.nixl is not None:
@@ -402,7 +400,7 @@ class Agent:
         wanted = {transport: one.descriptors for transport, one in chosen.checked.items()}
         met = greet(card, self.name, hellos, wanted, self._users | {me.uid}, until)
         origin = chosen.origin._replace(uid=met.uid, same_user=met.uid == me.uid)
-        link = Link(card.name, card.agent, met, core.loop)
+        link = Link(card.name, card.agent, met, core.loop, core.parted)
         try:
             for transport, one in chosen.checked.items():
                 tell = link.teller(transport)

@@ -207,9 +207,14 @@ class Channel:
                 self.sock.close()
                 self._outbox.clear()
                 self.life.close()
+                self._hear = self._told = self._wake = _nothing  # otherwise they would keep their owner in a circle
 
     def drop(self) -> None:
         """Close this process's descriptors, in a forked child. The parent's connection stays as it is."""
         self.gone = "agents do not survive a fork, and this one is the parent's; make one in the child"
         self.sock.close()
         self.life.close()
+
+
+def _nothing(*_: object) -> None:
+    """Do nothing: the connection is closed."""

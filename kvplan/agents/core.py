@@ -57,6 +57,7 @@ class Core:
         inside: identifiers of its own threads.
         loop: the service thread.
         door: the owner's side.
+        peers: those that it has met, by name.
         links: its connections to owners.
         lines: its transfers with peers.
         tally: sums over its transfers.
@@ -77,6 +78,7 @@ class Core:
         self.agent, self.key = secrets.token_bytes(16), secrets.token_bytes(32)
         self.inside: set[int] = set()
         self.tally = Tally()
+        self.peers: dict[str, Any] = {}
         self.links: dict[int, Link] = {}
         self.nixl_links: dict[int, NixlLink] = {}
         self.carded = False
@@ -159,8 +161,6 @@ class Core:
         """Serve a new link; raise TransferError if the agent was closed while it was made."""
         with self._lock:  # a close that has ended sees no link any more
             if not self.ended.happened:
-                for number in [number for number, one in list(self.links.items()) if one.ended.happened]:
-                    self.links.pop(number, None)
                 self.links[id(link)] = link
                 self.loop.add(link)
         if self.closing:
@@ -168,6 +168,13 @@ class Core:
             if self.ended.happened:
                 link.serve()
             self.check_open()
+
+    def parted(self, link: Link) -> None:
+        """Forget a link that has ended, and the peer that has nothing else."""
+        self.links.pop(id(link), None)
+        for name, peer in list(self.peers.items()):
+            if peer.link is link and peer.nixl is None:
+                self.peers.pop(name, None)
 
     def withdraw(self, timeout: float) -> None:
         """Let visitors part that use memory which is not offered any more, and wait until they have.
@@ -224,11 +231,9 @@ class Core:
             self.door.begin_to_close()
             for nixl in list(self.nixl_links.values()):
                 guarded(nixl.leave)
-        for number, link in list(self.links.items()):
-            if link.why is None:
+        for link in list(self.links.values()):
+            if not link.leaving:
                 link.leave()
-            if link.ended.happened:
-                self.links.pop(number, None)
         with self._lock:
             if self.links or self.door.visitors or self.lines.busy or self.ended.happened:
                 return

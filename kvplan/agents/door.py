@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Mapping
 
-from kvplan.agents.channel import CLOSING, MESSAGE, PACKET, Channel
+from kvplan.agents.channel import CLOSING, HELD, HELD_NBYTES, MESSAGE, PACKET, Channel
 from kvplan.agents.greeting import ANSWER_SECONDS, PROOF_NBYTES, REFUSED, challenge, welcome
 from kvplan.agents.identity import Life, peer_of, this_process
 from kvplan.agents.loop import Loop
@@ -105,7 +105,14 @@ class Door:
 
     def leave(self, visitor: Visitor) -> None:
         """Remove a visitor that has gone."""
-        self.late += [(visitor.name, note) for note in visitor.notes()]
+        notes = visitor.notes()
+        room = HELD_NBYTES - sum(len(note) for _, note in self.late)
+        if sum(map(len, notes)) > room or len(self.late) + len(notes) > HELD:
+            log.error(
+                "%s lost %d notes of %s, which has gone: nobody takes its notes", self.name, len(notes), visitor.name
+            )
+        else:
+            self.late += [(visitor.name, note) for note in notes]
         self.visitors.pop(id(visitor), None)
         self.loop.remove(visitor)
 

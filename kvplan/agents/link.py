@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import select
 import threading
+from collections.abc import Callable
 from typing import Protocol
 
 from kvplan.agents.channel import GOODBYE, NOTE, NOTE_NBYTES, Channel
@@ -33,24 +34,28 @@ class Link:
         agent: identity of the owner's agent.
         met: the greeting with it.
         loop: the service thread.
+        parted: called at its end.
 
     Attributes:
         name, agent: as given.
         channel: the connection.
         opened: the owner's memory, by transport.
-        ended: set when all is closed: the link has an end, and no transfer is in flight.
+        leaving: whether this process leaves.
+        ended: set at its end, when no transfer is in flight. Then it holds nothing but, if the owner ended it, mapped
+            host memory, which executors may still read: that goes with its last layout, or when this process leaves.
         why: why no transfer is accepted any more; None while the link is open.
     """
 
-    def __init__(self, name: str, agent: bytes, met: Met, loop: Loop) -> None:
+    def __init__(self, name: str, agent: bytes, met: Met, loop: Loop, parted: Callable[[Link], None]) -> None:
         self.name, self.agent = name, agent
+        self._parted = parted
         self.opened: dict[str, Opened] = {}
         self.ended = Latch()
         self.why: str | None = None
         self._loop = loop
         self._lock = threading.RLock()
         self._flying: dict[int, Flying] = {}
-        self._lost = False
+        self.leaving = self._lost = False
         self.channel = Channel(met.sock, met.life, name, self._hear, self._told, loop.wake)
 
     # ---- transfers ---------------------------------------------------------------------------------------------------
@@ -129,16 +134,20 @@ class Link:
         if self.why is None or self._flying or (channel.unsent() and channel.gone is None):
             return
         for one in self.opened.values():  # before the goodbye: then the owner may free the memory
-            guarded(one.close)
+            guarded(one.close if self.leaving else one.release)
         if channel.gone is None:
             self._say_goodbye()
         channel.close(self.why)
         self._loop.remove(self)
+        self._parted(self)
         self.ended.set()
 
     def leave(self) -> None:
         """Accept no more transfers, and close everything once those in flight have ended."""
+        self.leaving = True
         self._shut("the peer was forgotten, or this agent was closed")
+        for one in self.opened.values() if self.ended.happened else ():
+            guarded(one.close)
         self._loop.wake()
 
     def drop(self) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kvplan.agents.lines import Line
 from kvplan.agents.link import Link, checked_note
 from kvplan.agents.packed.packed_transfer import PackedTransfer
 from kvplan.agents.peer_transfer import BOUND, Order, PeerTransfer
@@ -23,7 +24,6 @@ from kvplan.plan.plan import Plan
 if TYPE_CHECKING:
     from kvplan.agents.by_nixl.nixl_link import NixlLink
     from kvplan.agents.core import Core
-    from kvplan.agents.lines import Line
     from kvplan.agents.way import Opened
     from kvplan.execute.executor import Executor
 
@@ -223,7 +223,7 @@ class Peer:
             return nixl.pack(order, by_layer=by_layer, priority=priority)
         if order.after is not None:
             check_after(order.after, gpu=True)
-        line = core.lines.line((id(nixl), order.after is not None))
+        line = Line(core.lines)  # of its own: NIXL's transfers end in any order
         until = None if order.after is None else order.until  # NIXL itself keeps the deadline of what it has
         own = order._replace(note=b"", deadline=None if order.deadline is BOUND else order.deadline, until=until)
         transfer = PeerTransfer(own, nixl, None, core.tally, lambda: nixl.start(order), line)

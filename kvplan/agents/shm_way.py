@@ -186,6 +186,9 @@ class ShmOpened:
     def owner_gone(self) -> None:
         """See :meth:`kvplan.agents.way.Opened.owner_gone`. No transfer waits for the owner."""
 
+    def release(self) -> None:
+        """Keep the mappings: the files live on, and executors may read them; see :meth:`Opened.release`."""
+
     def close(self) -> None:
         """Unmap the files; see :meth:`Opened.close`."""
         for one in self.mapped:

@@ -11,9 +11,9 @@ to and from the owner's memory. The steps, in order, with the process and the th
 4. Visitor, user's thread: :meth:`Way.open` with these. :attr:`Opened.mapped` says where the memory is now.
 5. Each transfer, in the visitor: :meth:`Opened.before`, the executor's submit, :meth:`Opened.after`. When the last byte
    has moved, and the owner lives: the note.
-6. The owner closes or dies, or the visitor forgets it: the visitor's service thread calls :meth:`Opened.close` once no
-   transfer is in flight, and says goodbye. In the owner, :meth:`Served.close` follows the goodbye or the visitor's
-   death, and :meth:`Offer.close` follows the last of them.
+6. The owner closes or dies, or the visitor forgets it: once no transfer is in flight, the visitor's thread calls
+   :meth:`Opened.release`, or :meth:`Opened.close` if the visitor leaves, and says goodbye. In the owner,
+   :meth:`Served.close` follows the goodbye or the visitor's death, and :meth:`Offer.close` the last of them.
 """
 
 from __future__ import annotations
@@ -171,8 +171,11 @@ class Opened(Protocol):
     def owner_gone(self) -> None:
         """Let transfers in flight go on that wait for the owner, which has died; called in the service thread."""
 
+    def release(self) -> None:
+        """Let go of memory that the owner may free from now on; no transfer is in flight. May be called twice."""
+
     def close(self) -> None:
-        """Unmap all; no transfer is in flight, and the owner may free its memory afterwards. May be called twice.
+        """Release, and unmap all; no transfer is in flight. May be called twice.
 
         Layouts over the memory may still be alive. Their addresses must not go to other memory while
         :attr:`Mapped.owner` lives. After this, its method ``present()`` returns 0 instead of its address, so that

@@ -86,6 +86,10 @@ class OpenedByCudaIpc:
         if self._lanes:
             self._lanes[int(urgent)].ordered(transfer, note, taken)
 
+    def release(self) -> None:
+        """See :meth:`kvplan.agents.way.Opened.release`."""
+        self.close()
+
     def close(self) -> None:
         """See :meth:`kvplan.agents.way.Opened.close`. In a child of a fork, it touches nothing of the GPU."""
         self.owner_gone()  # a submit that failed may have left a wait, and no transfer is in flight

@@ -83,3 +83,20 @@ def test_peers_that_die(transport, start, folder):
             counted = Counted(folder, near)
     counted.check()
     near.close()
+
+
+@over("shm")
+def test_notes_of_peers_that_left_are_bounded(transport, start, folder):
+    """An agent that never reads them keeps as much as of one peer."""
+    far, near = start(), start()
+    card = transport.open(far, "far", FAR.build(0))
+    before = far.data_nbytes()
+    for k in range(6):
+        transport.open(near, f"near {k}", NEAR.build(0))
+        near.meet(card)
+        for _ in range(400):
+            near.send("far", bytes(60_000))
+        near.close()
+    assert far.data_nbytes() - before < 4 * 400 * 60_000
+    assert all(note == bytes(60_000) for _, note in far.hear(400))
+    far.close()
