@@ -393,20 +393,15 @@ class Agent:
         if not chosen.checked and (chosen.names or not chosen.here):
             return None
         core, me = self._core, this_process()
-        hellos = {
-            transport: one.hello | {"offer": card.offered[transport].part["offer"]}
-            for transport, one in chosen.checked.items()
-        }
+        offers = {transport: card.offered[transport].part["offer"] for transport in chosen.checked}
         wanted = {transport: one.descriptors for transport, one in chosen.checked.items()}
-        met = greet(card, self.name, hellos, wanted, self._users | {me.uid}, until)
+        met = greet(card, self.name, offers, wanted, self._users | {me.uid}, until)
         origin = chosen.origin._replace(uid=met.uid, same_user=met.uid == me.uid)
         link = Link(card.name, card.agent, met, core.loop, core.parted)
         try:
             for transport, one in chosen.checked.items():
-                tell = link.teller(transport)
-                link.opened[transport] = self._ways[transport].open(
-                    one, met.tables[transport], met.descriptors[transport], tell, origin
-                )
+                descriptors, tell = met.descriptors[transport], link.teller(transport)
+                link.opened[transport] = self._ways[transport].open(one, descriptors, tell, origin)
         except BaseException:
             link.leave()
             raise

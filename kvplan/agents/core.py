@@ -93,7 +93,7 @@ class Core:
         self.lines = Lines(self.loop.wake)
         self.loop.add(self.lines)
         try:
-            self.door = Door(name, self.agent, self.key, offered.by_transport, users | {this_process().uid}, self.loop)
+            self.door = Door(name, self.agent, self.key, offered, users | {this_process().uid}, self.loop)
         except BaseException:
             self.loop.stop()
             raise

@@ -9,16 +9,15 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Mapping
 
 from kvplan.agents.channel import CLOSING, HELD, HELD_NBYTES, MESSAGE, PACKET, Channel
 from kvplan.agents.greeting import ANSWER_SECONDS, PROOF_NBYTES, REFUSED, challenge, welcome
 from kvplan.agents.identity import Life, peer_of, this_process
 from kvplan.agents.loop import Loop
 from kvplan.agents.sockets import BACKLOG, Listener
-from kvplan.agents.way import Offer, Served
-from kvplan.base.quoting import quoted
-from kvplan.errors import KVPlanError, LayoutError, TransferError
+from kvplan.agents.way import Served
+from kvplan.agents.ways import Offers
+from kvplan.errors import KVPlanError, TransferError
 
 PAUSE_SECONDS = 0.1  # after the system had no descriptor for a visitor
 STRANGERS = 2 * BACKLOG  # most connections that have not proved that they hold the card; the oldest gives way
@@ -33,7 +32,7 @@ class Door:
         name: name of the agent.
         agent: identity of the agent.
         key: key of its card.
-        offers: what it offers, by transport.
+        offers: what it offers.
         users: users whose processes may visit.
         loop: the service thread.
 
@@ -43,9 +42,7 @@ class Door:
         late: notes of visitors that have gone, with the visitor's name.
     """
 
-    def __init__(
-        self, name: str, agent: bytes, key: bytes, offers: Mapping[str, Offer], users: frozenset[int], loop: Loop
-    ) -> None:
+    def __init__(self, name: str, agent: bytes, key: bytes, offers: Offers, users: frozenset[int], loop: Loop) -> None:
         self.name, self.agent, self.key, self.offers, self.users, self.loop = name, agent, key, offers, users, loop
         self.visitors: dict[int, Visitor] = {}
         self.late: list[tuple[str, bytes]] = []
@@ -214,14 +211,12 @@ class Greeting:
         door = self._door
         if not hmac.compare_digest(packet[:PROOF_NBYTES], self._proof):
             raise TransferError("the visitor does not hold the key of the card")
-        hellos = json.loads(packet[PROOF_NBYTES:])
-        if unknown := [transport for transport in hellos if transport not in door.offers]:
-            raise LayoutError(f"{door.name!r} does not offer {quoted(unknown[0])}")
+        offers = json.loads(packet[PROOF_NBYTES:])
         life = Life(self.sock)
         visitor = Visitor(door, self.sock, life, name)
         try:
-            for transport, table in hellos.items():
-                visitor.served[transport] = door.offers[transport].serve(table)
+            for transport, number in offers.items():
+                visitor.served[transport] = door.offers.serve(transport, number)
             for part, descriptors in welcome(visitor.served):
                 visitor.channel.send(part, descriptors)
         except BaseException:

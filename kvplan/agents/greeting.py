@@ -1,12 +1,12 @@
-"""The greeting: each side proves that it holds the card's key, then the owner hands over tables and descriptors.
+"""The greeting: each side proves that it holds the card's key, then the owner hands over descriptors.
 
 Anybody on the machine may see the name of a socket and connect to it. So the name is no secret, and the key is never
 sent. Each side proves it by a keyed hash of both sides' random numbers. Packets, in order:
 
 * visitor: its hello, ``{"name", "nonce"}``;
 * owner: :data:`NONCE`, a random number, and its proof;
-* visitor: its proof, and ``{transport: table}``;
-* owner: its descriptors, then :data:`DONE` and ``{transport: table}``.
+* visitor: its proof, and ``{transport: number of the offer}``;
+* owner: its descriptors, then :data:`DONE`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kvplan.agents.agent_card import AgentCard
 from kvplan.agents.channel import PACKET
 from kvplan.agents.identity import Life, peer_of
 from kvplan.agents.sockets import address
-from kvplan.agents.way import Served, Table
+from kvplan.agents.way import Served
 from kvplan.errors import PathError, TransferError
 
 ANSWER_SECONDS = 5.0  # an owner drops a visitor that does not answer in this time
@@ -57,7 +57,7 @@ def welcome(served: Mapping[str, Served]) -> list[tuple[bytes, tuple[int, ...]]]
     """Return the owner's last packets, each with its descriptors."""
     files = [file for one in served.values() for file in one.descriptors]
     packets = [(FILES, tuple(files[k : k + BATCH])) for k in range(0, len(files), BATCH)]
-    return [*packets, (DONE + json.dumps({name: one.table for name, one in served.items()}).encode(), ())]
+    return [*packets, (DONE, ())]
 
 
 class Met(NamedTuple):
@@ -67,19 +67,17 @@ class Met(NamedTuple):
         sock: the connected socket.
         life: the owner's process.
         uid: number of its user, as this process counts users.
-        tables: the owner's table for each transport.
         descriptors: the owner's descriptors for each transport; the caller closes them.
     """
 
     sock: socket.socket
     life: Life
     uid: int
-    tables: dict[str, Table]
     descriptors: dict[str, list[int]]
 
 
 def greet(
-    card: AgentCard, name: str, hellos: Mapping[str, Table], wanted: Mapping[str, int], users: Collection[int],
+    card: AgentCard, name: str, offers: Mapping[str, int], wanted: Mapping[str, int], users: Collection[int],
     until: float,
 ) -> Met:  # fmt: skip
     """Connect to the owner of a card, and greet it.
@@ -87,7 +85,7 @@ def greet(
     Args:
         card: the card.
         name: name of the visitor's agent.
-        hellos: table for each transport that the visitor takes.
+        offers: number of the offer of each transport that the visitor takes.
         wanted: number of descriptors that each transport needs.
         users: users whose cards are accepted.
         until: when to give up, as ``time.monotonic`` counts.
@@ -107,14 +105,14 @@ def greet(
                 raise PathError(f"{card.name!r} runs as user {uid}; to accept its card, give users=[{uid}]")
             life = Life(sock)
             undo.callback(life.close)
-            sock.send(_challenged(sock, card, hello_of(name), until) + json.dumps(hellos).encode())
-            tables = _welcomed(sock, card, wanted, descriptors, until)
+            sock.send(_challenged(sock, card, hello_of(name), until) + json.dumps(offers).encode())
+            _welcomed(sock, card, wanted, descriptors, until)
         except TimeoutError:
             raise TransferError(f"{card.name!r} did not answer in time; is its process stopped or very busy?") from None
         except OSError as error:
             raise TransferError(f"the greeting with {card.name!r} broke off: {error.strerror or error}") from error
         undo.pop_all()
-    return Met(sock, life, uid, tables, descriptors)
+    return Met(sock, life, uid, descriptors)
 
 
 def close_files(descriptors: dict[str, list[int]]) -> None:
@@ -155,7 +153,7 @@ def _challenged(sock: socket.socket, card: AgentCard, hello: bytes, until: float
 
 def _welcomed(
     sock: socket.socket, card: AgentCard, wanted: Mapping[str, int], descriptors: dict[str, list[int]], until: float
-) -> dict[str, Table]:
+) -> None:
     packet, files = b"", descriptors.setdefault("", [])
     while packet[:1] != DONE:
         _limit(sock, until)
@@ -169,8 +167,6 @@ def _welcomed(
         )
     for transport, number in wanted.items():  # the owner sends them in this order
         descriptors[transport] = [files.pop(0) for _ in range(number)]
-    tables: dict[str, Table] = json.loads(packet[1:])
-    return tables
 
 
 def _packet(sock: socket.socket, until: float) -> bytes:

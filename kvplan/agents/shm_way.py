@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from kvplan.agents.way import Checked, Deliver, Mapped, Origin, Table, Tell
@@ -100,13 +100,11 @@ class ShmWay:
         """Read a part of a card; see :meth:`Way.check`."""
         del regions, origin
         ranges = [FileRange(*one) for one in part["ranges"]]
-        return Checked(len(part["files"]), {}, (part["files"], ranges))
+        return Checked(len(part["files"]), (part["files"], ranges))
 
-    def open(
-        self, checked: Checked, table: Mapping[str, Any], descriptors: Sequence[int], tell: Tell, origin: Origin
-    ) -> ShmOpened:
+    def open(self, checked: Checked, descriptors: Sequence[int], tell: Tell, origin: Origin) -> ShmOpened:
         """Map the files; see :meth:`Way.open`."""
-        del table, tell
+        del tell
         sizes, ranges = checked.data
         for number, (fd, nbytes) in enumerate(zip(descriptors, sizes, strict=True)):
             writable = any(one.writable for one in ranges if one.file == number)
@@ -138,9 +136,8 @@ class ShmOffer:
         self._descriptors = descriptors
         self.part: Table = {"files": sizes, "ranges": ranges}
 
-    def serve(self, hello: Table) -> ShmServed:
+    def serve(self) -> ShmServed:
         """Return the descriptors for a visitor; see :meth:`Offer.serve`."""
-        del hello
         return ShmServed(self._descriptors)
 
     def close(self) -> None:
@@ -152,7 +149,6 @@ class ShmServed:
     """The descriptors for one visitor; see :class:`kvplan.agents.way.Served`."""
 
     def __init__(self, descriptors: Sequence[int]) -> None:
-        self.table: Table = {}
         self.descriptors = descriptors
 
     def heard(self, message: bytes) -> None:

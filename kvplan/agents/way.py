@@ -6,8 +6,8 @@ to and from the owner's memory. The steps, in order, with the process and the th
 1. Owner, user's thread: :meth:`Way.refuse` for each region, then one :meth:`Way.offer` of the regions that it takes.
    :attr:`Offer.part` goes into the card, as JSON.
 2. Visitor, user's thread: :meth:`Way.check` of the part. It opens nothing.
-3. Owner, service thread: :meth:`Offer.serve`, after the visitor has proved that it holds the card. The descriptors and
-   the table of :class:`Served` go over the socket to the visitor.
+3. Owner, service thread: :meth:`Offer.serve`, after the visitor has proved that it holds the card. The descriptors of
+   :class:`Served` go over the socket to the visitor.
 4. Visitor, user's thread: :meth:`Way.open` with these. :attr:`Opened.mapped` says where the memory is now.
 5. Each transfer, in the visitor: :meth:`Opened.before`, the executor's submit, :meth:`Opened.after`. When the last byte
    has moved, and the owner lives: the note.
@@ -18,7 +18,7 @@ to and from the owner's memory. The steps, in order, with the process and the th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from kvplan.errors import TransferError
@@ -84,12 +84,10 @@ class Checked(NamedTuple):
 
     Attributes:
         descriptors: number of file descriptors that the owner must send.
-        hello: table for the owner's :meth:`Offer.serve`; small, such as handles of the visitor's own events.
         data: data for :meth:`Way.open`.
     """
 
     descriptors: int
-    hello: Table
     data: Any
 
 
@@ -97,11 +95,9 @@ class Served(Protocol):
     """The owner's state for one visitor of one transport.
 
     Attributes:
-        table: table for the visitor's :meth:`Way.open`.
         descriptors: file descriptors for the visitor, in order. The agent sends and never closes them.
     """
 
-    table: Table
     descriptors: Sequence[int]
 
     def heard(self, message: bytes) -> None:
@@ -123,14 +119,11 @@ class Offer(Protocol):
 
     part: Table
 
-    def serve(self, hello: Table) -> Served:
+    def serve(self) -> Served:
         """Return the state for a visitor that holds the card; called in the service thread, so it must be quick.
 
-        Args:
-            hello: :attr:`Checked.hello` of the visitor.
-
         Raises:
-            KVPlanError: ``hello`` is wrong; the visitor is then refused with the message.
+            KVPlanError: it cannot be served; the visitor is then refused with the message.
         """
 
     def close(self) -> None:
@@ -217,14 +210,11 @@ class Way(Protocol):
             PathError: this process cannot open it, for example for lack of that GPU.
         """
 
-    def open(
-        self, checked: Checked, table: Mapping[str, Any], descriptors: Sequence[int], tell: Tell, origin: Origin
-    ) -> Opened:
+    def open(self, checked: Checked, descriptors: Sequence[int], tell: Tell, origin: Origin) -> Opened:
         """Open what :meth:`check` returned.
 
         Args:
             checked: the result of :meth:`check`.
-            table: :attr:`Served.table` of the owner.
             descriptors: as many as :attr:`Checked.descriptors`. The caller closes them after this call, so a transport
                 that needs one for longer duplicates it.
             tell: sends a message to the owner's :meth:`Served.heard`.

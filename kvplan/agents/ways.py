@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
-from types import SimpleNamespace
-from typing import Any
 
 from kvplan.agents.relocation import regions_of
-from kvplan.agents.way import Offer, Served, Table, Way
+from kvplan.agents.way import Offer, Served, Way
 from kvplan.base.quoting import listed, quoted
 from kvplan.errors import KVPlanError, PathError, TransferError
 from kvplan.layout.components import Region
@@ -132,7 +129,6 @@ class Offers:
 
     Attributes:
         now: what is offered now.
-        by_transport: by transport, what serves visitors; each says in its hello which offer its card is of.
     """
 
     def __init__(self, ways: Mapping[str, Way], layouts: Mapping[str, KVLayout]) -> None:
@@ -140,7 +136,6 @@ class Offers:
         self._lock = threading.Lock()
         self.now = OfferedLayouts(ways, layouts)
         self._before: list[OfferedLayouts] = []
-        self.by_transport: dict[str, Any] = {name: SimpleNamespace(serve=partial(self.serve, name)) for name in ways}
 
     def renew(self, layouts: Mapping[str, KVLayout]) -> None:
         """Offer other layouts from now on. Cards of earlier ones are refused, and visitors keep what they have."""
@@ -161,15 +156,15 @@ class Offers:
 
         return [one for one in self._before if not all(map(offered, one.regions))]
 
-    def serve(self, transport: str, hello: Table) -> Served:
-        """Serve a visitor; see :meth:`kvplan.agents.way.Offer.serve`."""
+    def serve(self, transport: str, number: int) -> Served:
+        """Serve a visitor, whose card is of the offer of a number; see :meth:`kvplan.agents.way.Offer.serve`."""
         with self._lock:
             now = self.now
-            if hello.pop("offer", None) != now.number or transport not in now.offers:
+            if number != now.number or transport not in now.offers:
                 raise TransferError("other memory is offered by now; ask for a new card")
             now.users += 1
         try:
-            return _Held(now.offers[transport].serve(hello), now, self._let_go)
+            return _Held(now.offers[transport].serve(), now, self._let_go)
         except BaseException:
             self._let_go(now)
             raise
@@ -196,9 +191,7 @@ class _Held:
     """The state for a visitor, which holds an offer until it is closed; see :class:`kvplan.agents.way.Served`."""
 
     def __init__(self, served: Served, offered: OfferedLayouts, let_go: Callable[[OfferedLayouts], None]) -> None:
-        self.table, self.descriptors, self.heard, self.notes = (
-            served.table, served.descriptors, served.heard, served.notes
-        )  # fmt: skip
+        self.descriptors, self.heard, self.notes = served.descriptors, served.heard, served.notes
         self.offered, self._served, self._let_go = offered, served, let_go
 
     def close(self) -> None:

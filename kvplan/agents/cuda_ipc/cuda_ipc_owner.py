@@ -67,9 +67,8 @@ class CudaIpcOffer:
         self._served: list[ServedByCudaIpc] = []
         self._retired: list[tuple[SharedWords, dict[int, list[int]]]] = []  # pages that streams may still need
 
-    def serve(self, hello: Table) -> ServedByCudaIpc:
+    def serve(self) -> ServedByCudaIpc:
         """See :meth:`kvplan.agents.way.Offer.serve`."""
-        del hello
         with self._lock:
             if self._descriptors is None:
                 self._descriptors = self._opened()
@@ -175,7 +174,6 @@ class ServedByCudaIpc:
     """The owner's state for one visitor. See :class:`kvplan.agents.way.Served`.
 
     Attributes:
-        table: an empty table.
         descriptors: of the pieces, in the order of the card, then of the words.
         words: the words that the streams of both processes write.
     """
@@ -184,7 +182,6 @@ class ServedByCudaIpc:
         self._offer = offer
         self.words = SharedWords()
         self.descriptors: Sequence[int] = (*pieces, self.words.descriptor)
-        self.table: Table = {}
         self._notes = PendingNotes(self.words)
         self._closed = False
         self._lock = threading.RLock()  # the service thread hears and closes; a user's thread asks for notes

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from kvplan.agents.cuda_ipc.cuda_ipc_owner import CudaIpcOffer
 from kvplan.agents.cuda_ipc.cuda_ipc_visitor import OpenedByCudaIpc
@@ -71,13 +70,11 @@ class CudaIpcWay:
                 check_reach(driver(), self._ordinal(owner), owner)
             except TransferError as error:
                 raise PathError(str(error)) from error
-        return Checked(sum(len(export.pieces) for export in exports) + 1, {}, exports)
+        return Checked(sum(len(export.pieces) for export in exports) + 1, exports)
 
-    def open(
-        self, checked: Checked, table: Mapping[str, Any], descriptors: Sequence[int], tell: Tell, origin: Origin
-    ) -> OpenedByCudaIpc:
+    def open(self, checked: Checked, descriptors: Sequence[int], tell: Tell, origin: Origin) -> OpenedByCudaIpc:
         """See :meth:`kvplan.agents.way.Way.open`."""
-        del table, origin
+        del origin
         exports: tuple[Export, ...] = checked.data
         try:
             ordinal = self._ordinal(ordinal_here(driver(), exports[0].gpu))
