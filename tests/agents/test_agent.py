@@ -32,6 +32,18 @@ def test_a_plain_executor_takes_a_peers_layouts(both):
     np.testing.assert_array_equal(both.mine[:, 5], content()[2])
 
 
+def test_host_memory_stays_after_its_owner_closed(both):
+    """No transfer with it begins, but an executor may be reading it."""
+    plan = both.load.plan([2], [7])
+    both.owner.close(timeout=PATIENCE)
+    with pytest.raises(TransferError):
+        both.peer.submit(plan)
+    assert not both.visitor.peers
+    with kvplan.Executor() as executor:
+        executor.submit(plan).synchronize(PATIENCE)
+    np.testing.assert_array_equal(both.mine[:, 7], content()[2])
+
+
 def test_other_layouts_are_offered_and_those_before_withdrawn(both, agents):
     """A peer that uses memory keeps it, until it is withdrawn; then its transfers in flight end first."""
     old, kept, event = both.owner.card(), both.owner.layouts["kv"], threading.Event()
