@@ -193,7 +193,8 @@ class Agent:
     def meet(self, card: bytes, *, timeout: float = MEET_SECONDS) -> Peer:
         """Meet a peer by its card, by the first transport of this agent that both can use.
 
-        A new card of a known peer replaces that peer: its transfers in flight go on, and no more are accepted.
+        A new card of a known peer replaces that peer: no more transfers are accepted, and those in flight go on, or fail
+        over NIXL.
 
         Args:
             card: what the peer's :meth:`card` returned.
@@ -242,7 +243,7 @@ class Agent:
         return peer
 
     def forget(self, peer: Peer, *, timeout: float = CLOSE_SECONDS) -> None:
-        """Part from a peer: submitted transfers end, then its memory is unmapped.
+        """Part from a peer: submitted transfers end, or fail over NIXL; then its memory is unmapped.
 
         A second call for a peer does nothing, and neither does the call of a forked child. Plain executors must have
         ended their transfers over its layouts.
@@ -362,7 +363,8 @@ class Agent:
     def close(self, *, timeout: float = CLOSE_SECONDS) -> None:
         """Part from all peers, and wait until none uses this process's memory any more; then it may be freed.
 
-        Peers are told, and part once their transfers in flight have ended. A forked child's call does nothing.
+        Peers are told, and part once their transfers in flight have ended. Direct transfers by NIXL fail. A forked child's
+        call does nothing.
 
         Args:
             timeout: seconds to wait for transfers in flight and for peers.
