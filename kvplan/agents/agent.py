@@ -158,6 +158,7 @@ class Agent:
 
         Raises:
             LayoutError: the memory of a layout is not this process's.
+            PathError: the agent has the transport ``nixl``.
             TransferError: the agent is closed.
 
         >>> import kvplan, numpy as np
@@ -170,8 +171,12 @@ class Agent:
         (['shm'], ['kv'])
         {}
         """
-        self._core.check_open()
         core, given = self._core, _checked_layouts(layouts)
+        core.check_open()
+        if core.nixl is not None:
+            raise PathError(
+                f"the agent {self.name!r} offers its memory by NIXL, too, and that for good; leave out 'nixl'"
+            )
         core.offered.renew(given)
         taken = {name for names in core.offered.now.layouts.values() for name in names}
         self.layouts = {name: layout for name, layout in given.items() if name in taken}
@@ -188,13 +193,14 @@ class Agent:
         Raises:
             TransferError: a peer still uses the memory.
         """
+        self._core.check_open()
         self._core.withdraw(timeout)
 
     def meet(self, card: bytes, *, timeout: float = MEET_SECONDS) -> Peer:
         """Meet a peer by its card, by the first transport of this agent that both can use.
 
-        A new card of a known peer replaces that peer: no more transfers are accepted, and those in flight go on, or fail
-        over NIXL.
+        A new card of a known peer replaces that peer: it takes no more transfers, and those in flight go on, or fail over
+        NIXL.
 
         Args:
             card: what the peer's :meth:`card` returned.
@@ -221,15 +227,14 @@ class Agent:
             held = {
                 name: (transport, self._opened(read, link, name, transport)) for name, transport in chosen.names.items()
             }
-            if chosen.nixl is not None and core.nixl is not None:
-                if (known := self.peers.get(read.name)) is not None and known.nixl is not None:
-                    self.forget(known, timeout=max(until - time.monotonic(), 0.0))  # NIXL knows peers by name
-                nixl = NixlLink(core.nixl, read.name, chosen.nixl, core.packed)
-            peer = Peer(read.name, core, link, nixl, held)
             with self._naming:
                 self._check_name(read)
                 known = self.peers.get(read.name)
-                self.peers[read.name] = peer
+                if chosen.nixl is not None and core.nixl is not None:
+                    if known is not None and known.nixl is not None:
+                        self._part(known)  # NIXL knows peers by name
+                    nixl = NixlLink(core.nixl, read.name, chosen.nixl, core.packed)
+                peer = self.peers[read.name] = Peer(read.name, core, link, nixl, held)
         except BaseException:
             for one in (link, nixl):
                 if one is not None:
@@ -290,12 +295,12 @@ class Agent:
         """
         core = self._core
         core.check_open()
-        found = core.door.notes()
+        found: list[tuple[str, bytes]] = []
         if core.packed is not None:
             found += core.packed.notes()
         elif core.nixl is not None:
             found += core.nixl.notes()
-        return found
+        return found + core.door.notes()  # last: they are taken, and NIXL may raise an error
 
     def poll(self) -> bool:
         """Move packed transfers on, as far as they can move now; return whether anything moved.
@@ -324,7 +329,8 @@ class Agent:
             KVPlanError: it is no stream, or is of another GPU.
             TransferError: the agent is closed.
         """
-        self._gpu_offer().publish(stream)
+        for offer in self._gpu_offers():
+            offer.publish(stream)
 
     def wait_for_visitors(self, stream: Any) -> None:
         """Let later work on a stream wait for all transfers that visitors have submitted so far; return at once.
@@ -340,21 +346,20 @@ class Agent:
             KVPlanError: it is no stream, or is of another GPU.
             TransferError: the agent is closed.
         """
-        offer = self._gpu_offer()
+        offers = self._gpu_offers()
         self._core.door.read()  # the service thread may be late
-        offer.wait_for_visitors(stream)
+        for offer in offers:
+            offer.wait_for_visitors(stream)
 
-    def _gpu_offer(self) -> Any:
-        self._core.check_open()
-        offer = self._core.offered.now.offers.get("cuda_ipc")
-        if offer is None:
-            why = (
-                self._reasons.get("cuda_ipc")
-                or self._core.offered.now.refused.get("cuda_ipc")
-                or "it is not among them"
-            )
+    def _gpu_offers(self) -> list[Any]:
+        """Return what is offered by cuda_ipc now, and what visitors of earlier offers use."""
+        core = self._core
+        core.check_open()
+        offers = core.offered.of("cuda_ipc")
+        if not offers:
+            why = (self._reasons | core.offered.now.refused).get("cuda_ipc") or "it is not among them"
             raise PathError(f"the agent {self.name!r} offers no memory of a GPU by cuda_ipc: {why}")
-        return offer
+        return offers
 
     def stats(self) -> ExecutorStats:
         """Return the sums of this agent's transfers so far; see :meth:`kvplan.Executor.stats`."""
@@ -363,8 +368,8 @@ class Agent:
     def close(self, *, timeout: float = CLOSE_SECONDS) -> None:
         """Part from all peers, and wait until none uses this process's memory any more; then it may be freed.
 
-        Peers are told, and part once their transfers in flight have ended. Direct transfers by NIXL fail. A forked child's
-        call does nothing.
+        Peers are told, and part once their transfers in flight have ended. Direct transfers by NIXL fail. The call of a
+        forked child does nothing.
 
         Args:
             timeout: seconds to wait for transfers in flight and for peers.

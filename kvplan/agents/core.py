@@ -252,12 +252,12 @@ class Core:
         """
         until = time.monotonic() + timeout
         if not self.ended.wait(timeout):
-            links = sorted(link.waits() for link in list(self.links.values()))
             names = sorted({visitor.name for visitor in list(self.door.visitors.values())})
+            waits = [f"{one!r} still uses its memory" for one in names]
+            waits += self._in_flight() or ["peers have not parted"] * (not names)
             raise TransferError(
-                f"after {timeout} seconds, the agent {self.name!r} is not closed: "
-                + "; ".join([f"{one!r} still uses its memory" for one in names] + links)
-                + ". Keep the memory allocated, and call close() again"
+                f"after {timeout} seconds, the agent {self.name!r} is not closed: {'; '.join(waits)}. Keep the memory "
+                "allocated, and call close() again"
             )
         left = max(until - time.monotonic(), 1.0)
         self.loop.thread.join(left)
@@ -268,6 +268,15 @@ class Core:
         if self.nixl is not None:
             self.nixl.close()
 
+    def _in_flight(self) -> list[str]:
+        """Return what has not ended, in words."""
+        busy = [link.waits() for link in list(self.links.values()) if link.in_flight or link.channel.unsent()]
+        if direct := sum(link.in_flight for link in list(self.nixl_links.values())):
+            busy.append(f"{direct} transfers by NIXL have not ended")
+        if self.packed is not None and (packed := self.packed.in_flight):
+            busy.append(f"{packed} packed transfers have not ended")
+        return busy
+
     def drain(self, begun: float) -> str | None:
         """Wait until no transfer is in flight and all notes are sent; return what is lost, in words.
 
@@ -275,12 +284,9 @@ class Core:
             begun: when the exit began, as ``time.monotonic`` counts.
         """
         while True:
-            busy = [link.waits() for link in list(self.links.values()) if link.in_flight or link.channel.unsent()]
-            if direct := sum(link.in_flight for link in list(self.nixl_links.values())):
-                busy.append(f"{direct} transfers by NIXL have not ended")
-            if self.packed is not None and (packed := self.packed.in_flight):
+            if self.packed is not None and self.packed.in_flight:
                 self.packed.poll()  # nobody else does so, if its user does
-                busy.append(f"{packed} packed transfers have not ended")
+            busy = self._in_flight()
             if not busy:
                 return None
             moves = self.packed is not None and self.packed.begun
@@ -293,8 +299,7 @@ class Core:
         if self.packed is not None:
             self.packed.stop(EXIT_SECONDS)
         if self.nixl is not None:
-            self.loop.stop()
-            self.loop.thread.join(EXIT_SECONDS)
+            self.lines.stop()
 
     def drop(self) -> None:
         """Close all descriptors of connections in a forked child. The parent's connections stay as they are."""

@@ -9,6 +9,7 @@ import select
 import socket
 import threading
 import time
+from itertools import accumulate
 
 from kvplan.agents.channel import CLOSING, HELD, HELD_NBYTES, MESSAGE, PACKET, Channel
 from kvplan.agents.greeting import ANSWER_SECONDS, PROOF_NBYTES, REFUSED, challenge, welcome
@@ -104,12 +105,10 @@ class Door:
         """Remove a visitor that has gone."""
         notes = visitor.notes()
         room = HELD_NBYTES - sum(len(note) for _, note in self.late)
-        if sum(map(len, notes)) > room or len(self.late) + len(notes) > HELD:
-            log.error(
-                "%s lost %d notes of %s, which has gone: nobody takes its notes", self.name, len(notes), visitor.name
-            )
-        else:
-            self.late += [(visitor.name, note) for note in notes]
+        kept = sum(nbytes <= room for nbytes in accumulate(map(len, notes[: max(HELD - len(self.late), 0)])))
+        self.late += [(visitor.name, note) for note in notes[:kept]]
+        if lost := len(notes) - kept:
+            log.error("%s lost %d notes of %s, which has gone: nobody takes its notes", self.name, lost, visitor.name)
         self.visitors.pop(id(visitor), None)
         self.loop.remove(visitor)
 

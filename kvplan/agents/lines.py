@@ -75,20 +75,12 @@ class Line:
             self.wake()
 
     def end(self, *, quietly: bool = False) -> None:
-        """End the first transfers, as far as nothing of them moves any more.
-
-        Args:
-            quietly: whether to stop at the first note, and if another thread ends transfers.
-        """
-        if not self.lock.acquire(blocking=not quietly):
-            return
-        try:
+        """End the first transfers, as far as nothing of them moves any more; if ``quietly``, up to the first note."""
+        with self.lock:
             while self._flying and ((head := self._flying[0]).quiet or not quietly) and head.moved():
                 head.settle()
                 if self._flying and self._flying[0] is head:  # otherwise a signal handler has asked for an end, too
                     self._flying.popleft()
-        finally:
-            self.lock.release()
         self.announce()
 
     def announce(self) -> None:
@@ -138,6 +130,7 @@ class Lines:
         self._due: float | None = None
         self._fresh = False  # whether a submit has come since the last look
         self._idle = 0  # looks at nothing that needs another one
+        self._stopped, self._serving = False, threading.Lock()
 
     def line(self, key: tuple[object, ...]) -> Line:
         """Return the line of a key."""
@@ -152,6 +145,12 @@ class Lines:
     def busy(self) -> bool:
         """Whether something of a transfer may still move."""
         return any(line.busy for line in list(self._busy.values()))
+
+    def stop(self) -> None:
+        """Let the thread ask for no end any more, from now on: the interpreter ends."""
+        self._stopped = True
+        with self._serving:
+            pass
 
     # The agent's thread calls these methods.
 
@@ -171,7 +170,8 @@ class Lines:
         """Serve each line that has transfers."""
         self._fresh, times = False, list[float]()
         for number, line in list(self._busy.items()):
-            at = line.serve()
+            with self._serving:
+                at = None if self._stopped else line.serve()
             if at is not None:
                 times.append(at)
             if not line.busy:

@@ -179,8 +179,7 @@ class Link:
 
     def _told(self, packet: bytes) -> None:
         del packet  # the owner closes
-        with self._lock:
-            self.why = self.why or "its agent closes"
+        self._shut("its agent closes, or withdraws memory")
         self._loop.wake()
 
 

@@ -170,6 +170,8 @@ class Peer:
     def send(self, note: bytes) -> None:
         """Send a note now, behind the notes of transfers that have ended.
 
+        Over NIXL, a note by itself may be lost if this process ends or closes its agent soon after it.
+
         Raises:
             KVPlanError: ``note`` is not bytes, or is too long.
             TransferError: the peer died, closes or was forgotten.

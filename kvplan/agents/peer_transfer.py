@@ -280,7 +280,7 @@ class PeerTransfer(LatchedTransfer):
         if self.inner is None or not self.inner.done():
             return self.inner is None and bool(self._ends)
         after = self._order.after
-        if isinstance(after, PeerTransfer) and not after.done():  # the GPU waited for its bytes only
+        if isinstance(after, PeerTransfer) and not after._ends:  # the GPU waited for its bytes only
             self.called = False  # the end of `after` calls nobody, so look again
             return False
         return True

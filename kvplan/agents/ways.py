@@ -139,11 +139,15 @@ class Offers:
 
     def renew(self, layouts: Mapping[str, KVLayout]) -> None:
         """Offer other layouts from now on. Cards of earlier ones are refused, and visitors keep what they have."""
-        made = OfferedLayouts(self._ways, layouts, self.now.number + 1)
         with self._lock:
+            made = OfferedLayouts(self._ways, layouts, self.now.number + 1)
             self._before.append(self.now)
             self.now = made
         self._tidy()
+
+    def of(self, transport: str) -> list[Offer]:
+        """Return the offers of a transport, with earlier ones that visitors use."""
+        return [one.offers[transport] for one in (*self._before, self.now) if transport in one.offers]
 
     def outdated(self) -> list[OfferedLayouts]:
         """Return earlier offers that visitors use and whose memory is not all offered any more."""

@@ -317,7 +317,7 @@ class NixlPacked:
     def read(self) -> None:
         """Take the notes that have come: those of the protocol go to the end, and the users' wait for :meth:`notes`."""
         with self._reading:
-            for peer, note in self._nixl.agent().notes():
+            for peer, note in self._nixl.notes():
                 if not note.startswith(MAGIC):
                     self._inbox.append((peer, note))
                 elif self.opened is not None:
