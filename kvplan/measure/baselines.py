@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from kvplan.cuda.rows import copy_rows
-from kvplan.errors import PathError, TransferError
+from kvplan.errors import HostMemoryError, PathError, TransferError
 from kvplan.measure.flights import AtOnce, Begin, Enqueued, Line
+from kvplan.measure.rows import Ceilings, Missing, Row, figures
+from kvplan.measure.timing import timed
 from kvplan.measure.workload import Side, Work
 from kvplan.plan.plan import Plan
 
@@ -29,13 +32,53 @@ class Baseline(NamedTuple):
     Attributes:
         begin: function that starts a transfer.
         verify: function that moves the work and raises TransferError if a byte did not arrive.
+        expect: function that returns the seconds that the cost model predicts, or None.
     """
 
     begin: Begin
     verify: Callable[[], None]
+    expect: Callable[[], float | None] = lambda: None
 
 
 Maker = Callable[[Work], Baseline]
+
+
+def proven(make: Callable[[], Baseline], row: Row, name: str, missing: list[Missing]) -> Baseline | Row | None:
+    """Return a way to move a work that is verified; a broken row if bytes did not arrive; None if it refuses the work.
+
+    Args:
+        make: function that makes it.
+        row: its row, without figures.
+        name: name of the work, with which a refusal is listed.
+        missing: the list.
+    """
+    try:
+        made = make()
+        made.verify()
+    except (PathError, HostMemoryError) as error:
+        missing.append(Missing(f"{row.label}: {name}", one_line(error)))
+        return None
+    except RuntimeError as error:  # TransferError, or torch's: no memory
+        return replace(row, verified=False, broken=one_line(error))
+    return made
+
+
+def timed_rows(
+    cases: Mapping[str, tuple[Row, Begin]], found: Ceilings, *, seconds: float, most: int, warm_ups: int
+) -> list[Row]:
+    """Time ways to move one work, alternating between them; see :func:`kvplan.measure.timing.timed`."""
+    begun = {name: begin for name, (_, begin) in cases.items()}
+    try:
+        timings = timed(begun, seconds=seconds, most=most, warm_ups=warm_ups)
+    except RuntimeError as error:  # one failed: the times of those that alternated with it mean nothing
+        return [replace(row, broken=one_line(error), predicted=None) for row, _ in cases.values()]
+    return [replace(row, **timings[name]._asdict(), **figures(row.nbytes, timings[name].seconds, found, row.direction))
+            for name, (row, _) in cases.items()]  # fmt: skip
+
+
+def one_line(error: Exception) -> str:
+    """Return an error's text in one line."""
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def makers(device: str) -> Mapping[str, Maker]:

@@ -11,43 +11,28 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from kvplan.base.numbers import rounded
-from kvplan.cost.policy import BESIDE_KERNELS, IDLE_KERNELS, PEER_ROUTES, Policy
-from kvplan.errors import HostMemoryError, PathError
+from kvplan.cost.policy import BESIDE_KERNELS, HOST_ROUTES, IDLE_KERNELS, PEER_ROUTES, Policy
 from kvplan.execute.executor import Executor
 from kvplan.measure import baselines, ceilings
+from kvplan.measure.baselines import Baseline, one_line, proven, timed_rows
 from kvplan.measure.beside import ALONE, SECONDS, TRANSFERS, WARM
 from kvplan.measure.compute import Compute, Window, compute_of, window
-from kvplan.measure.flights import Aside
+from kvplan.measure.flights import Aside, Begin
 from kvplan.measure.grid import HOST, ONE_THREAD, Bench, Task, tasks
 from kvplan.measure.peers import peer_baselines
 from kvplan.measure.rows import IDLE, ON_PEER, Ceilings, Missing, Row, figures
-from kvplan.measure.timing import Progress, silent, timed
+from kvplan.measure.timing import Progress, silent
 from kvplan.measure.workload import Buffers, Work, work
 
 PROGRAMS = (1, 2, 4, 8)  # numbers of Triton programs that are measured beside decode
 PEER_PROGRAMS = (None, 4, 8, 16)  # the same between GPUs; None stands for the default of the policy
 COPY_PATHS = ("copy_engine", "copy_engine_2d")
-MEMCPY_SAMPLES = 5
 SAMPLES, CASE_SECONDS, WARM_UPS = 15, 0.02, 1
 TRIES = 2  # measurements of a window in which compute ran out of work
 DRY = "the queue of compute ran empty meanwhile"
-
-
-class _Case(NamedTuple):
-    """A path or baseline that moves one work, not yet verified.
-
-    Attributes:
-        begin: function that starts a transfer.
-        verify: see :class:`kvplan.measure.baselines.Baseline`.
-        expect: function that returns the seconds that the cost model predicts, or None.
-    """
-
-    begin: Callable[[], Any]
-    verify: Callable[[], None]
-    expect: Callable[[], float | None]
 
 
 class Run:
@@ -90,7 +75,7 @@ class Run:
                 baselines.makers(bench.device) if set(bench.asked) - set(made) else {}  # fmt: skip
             buffers = Buffers(bench.most_nbytes, bench.device, peer=bench.peer)
             self.progress(0.02, "ceilings")
-            self.ceilings = found = _peer_ceilings(buffers, bench) if pair else _ceilings(buffers)
+            self.ceilings = found = ceilings.measured(buffers, bench.directions if pair else HOST_ROUTES)
             computes: dict[tuple[str, str], Compute] = {}
             todo = tasks(bench)
             for k, task in enumerate(todo):
@@ -100,7 +85,7 @@ class Run:
                     continue
                 moved = work(buffers, task.geometry)
                 if task.beside == IDLE:
-                    cases = {path: _ours(made[path], path, moved) if path in made else _other(others[path], moved)
+                    cases = {path: _ours(made[path], path, moved) if path in made else partial(others[path], moved)
                              for path in bench.asked}  # fmt: skip
                     yield from self._alone(task, cases, found)
                 else:
@@ -110,28 +95,18 @@ class Run:
                     yield from self._beside(task, moved, others, computes[task.beside, where], found, until)
         self.progress(1.0, "done")
 
-    def _alone(self, task: Task, cases: dict[str, Callable[[], _Case]], found: Ceilings) -> Iterator[Row]:
+    def _alone(self, task: Task, cases: dict[str, Callable[[], Baseline]], found: Ceilings) -> Iterator[Row]:
         """Measure every path and baseline on one work, alternating between them."""
-        begun: dict[str, Any] = {}
-        rows: dict[str, Row] = {}
-        expected: dict[str, float | None] = {}
+        begun: dict[str, tuple[Row, Begin]] = {}
         for path, make in cases.items():
-            row = self._row(task, path)
-            if path == "kernel":
-                row = self._row(task, path, programs=_programs(task.geometry.direction, self.bench.device))
-            case = self._proven(task, row, make)
+            programs = _programs(task.geometry.direction, self.bench.device) if path == "kernel" else None
+            row = self._row(task, path, programs=programs)
+            case = proven(make, row, task.name, self.missing)
             if isinstance(case, Row):
                 yield case
             elif case is not None:
-                rows[path], begun[path], expected[path] = row, case.begin, case.expect()
-        try:
-            timings = timed(begun, seconds=CASE_SECONDS, most=SAMPLES, warm_ups=WARM_UPS)
-        except RuntimeError as error:  # one case failed: the times of the cases that alternated with it mean nothing
-            yield from (replace(row, broken=_one_line(error)) for row in rows.values())
-            return
-        for path, timing in timings.items():
-            facts = figures(rows[path].nbytes, timing.seconds, found, task.geometry.direction)
-            yield replace(rows[path], **timing._asdict(), **facts, predicted=expected[path])
+                begun[path] = replace(row, predicted=case.expect()), case.begin
+        yield from timed_rows(begun, found, seconds=CASE_SECONDS, most=SAMPLES, warm_ups=WARM_UPS)
 
     def _beside(
         self, task: Task, moved: Work, others: Any, compute: Compute, found: Ceilings, until: float
@@ -155,14 +130,14 @@ class Run:
             with ExitStack() as stack:
                 if path in others:
                     aside = stack.enter_context(Aside())
-                    make = _other(others[path], moved)
+                    make: Callable[[], Baseline] = partial(others[path], moved)
                 else:
                     aside = None
                     # A policy names the compute on the executor's own GPU, which is idle if its peer computes.
                     overlap = IDLE if task.on == ON_PEER else task.beside
                     policy = Policy(path=path, max_programs=programs, overlap=overlap)
                     make = _ours(stack.enter_context(Executor(bench.device, policy)), path, moved)
-                case = self._proven(task, row, make)
+                case = proven(make, row, task.name, self.missing)
                 if isinstance(case, Row):
                     yield case
                 elif case is not None:
@@ -172,18 +147,6 @@ class Run:
                         self.missing.append(Missing(f"{row.label}: {task.name}", DRY))
                         continue
                     yield _seen(row, taken, found, case.expect())
-
-    def _proven(self, task: Task, row: Row, make: Callable[[], _Case]) -> _Case | Row | None:
-        """Return a verified case; a broken row if bytes did not arrive; None if the path refuses the work."""
-        try:
-            case = make()
-            case.verify()
-        except (PathError, HostMemoryError) as error:
-            self.missing.append(Missing(f"{row.label}: {task.name}", _one_line(error)))
-            return None
-        except RuntimeError as error:  # TransferError, or torch's: no memory
-            return replace(row, verified=False, broken=_one_line(error))
-        return case
 
     def _row(self, task: Task, path: str, programs: int | None = None) -> Row:
         return Row(**task.geometry._asdict(), path=path, beside=task.beside, programs=programs, beside_on=task.on)
@@ -195,7 +158,7 @@ def _executor(device: str, path: str) -> Executor:
     return Executor(device, Policy(path=path))
 
 
-def _ours(executor: Executor, path: str, moved: Work) -> Callable[[], _Case]:
+def _ours(executor: Executor, path: str, moved: Work) -> Callable[[], Baseline]:
     begin = partial(executor.submit, moved.plan)
 
     def expect() -> float | None:
@@ -206,16 +169,12 @@ def _ours(executor: Executor, path: str, moved: Work) -> Callable[[], _Case]:
             return None
         return found[0].seconds if executor.policy.overlap == IDLE else found[0].wall
 
-    def make() -> _Case:
+    def make() -> Baseline:
         if path in COPY_PATHS and moved.geometry.direction in ("device", *PEER_ROUTES):
             peer_baselines.refuse_many(moved)
-        return _Case(begin, lambda: moved.verify(path, lambda: begin().synchronize()), expect)
+        return Baseline(begin, lambda: moved.verify(path, lambda: begin().synchronize()), expect)
 
     return make
-
-
-def _other(maker: baselines.Maker, moved: Work) -> Callable[[], _Case]:
-    return lambda: _Case(*maker(moved), expect=lambda: None)
 
 
 def _window(compute: Compute, begin: Callable[[], Any]) -> Window | str:
@@ -227,7 +186,7 @@ def _window(compute: Compute, begin: Callable[[], Any]) -> Window | str:
             if not taken.dry:
                 break
     except RuntimeError as error:  # the transfer does not end, or failed
-        return _one_line(error)
+        return one_line(error)
     return taken
 
 
@@ -242,31 +201,7 @@ def _seen(row: Row, taken: Window | str, found: Ceilings, expected: float | None
                    predicted=expected, **facts)  # fmt: skip
 
 
-def _ceilings(buffers: Buffers) -> Ceilings:
-    if buffers.device != "cpu":
-        found = ceilings.measure(buffers)
-        return Ceilings(found["load"], found["store"])
-    taken = []
-    for _ in range(MEMCPY_SAMPLES):  # torch's copy, by all threads
-        start = time.perf_counter()
-        buffers.other.copy_(buffers.host[: buffers.nbytes])
-        taken.append(time.perf_counter() - start)
-    rate = buffers.nbytes / min(taken) / 1e9
-    return Ceilings(rate, rate, "memcpy", hard=False)
-
-
-def _peer_ceilings(buffers: Buffers, bench: Bench) -> Ceilings:
-    found = {route: gbps for route, gbps in ceilings.measure(buffers).items() if route in bench.directions}
-    if bench.peer != bench.device:
-        return Ceilings(push=found.get("push"), pull=found.get("pull"))
-    return Ceilings(device=found["device"], what="memory", hard=False)
-
-
 def _programs(route: str, device: str) -> int:
     """Return the Triton programs of the kernel path without compute."""
     programs = IDLE_KERNELS[route].programs
     return programs if programs > 0 else Policy().kernel(route, ceilings.multiprocessors(device)).programs
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

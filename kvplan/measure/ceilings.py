@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Collection
 from functools import partial
 from typing import TYPE_CHECKING
 
 from kvplan.cost.policy import HOST_ROUTES, PEER_ROUTES
 from kvplan.measure.flights import Begin, Enqueued, Line
+from kvplan.measure.rows import Ceilings
 from kvplan.measure.workload import TO_CACHE, Buffers
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-SAMPLES = 9
+SAMPLES, MEMCPY_SAMPLES = 9, 5
 
 
 def routes_of(buffers: Buffers) -> tuple[str, ...]:
@@ -36,6 +39,22 @@ def measure(buffers: Buffers) -> dict[str, float]:
     if buffers.peer is None:
         found["memory"] = _rate(_copy(line, cache[half : 2 * half], cache[:half]), 2 * half)
     return found
+
+
+def measured(buffers: Buffers, routes: Collection[str]) -> Ceilings:
+    """Measure the ceilings of some routes between some buffers; see :func:`measure`."""
+    if buffers.device == "cpu":
+        taken = []
+        for _ in range(MEMCPY_SAMPLES):  # torch's copy, by all threads
+            start = time.perf_counter()
+            buffers.other.copy_(buffers.host[: buffers.nbytes])
+            taken.append(time.perf_counter() - start)
+        rate = buffers.nbytes / min(taken) / 1e9
+        return Ceilings(**dict.fromkeys(routes, rate), what="memcpy", hard=False)
+    found = measure(buffers)
+    if buffers.peer == buffers.device:
+        return Ceilings(**dict.fromkeys(routes, found["device"]), what="memory", hard=False)
+    return Ceilings(**{route: found[route] for route in routes}, what="link", hard=True)
 
 
 def large_copy(line: Line, pool: Tensor, cache: Tensor, route: str) -> Begin:

@@ -143,16 +143,15 @@ def shared(facts: Facts) -> Finding:
 
 def sockets(facts: Facts) -> Finding:
     """Check where agents listen, which decides whether those of other containers reach them."""
-    if facts.sockets is None:
-        return unknown(facts, "sockets", "sockets")
-    if not facts.sockets:
-        what = "KVPLAN_SOCKETS is not set: agents meet within one network; containers of Docker have one each"
-        return Finding("sockets", "ok", what)
-    what = f"KVPLAN_SOCKETS is {facts.sockets}"
+    what = f"KVPLAN_SOCKETS is {facts.sockets or 'not set'}"
     if facts.sockets_trouble:
         why, _, advice = facts.sockets_trouble.partition("; ")
         return Finding("sockets", "warning", f"{what}: {why}", advice)
-    return Finding("sockets", "ok", f"{what}: agents meet in all containers of this machine that mount it")
+    shared, alone = (
+        "in all containers of this machine that mount it",
+        "within one network; containers of Docker have one each",
+    )
+    return Finding("sockets", "ok", f"{what}: agents meet {shared if facts.sockets else alone}")
 
 
 def number(facts: Facts) -> Finding | None:

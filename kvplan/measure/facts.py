@@ -95,7 +95,7 @@ class Facts:
     memory_nodes: tuple[int, ...] | None = None
     policy: str | None = None
     connections: str = ""
-    sockets: str | None = None
+    sockets: str = ""
     sockets_trouble: str = ""
     first: bool = False
     iommu: str | None = None

@@ -1,12 +1,11 @@
-"""What the other processes of the tests do: each holds a pool, and does what a pipe asks for."""
+"""Shared pools with content, of this process and of others."""
 
 from __future__ import annotations
 
 import numpy as np
 
 import kvplan
-from kvplan import Agent, KVLayout
-from tests.agents.answering import answer
+from kvplan import KVLayout
 
 LAYERS, BLOCKS, DIM = 3, 16, 64
 
@@ -24,35 +23,3 @@ def pool(blocks: int = BLOCKS, seed: int = 0, notation: str = "block layer dim")
         with kvplan.Executor() as executor:
             executor.submit(kvplan.compile(like, made).plan(range(BLOCKS), range(BLOCKS))).synchronize()
     return made
-
-
-class Worker:
-    """The state of another process, and what it does when it is asked."""
-
-    def __init__(self, name: str, seed: int, options: dict) -> None:
-        self.pool = pool(seed=seed)
-        self.agent = Agent(name, {"kv": self.pool}, **options)
-        self.peers: dict = {}
-        self.transfers: list = []
-
-    def card(self):
-        return self.agent.card()
-
-    def notes(self):
-        return self.agent.notes()
-
-    def holds(self):
-        return np.array(self.pool.tensors)
-
-    def meet(self, name, card):
-        self.peers[name] = self.agent.meet(card)
-        return self.peers[name].transport
-
-    def push(self, name, mine, theirs, note=b""):
-        plan = kvplan.compile(self.pool, self.peers[name].layouts["kv"]).plan(mine, theirs)
-        return self.peers[name].submit(plan, note=note).result().nbytes
-
-
-def serve(name: str, seed: int, options: dict, pipe) -> None:
-    """Do what the pipe asks for, until it asks for the end."""
-    answer(lambda: Worker(name, seed, options), pipe)

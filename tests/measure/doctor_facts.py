@@ -33,7 +33,6 @@ HEALTHY = Facts(
     memory_nodes=(0, 1),
     policy="default",
     connections="32",
-    sockets="",
     iommu="identity",
     hypervisor="",
     profile=ProfileInUse("calibrated", "NVIDIA H100, PCIe 5 x16", ""),

@@ -6,25 +6,25 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
 from kvplan.base.numbers import rounded
 from kvplan.cost.policy import PEER_ROUTES, Policy
-from kvplan.errors import HostMemoryError, KVPlanError, PathError
+from kvplan.errors import KVPlanError, PathError
 from kvplan.execute.executor import Executor
 from kvplan.measure import baselines, ceilings
-from kvplan.measure.baselines import BATCH, COPY, MEMCPY, Baseline
-from kvplan.measure.flights import Line
+from kvplan.measure.baselines import BATCH, COPY, MEMCPY, Baseline, one_line, proven, timed_rows
+from kvplan.measure.flights import Begin, Line
 from kvplan.measure.peers import peer_baselines
 from kvplan.measure.peers.peer_baselines import MOST_COPIES
 from kvplan.measure.processes.pool_layouts import LAYERS_NAME, PoolSpec, name_of
 from kvplan.measure.processes.pool_owner import PoolOwner
 from kvplan.measure.processes.process_cases import NIXL, ONE, TWO, Remote, by_nixl, one_process, two_processes
-from kvplan.measure.rows import Ceilings, Missing, Row, figures, named
-from kvplan.measure.timing import Progress, silent, timed
+from kvplan.measure.rows import Ceilings, Missing, Row, named
+from kvplan.measure.timing import Progress, silent
 from kvplan.measure.workload import TO_CACHE, Buffers, Geometry, Work, work
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -178,7 +178,7 @@ class ProcessRun:
                 spec._replace(layers=bench.layers, layer_nbytes=bench.layer_nbytes)))  # fmt: skip
             pair = None if on_cpu else stack.enter_context(peer_baselines.Pair(bench.device, bench.peer))
             buffers = Buffers(bench.most_nbytes, bench.device, peer=None if on_cpu else bench.peer)
-            self.ceilings = _ceilings(buffers, bench)
+            self.ceilings = ceilings.measured(buffers, PEER_ROUTES)
             executor = stack.enter_context(Executor(bench.device, Policy()))
             agent = stack.enter_context(Agent("bench", {}, transports=("cuda_ipc", "shm"), executor=executor))
             self.progress(0.05, "meetings")
@@ -245,7 +245,7 @@ class ProcessRun:
             agent = stack.enter_context(NixlAgent("bench", caches))
             return agent.meet(other.nixl), caches
         except (KVPlanError, RuntimeError) as error:
-            self.missing.append(Missing(" and ".join(NIXL.values()), " ".join(str(error).split())))
+            self.missing.append(Missing(" and ".join(NIXL.values()), one_line(error)))
             return None
 
     def _ways(
@@ -262,47 +262,20 @@ class ProcessRun:
 
     def _measure(self, moved: Work, ways: dict[str, Callable[[], Baseline]]) -> Iterator[Row]:
         """Check and time all ways of one transfer, alternating between them."""
-        rows: dict[str, Row] = {}
-        begun: dict[str, Any] = {}
+        assert self.ceilings is not None  # measured first
+        begun: dict[str, tuple[Row, Begin]] = {}
         for name, make in ways.items():
             row = Row(**moved.geometry._asdict(), path=name)
-            try:
-                made = make()
-                made.verify()
-            except (PathError, HostMemoryError) as error:
-                self.missing.append(Missing(f"{name}: {named(moved.geometry)}", " ".join(str(error).split())))
-            except RuntimeError as error:
-                yield replace(row, verified=False, broken=" ".join(str(error).split()) or type(error).__name__)
-            else:
-                rows[name], begun[name] = row, made.begin
-        try:
-            timings = timed(begun, seconds=CASE_SECONDS, most=SAMPLES, warm_ups=WARM_UPS)
-        except RuntimeError as error:
-            yield from (replace(row, broken=" ".join(str(error).split())) for row in rows.values())
-            return
-        assert self.ceilings is not None  # measured first
-        for name, timing in timings.items():
-            facts = figures(rows[name].nbytes, timing.seconds, self.ceilings, moved.geometry.direction)
-            yield replace(rows[name], **timing._asdict(), **facts)
+            made = proven(make, row, named(moved.geometry), self.missing)
+            if isinstance(made, Row):
+                yield made
+            elif made is not None:
+                begun[name] = row, made.begin
+        yield from timed_rows(begun, self.ceilings, seconds=CASE_SECONDS, most=SAMPLES, warm_ups=WARM_UPS)
 
 
 def _cache_name(moved: Work) -> str:
     return f"{name_of(moved.geometry)}, {'pull' if moved.geometry.direction in TO_CACHE else 'push'}"
-
-
-def _ceilings(buffers: Buffers, bench: ProcessBench) -> Ceilings:
-    if bench.device == "cpu":
-        taken = []
-        for _ in range(WARM_UPS + MEETINGS):
-            start = time.perf_counter()
-            buffers.other.copy_(buffers.host[: buffers.nbytes])
-            taken.append(time.perf_counter() - start)
-        rate = buffers.nbytes / min(taken) / 1e9
-        return Ceilings(push=rate, pull=rate, what="memcpy", hard=False)
-    found = ceilings.measure(buffers)
-    if bench.peer == bench.device:
-        return Ceilings(push=found["device"], pull=found["device"], what="memory", hard=False)
-    return Ceilings(push=found["push"], pull=found["pull"])
 
 
 def _spread(taken: list[float]) -> dict[str, float | int | None]:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.agents.by_nixl.known_agents import Far
+from tests.agents.by_nixl.far_agents import Far
 
 
 @pytest.fixture
-def pair(request):
-    """Two agents; a transfer is done after the looks that :func:`tests.agents.by_nixl.known_agents.looks` says."""
-    made = Far(("nixl",), request.param)
-    made.meet()
+def far():
+    made = Far()
     yield made
     made.close()

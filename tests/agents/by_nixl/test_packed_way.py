@@ -1,4 +1,4 @@
-"""The packed way of agents over ``nixl``, on a double of NIXL: both directions, notes, layers, refusals and ends."""
+"""The packed way of agents over ``nixl``, on a double of NIXL: the choice, layers, notes, refusals and ends."""
 
 from __future__ import annotations
 
@@ -13,17 +13,9 @@ import pytest
 import kvplan
 from kvplan import Agent, KVLayout, PathError, TransferError
 from kvplan.cost.wires.wire_profile import default_wire
-from tests.agents.by_nixl.far_agents import BLOCKS, DIM, LAYERS, SLOTS, Far, blocks
-from tests.agents.by_nixl.known_agents import heard
+from tests.agents.by_nixl.far_agents import BLOCKS, DIM, LAYERS, Far, blocks, heard
 from tests.nixl import double
 from tests.patience import PATIENCE, until
-
-
-@pytest.fixture
-def far():
-    made = Far()
-    yield made
-    made.close()
 
 
 def test_its_transfers_are_counted_once(far):
@@ -68,6 +60,47 @@ def test_layers_arrive_in_their_order(far):
     assert [layer for group in transfer.layer_groups for layer in group] == [0, 1, 2]
 
 
+@pytest.mark.parametrize("way", ["auto", "packed"])
+def test_each_layer_is_sent_when_it_is_computed(far, way):
+    """Also few blocks, which go direct by auto otherwise."""
+    far.mine[:] = np.random.default_rng(3).integers(1, 256, far.mine.shape)
+    before = far.theirs.copy()
+    a, b = (some[:2] for some in blocks())
+    computed = {layer: threading.Event() for layer in range(LAYERS)}
+    transfer = far.peer.submit(far.store.plan(a, b), after=computed, by_layer=True, way=way, note=b"all")
+    for layer in range(LAYERS):
+        np.testing.assert_array_equal(far.theirs[:, layer:], before[:, layer:])
+        computed[layer].set()
+        until(lambda layer=layer: (far.theirs[b, layer] == far.mine[layer, a]).all())
+    transfer.synchronize(PATIENCE)
+    assert transfer.result().path == "packed"
+    assert heard(far.you) == [("me", b"all")]
+
+
+def test_a_layer_without_an_object_follows_the_one_before_it(far):
+    far.mine[:] = 7
+    a, b = blocks()
+    first = threading.Event()
+    transfer = far.peer.submit(far.store.plan(a, b), after={0: first}, by_layer=True)
+    far.peer.submit(far.store.plan(a[:1], b[:1]), way="direct").synchronize(PATIENCE)
+    assert not transfer.done()
+    first.set()
+    transfer.synchronize(PATIENCE)
+    assert (far.theirs == 7).all()
+
+
+def test_none_in_a_mapping_is_no_object(far):
+    far.mine[:] = 7
+    a, b = blocks()
+    second = threading.Event()
+    transfer = far.peer.submit(far.store.plan(a, b), after={0: None, 1: second, 2: None}, by_layer=True)
+    until(lambda: set(far.theirs[:, 0].flat) == {7})
+    assert not transfer.done()
+    second.set()
+    transfer.synchronize(PATIENCE)
+    assert (far.theirs == 7).all()
+
+
 def test_a_plan_of_more_programs_than_a_line_knows_is_refused(far):
     """Each slice of a layout is a program of its own."""
     sides = far.peer.layouts["kv"], far.me.layouts["kv"]
@@ -78,32 +111,14 @@ def test_a_plan_of_more_programs_than_a_line_knows_is_refused(far):
         far.peer.submit(kvplan.join([*plans, more]), way="packed")
 
 
-def test_after_cancel_and_deadline(far):
-    event, never = threading.Event(), threading.Event()
-    a, b = blocks()
-    transfer = far.peer.submit(far.load.plan(a, b), after=event, way="packed")
-    assert not transfer.done()
-    assert not far.mine.any()
-    event.set()
-    transfer.synchronize(PATIENCE)
-    np.testing.assert_array_equal(far.mine[:, b], far.theirs[a].swapaxes(0, 1))
-    waiting = far.peer.submit(far.load.plan(a, b), after=never, way="packed")
-    assert waiting.cancel()
-    with pytest.raises(TransferError, match="cancelled before it began"):
-        waiting.synchronize(PATIENCE)
-    late = far.peer.submit(far.load.plan(a, b), after=never, way="packed", deadline=0.01)
-    with pytest.raises(TransferError, match="nothing was moved"):
-        late.synchronize(PATIENCE)
-
-
 def test_step_by_step_nobody_but_the_caller_moves_anything():
-    far = Far(progress="step", other="step")
+    far = Far(progress="step")
     a, b = blocks()
     transfer = far.peer.submit(far.load.plan(a, b), way="packed", note=b"read")
     assert not transfer.done()
     until(lambda: (far.you.poll(), far.me.poll(), transfer.done())[-1])
     transfer.synchronize(PATIENCE)
-    np.testing.assert_array_equal(far.mine[:, b], far.theirs[a].swapaxes(0, 1))
+    assert far.came(a, b)
     assert heard(far.you) == [("me", b"read")]
     closing = threading.Thread(target=far.me.close)
     closing.start()
@@ -130,46 +145,6 @@ def test_the_agent_of_a_caller_packs_only_if_progress_is_given():
     you.close()
 
 
-def test_both_peers_may_begin():
-    far = Far()
-    back = far.you.meet(far.me.card())
-    a, b = blocks()
-    there = kvplan.compile(far.you.layouts["kv"], back.layouts["kv"])
-    plans = [far.load.plan(a[:20], b[:20]), there.plan(a[20:], b[20:])]
-    both = [far.peer.submit(plans[0], way="packed"), back.submit(plans[1], way="packed")]
-    for one in both:
-        one.synchronize(PATIENCE)
-    np.testing.assert_array_equal(far.mine[:, b], far.theirs[a].swapaxes(0, 1))
-    far.close()
-
-
-def test_a_peer_that_dies_ends_every_transfer(far):
-    a, b = blocks()
-    far.peer.submit(far.load.plan(a, b), way="packed").synchronize(PATIENCE)
-    far.network.frozen = True
-    transfer = far.peer.submit(far.load.plan(a, b), way="packed")
-    far.network.agents["you"].dead = True
-    with pytest.raises(TransferError, match="reading from 'you' failed"):
-        transfer.synchronize(PATIENCE)
-    far.network.frozen = False
-    assert far.me.stats().in_flight == 0
-    far.me.close()
-    far.network.agents["me"].dead = True  # "you" lives in truth, and is not to wait for an answer
-
-
-def test_a_forgotten_peer_and_the_next_meeting(far):
-    a, b = blocks()
-    far.peer.submit(far.load.plan(a, b), way="packed").synchronize(PATIENCE)
-    far.me.forget(far.peer)
-    with pytest.raises(TransferError, match="no transfer with 'you'"):
-        far.peer.submit(far.load.plan(a, b), way="packed")
-    peer = far.me.meet(far.you.card())
-    far.mine[:] = 0
-    load = kvplan.compile(peer.layouts["kv"], far.me.layouts["kv"])
-    peer.submit(load.plan(a, b), way="packed").synchronize(PATIENCE)
-    np.testing.assert_array_equal(far.mine[:, b], far.theirs[a].swapaxes(0, 1))
-
-
 def test_an_agent_that_is_collected_gives_everything_back(far):
     a, b = blocks()
     far.peer.submit(far.load.plan(a, b), way="packed").synchronize(PATIENCE)
@@ -189,31 +164,3 @@ def test_notes_that_nobody_takes_are_bounded(far, caplog):
     assert 500 < len(far.you.notes()) < number
     far.peer.send(b"17")
     assert heard(far.you)[-1] == ("me", b"17")
-
-
-@pytest.mark.parametrize("noticed", [False, True])
-def test_a_peer_that_was_killed_is_met_again_in_another_life(noticed):
-    """NIXL knows the dead one until its lane has ended, and takes no other metadata of that name meanwhile."""
-    far = Far()
-    a, b = blocks()
-    far.peer.submit(far.load.plan(a, b), way="packed").synchronize(PATIENCE)
-    killed = far.network.agents["you"]
-    killed.dead = True
-    if noticed:
-        with pytest.raises(TransferError):
-            far.peer.submit(far.load.plan(a, b), way="packed").synchronize(PATIENCE)
-    theirs = np.random.default_rng(9).integers(1, 256, far.theirs.shape, dtype=np.uint8)
-    again = Agent(
-        "you", {"kv": KVLayout.from_tensors("block layer dim", theirs)}, transports=("nixl",), progress="thread",
-        agent=double.Agent(far.network, "you", life=1), slots=SLOTS,
-    )  # fmt: skip
-    peer = far.me.meet(again.card())
-    load = kvplan.compile(peer.layouts["kv"], far.me.layouts["kv"])
-    for turn in range(2):
-        far.mine[:] = 0
-        peer.submit(load.plan(a, b), way="packed").synchronize(PATIENCE)
-        np.testing.assert_array_equal(far.mine[:, b], theirs[a].swapaxes(0, 1), err_msg=f"turn {turn}")
-    far.me.close()
-    again.close()
-    far.network.agents["me"].dead = True  # the killed one lives in truth, and is not to wait for an answer
-    far.you.close()

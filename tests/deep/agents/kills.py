@@ -103,12 +103,12 @@ def _killed_visitor(
     """Let a visitor write until it is killed; return the number of its notes. The owner then closes at once."""
     mine, theirs = pools
     blocks = place.extents[0]
-    other.meet("me", agent.card())
+    other.meet(agent.card())
     killer = threading.Timer(rng.random() * SOON, other.kill)
     killer.start()
     for k in range(1_000_000):
         try:
-            other.push("me", [k % blocks], [(k + 1) % blocks], b"%d" % k)
+            other.push([k % blocks], [(k + 1) % blocks], b"%d" % k)
         except (EOFError, OSError):
             break
     killer.join()

@@ -7,7 +7,6 @@ import random
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,8 +15,7 @@ from numpy.typing import NDArray
 import kvplan
 from kvplan import Agent, KVLayout
 from tests.agents import workers
-from tests.agents.answering import answer
-from tests.agents.processes import Other
+from tests.agents.processes import Other, answer, shared_pages
 from tests.deep.soak import files, resident
 
 SECONDS = 120.0  # for one transfer, and for one end
@@ -90,7 +88,7 @@ class Host:
     def mapped(self) -> int:
         """Mappings of memory that processes share."""
         gc.collect(0)
-        return sum("/memfd:kvplan" in row for row in Path("/proc/self/maps").read_text().splitlines())
+        return shared_pages()
 
 
 def in_order(content: Bytes, notation: str) -> Bytes:
@@ -122,14 +120,21 @@ def place_of(name: str) -> Host:
     return Gpus()
 
 
-class Worker(workers.Worker):
+class Worker:
     """The other process: its pool is in a place."""
 
-    def __init__(self, name: str, seed: int, options: dict[str, Any]) -> None:
-        self.place = place_of(options["place"])
-        self.pool = self.place.pool(seed, turn=options["turn"])
-        self.agent = self.place.agent(name, {"kv": self.pool})
-        self.peers, self.transfers = {}, []
+    def __init__(self, place: str, seed: int, turn: int) -> None:
+        self.place = place_of(place)
+        self.pool = self.place.pool(seed, turn=turn)
+        self.agent = self.place.agent("other", {"kv": self.pool})
+        self.card, self.notes = self.agent.card, self.agent.notes
+
+    def meet(self, card: bytes) -> None:
+        self.peer = self.agent.meet(card)
+
+    def push(self, mine: list[int], theirs: list[int], note: bytes) -> None:
+        plan = kvplan.compile(self.pool, self.peer.layouts["kv"]).plan(mine, theirs)
+        self.peer.submit(plan, note=note).result()
 
     def holds(self) -> Bytes:
         return self.place.seen(self.pool)
@@ -139,22 +144,17 @@ class Worker(workers.Worker):
         return self.place.used()
 
 
-def serve(name: str, seed: int, options: dict[str, Any], pipe: Any) -> None:
+def serve(place: str, seed: int, turn: int, pipe: Any) -> None:
     """Do what the pipe asks for, until it asks for the end."""
-    answer(lambda: Worker(name, seed, options), pipe)
+    answer(lambda: Worker(place, seed, turn), pipe)
 
 
 class Neighbour(Other):
-    """Another process with a pool; it starts while this process goes on, until :meth:`ready`."""
+    """Another process with a pool."""
 
     def __init__(self, place: Host, seed: int, turn: int) -> None:
+        super().__init__(serve, place.name, seed, turn)
         self.turn = turn
-        self.begin(serve, "other", seed, {"place": place.name, "turn": turn})
-
-    def ready(self) -> Neighbour:
-        """Wait until it has its pool."""
-        self.answer()
-        return self
 
 
 def neighbours(place: Host, seeds: list[int], *, ahead: int) -> Iterator[Neighbour]:
@@ -164,7 +164,7 @@ def neighbours(place: Host, seeds: list[int], *, ahead: int) -> Iterator[Neighbo
         for k in range(len(seeds)):
             while len(begun) <= ahead and k + len(begun) < len(seeds):
                 begun.append(Neighbour(place, seeds[k + len(begun)], k + len(begun)))
-            yield begun.pop(0).ready()
+            yield begun.pop(0)
     finally:
         for one in begun:
             one.end()

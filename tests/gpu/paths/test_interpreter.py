@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
 
 import kvplan
-from tests.gpu.flights import warm
 from tests.paged_caches import DEVICE_NOTATION, HOST_NOTATIONS, Move, Paged, Pair
 
 pytestmark = pytest.mark.gpu
@@ -26,6 +26,15 @@ KEEPS = ctypes.PyDLL(None)  # calls through it keep the interpreter
 LONG_ENOUGH = 300_000  # microseconds: for some hundred calls, and for some MiB through any link
 BLOCKS, DIM = 64, 4096
 MOVE = Move([(7 * k) % BLOCKS for k in range(48)], [(5 * k + 1) % BLOCKS for k in range(48)])
+
+
+def warm(executor: kvplan.Executor, *pairs: Pair) -> None:
+    """Compile, load and allocate what a first transfer does, so that the next one finds it there."""
+    for pair in pairs:
+        executor.submit(pair.plan(Move([1], [1]))).synchronize()
+        for root in pair.src_roots + pair.dst_roots:
+            root.clone()
+    torch.cuda.synchronize()
 
 
 @pytest.fixture

@@ -5,16 +5,13 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
-import signal
 import threading
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.agents.answering import answer, answered
-from tests.gpu.processes.visiting import shared_pages
+from tests.agents.processes import PATIENCE, Other, answer, shared_pages
 
-PATIENCE = 120.0  # seconds
 LAYERS, BLOCKS, TOKENS, ROW = 4, 64, 16, 1024
 NHD, PAGED = "layer kv block token dim", "block layer kv token dim"
 SHAPES = {NHD: (LAYERS, 2, BLOCKS, TOKENS, ROW), PAGED: (BLOCKS, LAYERS, 2, TOKENS, ROW)}
@@ -136,62 +133,17 @@ def serve(name: str, ordinal: int, environment: dict[str, str], pipe: Any) -> No
     answer(lambda: Worker(name, ordinal), pipe)
 
 
-class Other:
-    """The process, seen by the test; its methods are those of :class:`Worker`.
-
-    It starts while the test goes on; the first answer waits for it. So several start at once.
-    """
-
-    def __init__(self, name: str, ordinal: int, environment: dict[str, str]) -> None:
-        self.pipe, theirs = spawn.Pipe()
-        start = spawn if environment else forking  # torch may read variables while it is imported
-        self.process = start.Process(target=serve, args=(name, ordinal, environment, theirs), daemon=True)
-        before = {key: os.environ.get(key) for key in environment}
-        os.environ.update(environment)
-        try:
-            self.process.start()
-        finally:
-            for key, value in before.items():
-                os.environ.pop(key) if value is None else os.environ.update({key: value})
-        theirs.close()
-        self._made = False
-
-    def tell(self, method: str, *args: Any) -> None:
-        self.pipe.send((method, args))
-
-    def answer(self) -> Any:
-        if not self._made:
-            self._made = True
-            self.answer()
-        kind, value = answered(self.pipe, self.process, PATIENCE)
-        assert kind != "error", value
-        return value
-
-    def __getattr__(self, method: str) -> Any:
-        if method.startswith("_"):
-            raise AttributeError(method)
-
-        def ask(*args: Any) -> Any:
-            self.tell(method, *args)
-            return self.answer()
-
-        return ask
-
-    def kill(self) -> None:
-        os.kill(self.process.pid or 0, signal.SIGKILL)
-        self.process.join(PATIENCE)
-
-    def end(self) -> None:
-        if self.process.is_alive():
-            self.process.kill()
-        self.process.join(PATIENCE)
-        self.pipe.close()
-
-
 @contextmanager
 def other(ordinal: int, name: str = "other", **environment: str) -> Any:
     """Start the process; afterwards it has ended."""
-    made = Other(name, ordinal, environment)
+    before = {key: os.environ.get(key) for key in environment}
+    os.environ.update(environment)
+    try:
+        start = spawn if environment else forking  # torch may read variables while it is imported
+        made = Other(serve, name, ordinal, environment, start=start)
+    finally:
+        for key, value in before.items():
+            os.environ.pop(key) if value is None else os.environ.update({key: value})
     try:
         yield made
     finally:

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import kvplan
-from tests.gpu.processes.agent_worker import BLOCKS, PAGED, PATIENCE, content, other
+from tests.agents.processes import PATIENCE
+from tests.gpu.processes.agent_worker import BLOCKS, PAGED, content, other
 from tests.gpu.processes.mappings import mappings
 from tests.gpu.processes.visitor import Visitor, closed_gate, each_owner, every_block, memories, until
 
@@ -132,11 +133,3 @@ def test_many_transfers_at_once_from_threads(owner):
         assert torch.equal(me.cache[:16], content(1, "cuda:0", PAGED)[:16])
         found = []
         until(lambda: len(found.extend(them.notes()) or found) == 400)
-
-
-def test_a_plain_executor_takes_what_was_met(owner):
-    with other(owner) as them, Visitor(them) as me:
-        me.executor.submit(me.load.plan(every_block(), every_block())).synchronize()
-        assert me.holds(1)
-        assert me.there.device == f"cuda:{owner}"
-        assert them.holds(1)

@@ -12,9 +12,9 @@ import torch
 
 import kvplan
 from kvplan import TransferError
-from tests.gpu.processes.agent_worker import BLOCKS, PAGED, PATIENCE, content, other
+from tests.agents.processes import PATIENCE, shared_pages
+from tests.gpu.processes.agent_worker import BLOCKS, PAGED, content, other
 from tests.gpu.processes.mappings import mappings
-from tests.gpu.processes.visiting import shared_pages
 from tests.gpu.processes.visitor import Visitor, closed_gate, each_owner, memories, until
 
 pytestmark = [pytest.mark.gpu, each_owner]

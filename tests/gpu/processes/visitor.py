@@ -10,10 +10,12 @@ import torch
 import kvplan
 from kvplan import Agent, KVLayout
 from kvplan.cuda.device import Device
+from tests.agents.processes import PATIENCE
 from tests.gpu.gate import Gate
-from tests.gpu.processes.agent_worker import BLOCKS, PAGED, PATIENCE, content
-from tests.gpu.processes.visiting import EXPANDABLE, is_mapped
+from tests.gpu.processes.agent_worker import BLOCKS, PAGED, content
+from tests.gpu.processes.mappings import is_mapped
 
+EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
 each_owner = pytest.mark.parametrize(
     "owner",

@@ -15,7 +15,6 @@ from kvplan.cost.wires.wire_model import Crossing, packed_cost
 from kvplan.cost.wires.wire_profile import default_wire, from_json
 from kvplan.measure.wires import packed_times as module
 from kvplan.measure.wires.packed_times import BLOCK, BLOCKS, CHUNKS, SLOTS, PackedTimes, packed_times, with_protocol
-from tests.agents.by_nixl.known_agents import KnownAgents
 from tests.nixl import double
 
 SHORT, LONG = Crossing(BLOCK, 1, 1, 1, 1), Crossing(BLOCKS * BLOCK, BLOCKS, BLOCKS, BLOCKS, BLOCKS)
@@ -48,11 +47,11 @@ def test_what_is_faster_than_the_model_costs_nothing():
     assert (found.chunk, found.start) == pytest.approx((0.0, 0.0), abs=1e-12)
 
 
-class Near(KnownAgents):
+class Near:
     """Two agents with a small ring and pools of as many blocks."""
 
     def __init__(self) -> None:
-        super().__init__()
+        self.network = double.Network()
         self.pools = {name: np.zeros((BLOCKS, BLOCK), np.uint8) for name in ("me", "you")}
         self.pools["you"][:] = np.arange(BLOCKS, dtype=np.uint16)[:, None] % 251
         self.me, self.you = (
@@ -77,4 +76,5 @@ def test_pulls_and_pushes_are_timed(monkeypatch):
     assert near.me.stats().nbytes == 2 * (3 * BLOCKS + 2) * BLOCK
     assert set(near.me.stats().paths) == {"packed"}
     assert (near.pools["me"] > 0).any()
-    near.close()
+    near.me.close()
+    near.you.close()
