@@ -199,8 +199,8 @@ class Agent:
     def meet(self, card: bytes, *, timeout: float = MEET_SECONDS) -> Peer:
         """Meet a peer by its card, by the first transport of this agent that both can use.
 
-        A new card of a known peer replaces that peer: it takes no more transfers, and those in flight go on, or fail over
-        NIXL.
+        A new card of a known peer replaces that peer: it takes no more transfers, and those in flight go on; over NIXL
+        they fail.
 
         Args:
             card: what the peer's :meth:`card` returned.
