@@ -25,8 +25,8 @@ VARIABLE = "KVPLAN_SOCKETS"
 LONGEST_PATH = 107  # bytes of a socket's path (sun_path, without the null byte at its end)
 BACKLOG = 128
 OLD_SECONDS = 60.0  # an older socket that refuses connections is of a process that died
-_PREFIX, _SUFFIX, _RANDOM = "kvplan-", ".sock", 16  # hexadecimal digits
-_BOOT = 8  # digits of the boot's identity: machines that share a folder leave each other's sockets alone
+_PREFIX, _SUFFIX, _RANDOM = "kvplan-", ".sock", 8  # hexadecimal digits: the path must be short
+_BOOT = 4  # digits of the boot's identity: machines that share a folder leave each other's sockets alone
 _SHARE = f"set {VARIABLE} to a folder that both containers share"
 
 
@@ -42,7 +42,7 @@ def folder_trouble(folder: Path) -> str | None:
     >>> folder_trouble(Path("/none"))
     'it is no folder; create it, or mount it as a volume'
     """
-    nbytes = len(bytes(folder)) + len(f"/{_PREFIX}-{_SUFFIX}") + _BOOT + _RANDOM
+    nbytes = len(bytes(folder)) + len(f"/{_PREFIX}{_SUFFIX}") + _BOOT + _RANDOM
     if nbytes > LONGEST_PATH:
         return f"a socket there has a path of {nbytes} bytes, and Linux takes {LONGEST_PATH}; take a shorter path"
     if not folder.is_dir():
@@ -72,7 +72,7 @@ class Listener:
         folder = socket_folder()
         if folder and (trouble := folder_trouble(folder)):
             raise TransferError(f"{agent!r} cannot listen for peers: {VARIABLE} is {str(folder)!r}: {trouble}")
-        self.name = f"{_prefix()}-{secrets.token_hex(_RANDOM // 2)}" + _SUFFIX * bool(folder)
+        self.name = _prefix() + secrets.token_hex(_RANDOM // 2) + _SUFFIX * bool(folder)
         self.folder = _number(folder) if folder else None
         self._path = folder / self.name if folder else None
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -136,7 +136,7 @@ def _prefix() -> str:
 
 def _remove_left_overs(folder: Path) -> None:
     """Remove the sockets of this machine's processes that died."""
-    for path in folder.glob(f"{_prefix()}-*{_SUFFIX}"):
+    for path in folder.glob(f"{_prefix()}*{_SUFFIX}"):
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
             told = path.lstat()
             if stat.S_ISSOCK(told.st_mode) and time.time() - told.st_mtime > OLD_SECONDS:
