@@ -15,11 +15,10 @@ def content(seed: int = 0) -> np.ndarray:
     return ((np.arange(BLOCKS * LAYERS * DIM) * 7 + seed) % 251).astype(np.uint8).reshape(BLOCKS, LAYERS, DIM)
 
 
-def pool(blocks: int = BLOCKS, seed: int = 0, notation: str = "block layer dim") -> KVLayout:
+def pool(seed: int = 0, notation: str = "block layer dim") -> KVLayout:
     """A shared pool with content."""
     like = KVLayout.from_tensors("block layer dim", content(seed))
-    made = kvplan.allocate(notation, like=like, num_blocks=blocks, shared=True)
-    if blocks == BLOCKS:
-        with kvplan.Executor() as executor:
-            executor.submit(kvplan.compile(like, made).plan(range(BLOCKS), range(BLOCKS))).synchronize()
+    made = kvplan.allocate(notation, like=like, shared=True)
+    with kvplan.Executor() as executor:
+        executor.submit(kvplan.compile(like, made).plan(range(BLOCKS), range(BLOCKS))).synchronize()
     return made

@@ -60,6 +60,7 @@ BYTES = "contract/gpu/test_bytes.py"
 RINGS = "contract/gpu/test_ring.py"
 ERRORS = "contract/gpu/test_errors.py"
 ARRIVES = f"{BYTES}::test_every_byte_arrives_and_no_other_changes"
+FORGOTTEN = "contract/peers/test_meetings.py::test_layouts_of_a_forgotten_peer_are_refused"
 MEETINGS = "contract/peers/test_left.py::test_two_hundred_meetings[1-200-shm]"
 ENDS = "contract/peers/test_ends.py"
 LMCACHE = "contract/engines/test_lmcache.py"
@@ -437,7 +438,7 @@ MUTANTS = (
         "contract/peers/test_waiting.py::test_a_transfer_waits_for_its_event[push-shm]",
     ),
     Mutant("agents/link.py", "        channel.close(self.why)\n", "", MEETINGS),
-    Mutant("agents/shm_way.py", "            one.owner.close()\n", "            pass\n", MEETINGS),
+    Mutant("agents/shm_way.py", "            one.owner.close()\n", "            pass\n", FORGOTTEN),
     Mutant("agents/identity.py", "                os.close(fd)\n", "                pass\n", MEETINGS),
     Mutant("agents/agent.py", "            close_files(met.descriptors)\n", "            pass\n", MEETINGS),
     Mutant(

@@ -13,7 +13,6 @@ from tests.contract.peers.transports import over
 pytestmark = pytest.mark.slow
 
 RING = 40 << 20  # bytes of an agent's ring
-LEAVE = "a meeting by NIXL leaves a thread"
 SOCKETS = "NIXL keeps two sockets of each peer that is removed and met again"
 
 
@@ -38,7 +37,7 @@ class Counted:
         return (shared_files() | set(self.folder.iterdir())) - self.files
 
 
-@over("shm", "cuda_ipc", xfail={"direct": LEAVE, "packed": SOCKETS})
+@over("shm", "cuda_ipc", xfail={"direct": SOCKETS, "packed": SOCKETS})
 @pytest.mark.parametrize(("peers", "rounds"), [(1, 200), (3, 67)])
 def test_two_hundred_meetings(transport, start, folder, peers, rounds):
     near, *others = (start() for _ in range(1 + peers))
@@ -98,5 +97,4 @@ def test_notes_of_peers_that_left_are_bounded(transport, start, folder):
             near.send("far", bytes(60_000))
         near.close()
     assert far.data_nbytes() - before < 4 * 400 * 60_000
-    assert all(note == bytes(60_000) for _, note in far.hear(400))
     far.close()

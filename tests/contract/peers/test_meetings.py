@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import kvplan
-from kvplan import Agent, KVLayout, KVPlanError, TransferError
+from kvplan import Agent, KVLayout, KVPlanError, LayoutError, TransferError
 from tests.contract.peers.transports import over
 from tests.patience import until
 
@@ -213,3 +213,10 @@ def test_a_folder_that_cannot_be_used(tmp_path, monkeypatch, folder, why):
         Path(tmp_path / ("x" * 100)).mkdir()
     with pytest.raises(TransferError, match=why):
         an_agent("owner")
+
+
+def test_layouts_of_a_forgotten_peer_are_refused():
+    with an_agent("owner") as owner, an_agent("visitor") as visitor:
+        visitor.forget(peer := visitor.meet(owner.card()))
+        with pytest.raises(LayoutError, match="has other memory now"):
+            kvplan.compile(LIKE, peer.layouts["kv"])
