@@ -20,7 +20,7 @@ from kvplan.agents.door import Door
 from kvplan.agents.identity import this_process
 from kvplan.agents.lines import Lines
 from kvplan.agents.link import Link
-from kvplan.agents.loop import Loop, guarded
+from kvplan.agents.loop import Loop, Watcher, guarded
 from kvplan.agents.packed.programs import NOTHING, Offer
 from kvplan.agents.ways import Offers
 from kvplan.base.process import AGENTS, at_exit, generation
@@ -38,7 +38,7 @@ LOOK_SECONDS = 5e-3  # between two looks for the ends of packed transfers
 log = logging.getLogger("kvplan.agents")
 
 
-class Core:
+class Core(Watcher):
     """The state of an agent. Its threads refer to this object, and not to the agent, which can be garbage-collected.
 
     Args:
@@ -54,7 +54,6 @@ class Core:
         packed: its packed way, or None.
         agent: identity of the agent.
         key: key of its card.
-        inside: identifiers of its own threads.
         loop: the service thread.
         door: the owner's side.
         peers: those that it has met, by name.
@@ -76,7 +75,6 @@ class Core:
     ) -> None:
         self.name, self.offered, self.nixl = name, offered, nixl
         self.agent, self.key = secrets.token_bytes(16), secrets.token_bytes(32)
-        self.inside: set[int] = set()
         self.tally = Tally()
         self.peers: dict[str, Any] = {}
         self.links: dict[int, Link] = {}
@@ -89,7 +87,7 @@ class Core:
         self._given = executor
         self._own: dict[str, Executor] = {}
         self._lock = threading.RLock()
-        self.loop = Loop(self.inside)
+        self.loop = Loop()
         self.lines = Lines(self.loop.wake)
         self.loop.add(self.lines)
         try:
@@ -100,7 +98,7 @@ class Core:
         if nixl is not None and packed is not None:
             offer = Offer(nixl.layouts.values())  # it is made once, so peers' memory is looked up once
             self.packed = NixlPacked(
-                name, nixl, lambda: offer if self.carded else NOTHING, self.executor_on, packed, self.inside,
+                name, nixl, lambda: offer if self.carded else NOTHING, self.executor_on, packed,
                 tally=self.tally,
             )  # fmt: skip
         at_exit(AGENTS, _drain_at_exit)
@@ -210,10 +208,6 @@ class Core:
         """Close everything, also what :meth:`wait_closed` closes otherwise: the agent was garbage-collected."""
         self._collected = True
         self.begin_to_close()
-
-    def files(self) -> dict[int, int]:
-        """Return nothing to wait for: the other watchers wait."""
-        return {}
 
     def due(self) -> float | None:
         """Return when to look again for the ends of transfers, if there are some."""

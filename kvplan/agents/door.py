@@ -14,7 +14,7 @@ from itertools import accumulate
 from kvplan.agents.channel import CLOSING, HELD, HELD_NBYTES, MESSAGE, PACKET, Channel
 from kvplan.agents.greeting import ANSWER_SECONDS, PROOF_NBYTES, REFUSED, challenge, welcome
 from kvplan.agents.identity import Life, peer_of, this_process
-from kvplan.agents.loop import Loop
+from kvplan.agents.loop import Loop, Watcher
 from kvplan.agents.sockets import BACKLOG, Listener
 from kvplan.agents.way import Served
 from kvplan.agents.ways import Offers
@@ -26,7 +26,7 @@ STRANGERS = 2 * BACKLOG  # most connections that have not proved that they hold 
 log = logging.getLogger("kvplan.agents")
 
 
-class Door:
+class Door(Watcher):
     """The listening socket of an agent, its greetings and its visitors.
 
     Args:
@@ -58,10 +58,6 @@ class Door:
     def files(self) -> dict[int, int]:
         """Return the listening socket."""
         return {self.listener.sock.fileno(): select.POLLIN}
-
-    def due(self) -> float | None:
-        """Return None: it is served when somebody comes."""
-        return None
 
     def serve(self) -> None:
         """Accept those who wait, and greet those of users who may visit."""
@@ -144,7 +140,7 @@ class Door:
             visitor.channel.drop()
 
 
-class Greeting:
+class Greeting(Watcher):
     """A connection that has not yet proved that it holds the card."""
 
     def __init__(self, door: Door, sock: socket.socket) -> None:
@@ -226,7 +222,7 @@ class Greeting:
         door.admit(visitor)
 
 
-class Visitor:
+class Visitor(Watcher):
     """Another process that has met this one.
 
     Attributes:
@@ -246,10 +242,6 @@ class Visitor:
     def files(self) -> dict[int, int]:
         """Return the socket and the process."""
         return {self.channel.sock.fileno(): self.channel.wanted(), self.channel.life.fd: select.POLLIN}
-
-    def due(self) -> float | None:
-        """Return None: it is served when something happens."""
-        return None
 
     def serve(self) -> None:
         """Read and write what can be, and let the visitor go if it has gone."""

@@ -8,8 +8,6 @@ from kvplan.errors import TransferError
 from kvplan.execute.transfer import Transfer, TransferResult
 from kvplan.plan.plan import Plan
 
-BEGUN = object()  # an entry of a transfer's fates: it has begun
-
 
 class LatchedTransfer(Transfer):
     """A transfer whose first end counts, whichever thread gave it; then a latch wakes those that wait.
@@ -23,7 +21,6 @@ class LatchedTransfer(Transfer):
         self._generation = generation()
         self._over = Latch()
         self._ends: list[tuple[TransferResult | None, TransferError | None]] = []  # the first one counts
-        self._fates: list[object] = []  # BEGUN, or an object of each caller that cancels it; the first one decides
 
     def result(self) -> TransferResult:
         """Wait for its end and return its result; see :meth:`kvplan.Transfer.result`."""
@@ -47,3 +44,8 @@ class LatchedTransfer(Transfer):
     def __repr__(self) -> str:
         state = "in flight" if not self._over.happened else "failed" if self._ends[0][1] else "done"
         return f"{type(self).__name__}({self.plan!r}, {state})"
+
+
+def failure(peer: str, what: str, held: str, *, reading: bool) -> TransferError:
+    """Return the error of a transfer with a peer: what failed, and what the destination holds."""
+    return TransferError(f"{'reading from' if reading else 'writing to'} {peer!r} failed: {what}; {held}")

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from typing import Protocol
 
+from kvplan.agents.loop import Watcher
 from kvplan.base.threads import Call
 
 # To wake the thread costs a submit some 10 us, and the thread then competes with it for the interpreter. So it looks
@@ -113,7 +114,7 @@ class Line:
         return bool(self._flying)
 
 
-class Lines:
+class Lines(Watcher):
     """The lines of an agent: one for each order in which transfers run. The agent's thread serves them.
 
     Args:
@@ -153,10 +154,6 @@ class Lines:
             pass
 
     # The agent's thread calls these methods.
-
-    def files(self) -> dict[int, int]:
-        """Return nothing to wait for."""
-        return {}
 
     def due(self) -> float | None:
         """Return when to look for ends again."""

@@ -11,7 +11,7 @@ from typing import Protocol
 from kvplan.agents.channel import GOODBYE, NOTE, NOTE_NBYTES, Channel
 from kvplan.agents.door import message_of
 from kvplan.agents.greeting import Met
-from kvplan.agents.loop import Loop, guarded
+from kvplan.agents.loop import Loop, Watcher, guarded
 from kvplan.agents.way import Opened, Tell
 from kvplan.base.threads import Latch
 from kvplan.errors import KVPlanError, TransferError
@@ -26,7 +26,7 @@ class Flying(Protocol):
         """Cancel it if it has not begun."""
 
 
-class Link:
+class Link(Watcher):
     """The connection to an owner. It ends when the owner dies or closes, or when this process leaves.
 
     Args:
@@ -117,10 +117,6 @@ class Link:
         if self.channel.gone is not None:  # it would be ready all the time; the last transfer's end wakes the thread
             return {}
         return {self.channel.sock.fileno(): self.channel.wanted(), self.channel.life.fd: select.POLLIN}
-
-    def due(self) -> float | None:
-        """Return None: it is served when something happens."""
-        return None
 
     def serve(self) -> None:
         """Read and write what can be; notice the owner's end; close what is no longer used."""

@@ -8,40 +8,39 @@ import os
 import select
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Protocol
 
 from kvplan.base.threads import Worker
 
 log = logging.getLogger("kvplan.agents")
 
 
-class Watcher(Protocol):
+class Watcher(ABC):
     """An object that the service thread serves. All its methods are called in that thread, and none may block."""
 
     def files(self) -> dict[int, int]:
         """Return the descriptors to wait for, each with the events of ``poll``; none if it needs no more service."""
+        return {}
 
     def due(self) -> float | None:
         """Return when to call :meth:`serve` at the latest, as ``time.monotonic`` counts; None if only for events."""
+        return None
 
+    @abstractmethod
     def serve(self) -> None:
         """Do what can be done now: an event has come, the time is due, or :meth:`Loop.wake` was called."""
 
 
 class Loop:
-    """The service thread. It starts with :meth:`start`, and ends after :meth:`stop`.
+    """The service thread. It starts with :meth:`start`, and ends after :meth:`stop`."""
 
-    Args:
-        inside: identifiers of the agent's own threads; the loop adds its own.
-    """
-
-    def __init__(self, inside: set[int]) -> None:
+    def __init__(self) -> None:
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._watchers: dict[int, Watcher] = {}
         self._stopped = False
         self._closing = threading.RLock()
-        self.thread = Worker("kvplan-agent", self._serve, "no thread serves the peers of an agent", inside)
+        self.thread = Worker("kvplan-agent", self._serve, "no thread serves the peers of an agent")
 
     def start(self) -> None:
         """Start the thread, if it does not run; raise TransferError if the system cannot."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
-from kvplan.agents.latched_transfer import LatchedTransfer
+from kvplan.agents.latched_transfer import LatchedTransfer, failure
 from kvplan.agents.lines import Line
 from kvplan.agents.way import Deliver, delivered
 from kvplan.base.process import check_process, generation
@@ -363,8 +363,7 @@ class PeerTransfer(LatchedTransfer):
         return TransferError(cancellation(self.plan))
 
     def _problem(self, what: str, held: str) -> TransferError:
-        verb = "reading from" if self._order.reading else "writing to"
-        return TransferError(f"{verb} {self._order.peer!r} failed: {what}; {held}")
+        return failure(self._order.peer, what, held, reading=self._order.reading)
 
     def _destination(self) -> str:
         return "the destination" if self._order.reading else "the peer's memory"

@@ -87,15 +87,15 @@ class Worker:
         name: name of the thread.
         work: the work.
         what: start of the error message: what is not done without this thread.
-        inside: identifiers of threads that must not wait for the owner's end; the worker adds its own.
+        inside: identifiers of threads that must not wait for the owner's end, if it asks; the worker adds its own.
 
     Attributes:
         started: whether the thread was ever started.
     """
 
-    def __init__(self, name: str, work: Call, what: str, inside: set[int]) -> None:
+    def __init__(self, name: str, work: Call, what: str, inside: set[int] | None = None) -> None:
         self.started = False
-        self._name, self._work, self._what, self._inside = name, work, what, inside
+        self._name, self._work, self._what, self._inside = name, work, what, set() if inside is None else inside
         self._once, self._ended = threading.Lock(), Latch()
         self._thread = threading.Thread()  # its own, as soon as that runs
 

@@ -92,7 +92,6 @@ class NixlPacked:
         offer: function that returns the memory that peers may name.
         executor: function that returns the executor of a device.
         way: its ring, and who makes progress.
-        inside: identifiers of the agent's own threads.
         device: function that returns the device for a ring; by default, the GPU of the layouts of ``nixl``, or the CPU.
         tally: sums to which its transfers are added; by default, sums of its own.
 
@@ -102,13 +101,13 @@ class NixlPacked:
 
     def __init__(
         self, name: str, nixl: NixlEnd, offer: Callable[[], Offer], executor: Callable[[str], Executor], way: PackedWay,
-        inside: set[int], device: Callable[[], str] | None = None, tally: Tally | None = None,
+        device: Callable[[], str] | None = None, tally: Tally | None = None,
     ) -> None:  # fmt: skip
         self.opened: Opened | None = None
         self._device_of, self._tally = device, tally
         self._name, self._nixl, self._offer, self._executor, self._way = name, nixl, offer, executor, way
         self._bell, self._failed = Bell(), ""  # the error of the last look, which is logged once
-        self._thread = Worker("kvplan-nixl", self._serve, "no thread makes progress for NIXL", inside)
+        self._thread = Worker("kvplan-nixl", self._serve, "no thread makes progress for NIXL")
         self._lock = threading.RLock()  # of the ring's allocation
         self._reading = threading.RLock()  # one thread at a time takes notes
         self._inbox = Inbox()  # notes of users

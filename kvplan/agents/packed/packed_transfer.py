@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from kvplan.agents.latched_transfer import BEGUN, LatchedTransfer
+from kvplan.agents.latched_transfer import LatchedTransfer, failure
 from kvplan.agents.packed.readiness import Ready
 from kvplan.base.process import check_process
 from kvplan.base.threads import Call, Latch
@@ -17,7 +17,7 @@ from kvplan.plan.plan import Plan
 
 LOOK_SECONDS = 50e-6  # between two polls of a caller that waits, if no thread polls
 
-_CANCELLED = "cancelled"
+BEGUN, CANCELLED = "begun", "cancelled"  # the fates of a transfer
 
 
 class Progress(Protocol):
@@ -87,6 +87,7 @@ class PackedTransfer(LatchedTransfer):
         super().__init__(wish.plan)
         self.wish, self.layers, self.gates = wish, layers, list(gates)
         self._end = end
+        self._fates: list[str] = []  # the first one decides
         self._began = time.perf_counter()
         self._arrivals = [Latch() for _ in layers]  # of each group; all are set at the end
 
@@ -129,9 +130,9 @@ class PackedTransfer(LatchedTransfer):
         See :meth:`kvplan.Transfer.cancel`.
         """
         if not self._over.happened:
-            self._fates.append(_CANCELLED)
+            self._fates.append(CANCELLED)
             if not self.begun:
-                self._end.give_up(self, _CANCELLED)
+                self._end.give_up(self, CANCELLED)
         return bool(self._fates) and not self.begun
 
     # ---- for the end -------------------------------------------------------------------------------------------------
@@ -167,8 +168,7 @@ class PackedTransfer(LatchedTransfer):
         if self._fates and not self.begun:
             self._finish(None, TransferError(cancellation(self.plan)))
         else:
-            verb = "reading from" if self.wish.reading else "writing to"
-            self._finish(None, TransferError(f"{verb} {self.wish.peer!r} failed: {what}; {held}"))
+            self._finish(None, failure(self.wish.peer, what, held, reading=self.wish.reading))
 
     def _finish(self, result: TransferResult | None, error: TransferError | None) -> None:
         if self._over.happened:

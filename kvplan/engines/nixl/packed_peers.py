@@ -94,7 +94,7 @@ class PackedPeers:
         end, mine = NixlEnd(name, {}, shared, backends, progress_thread=False), self._mine
         end.agent()
         way = PackedWay(slots)
-        self.way = NixlPacked(name, end, lambda: mine.offer, mine.executor, way, set(), lambda: mine.device)
+        self.way = NixlPacked(name, end, lambda: mine.offer, mine.executor, way, lambda: mine.device)
         self.finalize = weakref.finalize(self, _close, self.way, real, generation())
 
     # ---- memory ------------------------------------------------------------------------------------------------------
