@@ -17,13 +17,14 @@ from kvplan.agents.by_nixl.nixl_link import NixlLink
 from kvplan.agents.by_nixl.nixl_packed import PackedWay, checked_progress
 from kvplan.agents.choosing import Chosen, choose
 from kvplan.agents.core import Core
-from kvplan.agents.greeting import close_files, greet
+from kvplan.agents.greeting import greet
 from kvplan.agents.identity import allowed_users, this_process
 from kvplan.agents.link import Link
+from kvplan.agents.offers import Offers, checked_transports, transports_here
 from kvplan.agents.packed.ring import checked_slots
 from kvplan.agents.peer import Peer
 from kvplan.agents.relocation import relocated
-from kvplan.agents.ways import NIXL, TRANSPORTS, Offers, checked_transports, ways_here
+from kvplan.agents.transport import NIXL, TRANSPORTS, close_all
 from kvplan.base.quoting import quoted
 from kvplan.errors import KVPlanError, LayoutError, PathError, TransferError
 from kvplan.execute.executor import Executor
@@ -97,13 +98,13 @@ class Agent:
         if executor is not None and not isinstance(executor, Executor):
             raise PathError(f"executor is {quoted(executor)}; give a kvplan.Executor, or None")
         self._users = allowed_users(users)
-        self._ways, self._reasons = ways_here(self._transports, None if executor is None else executor.device)
+        self._usable, self._reasons = transports_here(self._transports, None if executor is None else executor.device)
         packs = PackedWay(checked_slots(slots), threaded=checked_progress(progress) != "step")
         nixl = None
         if NIXL in self._transports and (agent is not None or NIXL not in self._reasons):
             self._reasons.pop(NIXL, None)
             nixl = NixlEnd(name, self.layouts, agent, backends, progress_thread=not packs.threaded)
-        offered = Offers(self._ways, self.layouts)
+        offered = Offers(self._usable, self.layouts)
         try:
             self._core = Core(
                 name, offered, self._users, executor, nixl, None if agent is not None and progress is None else packs
@@ -125,9 +126,7 @@ class Agent:
         core.loop.start()
         core.carded = True
         now = core.offered.now
-        offered = {
-            name: Offered(now.layouts[name], one.part | {"offer": now.number}) for name, one in now.offers.items()
-        }
+        offered = {name: Offered(now.layouts[name], one.part) for name, one in now.offers.items()}
         refused = self._reasons | now.refused
         if core.nixl is not None and self.layouts:
             metadata = core.nixl.metadata()
@@ -136,11 +135,11 @@ class Agent:
                 offered[NIXL] = Offered(tuple(self.layouts), NixlOffer(metadata, packed).part())
             else:
                 refused[NIXL] = str(core.nixl.refused)
-        me, listener = this_process(), core.door.listener
+        me, listener = this_process(), core.visitors.listener
         return write_card(
             AgentCard(
-                self.name, me.host, me.pid, core.agent, core.key, listener.name, listener.folder, self.layouts, offered,
-                refused,
+                self.name, me.host, me.pid, core.agent, core.key, listener.name, listener.folder, self.layouts,
+                now.number, offered, refused,
             )
         )  # fmt: skip
 
@@ -217,7 +216,7 @@ class Agent:
         read = read_card(card)
         if read.agent == core.agent or read.name == self.name:
             raise KVPlanError(f"the card is of {read.name!r}, as this agent; give a peer's card, and each its own name")
-        chosen = choose(read, self._transports, self._ways, self._reasons)
+        chosen = choose(read, self._transports, self._usable, self._reasons)
         until = time.monotonic() + timeout
         core.loop.start()
         self._check_name(read)
@@ -300,7 +299,7 @@ class Agent:
             found += core.packed.notes()
         elif core.nixl is not None:
             found += core.nixl.notes()
-        return found + core.door.notes()  # last: they are taken, and NIXL may raise an error
+        return found + core.visitors.notes()  # last: they are taken, and NIXL may raise an error
 
     def poll(self) -> bool:
         """Move packed transfers on, as far as they can move now; return whether anything moved.
@@ -329,8 +328,7 @@ class Agent:
             KVPlanError: it is no stream, or is of another GPU.
             TransferError: the agent is closed.
         """
-        for offer in self._gpu_offers():
-            offer.publish(stream)
+        self._core.visitors.order.publish(stream, self._gpus())
 
     def wait_for_visitors(self, stream: Any) -> None:
         """Let later work on a stream wait for all transfers that visitors have submitted so far; return at once.
@@ -346,20 +344,16 @@ class Agent:
             KVPlanError: it is no stream, or is of another GPU.
             TransferError: the agent is closed.
         """
-        offers = self._gpu_offers()
-        self._core.door.read()  # the service thread may be late
-        for offer in offers:
-            offer.wait_for_visitors(stream)
+        self._core.visitors.order.wait_for_visitors(stream, self._gpus())
 
-    def _gpu_offers(self) -> list[Any]:
-        """Return what is offered by cuda_ipc now, and what visitors of earlier offers use."""
+    def _gpus(self) -> set[int]:
         core = self._core
         core.check_open()
-        offers = core.offered.of("cuda_ipc")
-        if not offers:
+        gpus = core.gpus()
+        if not gpus:
             why = (self._reasons | core.offered.now.refused).get("cuda_ipc") or "it is not among them"
             raise PathError(f"the agent {self.name!r} offers no memory of a GPU by cuda_ipc: {why}")
-        return offers
+        return gpus
 
     def stats(self) -> ExecutorStats:
         """Return the sums of this agent's transfers so far; see :meth:`kvplan.Executor.stats`."""
@@ -397,24 +391,22 @@ class Agent:
 
     def _connect(self, card: AgentCard, chosen: Chosen, until: float) -> Link | None:
         """Greet the owner, and open what it hands over."""
-        if not chosen.checked and (chosen.names or not chosen.here):
+        if not chosen.wanted and (chosen.names or not chosen.here):
             return None
         core, me = self._core, this_process()
-        offers = {transport: card.offered[transport].part["offer"] for transport in chosen.checked}
-        wanted = {transport: one.descriptors for transport, one in chosen.checked.items()}
-        met = greet(card, self.name, offers, wanted, self._users | {me.uid}, until)
-        origin = chosen.origin._replace(uid=met.uid, same_user=met.uid == me.uid)
-        link = Link(card.name, card.agent, met, core.loop, core.parted)
+        met = greet(card, self.name, chosen.wanted, self._users | {me.uid}, until)
+        owner = chosen.owner._replace(uid=met.uid, same_user=met.uid == me.uid)
         try:
-            for transport, one in chosen.checked.items():
-                descriptors, tell = met.descriptors[transport], link.teller(transport)
-                link.opened[transport] = self._ways[transport].open(one, descriptors, tell, origin)
-        except BaseException:
-            link.leave()
-            raise
+            link = Link(card.name, card.agent, met, core.loop, core.parted)
+            try:
+                link.open(self._usable, chosen.data, chosen.wanted, met.descriptors[1:], owner)
+            except BaseException:
+                link.leave()
+                raise
+            finally:
+                core.admit(link)
         finally:
-            close_files(met.descriptors)
-            core.admit(link)
+            close_all(met.descriptors)
         return link
 
     def _opened(self, card: AgentCard, link: Link | None, name: str, transport: str) -> KVLayout:

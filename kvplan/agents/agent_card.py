@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 from kvplan.agents.identity import Host
-from kvplan.agents.way import Table
+from kvplan.agents.transport import Table
 from kvplan.base.limits import LIMITS, Budget
 from kvplan.base.quoting import listed, quoted
 from kvplan.base.reading import json_of
@@ -16,8 +16,7 @@ from kvplan.errors import LayoutError
 from kvplan.layout.dump import built_from_dump, document_of
 from kvplan.layout.kvlayout import KVLayout
 
-SCHEMA = "kvplan.agent/2"
-_KEYS = ("schema", "name", "host", "pid", "agent", "key", "socket", "folder", "layouts", "offered", "refused", "sum")
+SCHEMA = "kvplan.agent/3"
 _RIGHT = "give what Agent.card() made"
 _LAYOUT = "give what KVLayout.save writes"
 
@@ -46,6 +45,7 @@ class AgentCard(NamedTuple):
         socket: name of its socket.
         folder: device and inode of the folder where the socket lies; None for an abstract socket.
         layouts: its layouts, whose addresses are those of its process.
+        offer: number of what the local transports offer; another one later has another number.
         offered: what each transport offers, in the owner's order.
         refused: why a transport does not offer some layouts.
     """
@@ -58,8 +58,12 @@ class AgentCard(NamedTuple):
     socket: str
     folder: tuple[int, int] | None
     layouts: dict[str, KVLayout]
+    offer: int
     offered: dict[str, Offered]
     refused: dict[str, str]
+
+
+_KEYS = (*AgentCard._fields, "schema", "sum")
 
 
 def write_card(card: AgentCard) -> bytes:
@@ -74,6 +78,7 @@ def write_card(card: AgentCard) -> bytes:
         "socket": card.socket,
         "folder": card.folder,
         "layouts": {name: document_of(layout.built) for name, layout in card.layouts.items()},
+        "offer": card.offer,
         "offered": {name: {"layouts": list(one.layouts), "part": one.part} for name, one in card.offered.items()},
         "refused": card.refused,
     }
@@ -99,6 +104,7 @@ def read_card(card: object) -> AgentCard:
         document["socket"],
         None if document["folder"] is None else (document["folder"][0], document["folder"][1]),
         {name: read_layout(name, layout, budget) for name, layout in document["layouts"].items()},
+        document["offer"],
         {name: Offered(tuple(one["layouts"]), one["part"]) for name, one in document["offered"].items()},
         document["refused"],
     )

@@ -15,17 +15,16 @@ from typing import Any
 from kvplan.agents.by_nixl.nixl_end import NixlEnd
 from kvplan.agents.by_nixl.nixl_link import NixlLink
 from kvplan.agents.by_nixl.nixl_packed import NixlPacked, PackedWay
-from kvplan.agents.channel import CLOSING
-from kvplan.agents.door import Door
 from kvplan.agents.identity import this_process
 from kvplan.agents.lines import Lines
 from kvplan.agents.link import Link
 from kvplan.agents.loop import Loop, Watcher, guarded
+from kvplan.agents.offers import Offers
 from kvplan.agents.packed.programs import NOTHING, Offer
-from kvplan.agents.ways import Offers
+from kvplan.agents.visitors import Visitor, Visitors
 from kvplan.base.process import AGENTS, at_exit, generation
 from kvplan.base.threads import Latch
-from kvplan.errors import KVPlanError, TransferError
+from kvplan.errors import TransferError
 from kvplan.execute.executor import Executor
 from kvplan.execute.stats import Tally
 from kvplan.plan.plan import Plan
@@ -55,7 +54,7 @@ class Core(Watcher):
         agent: identity of the agent.
         key: key of its card.
         loop: the service thread.
-        door: the owner's side.
+        visitors: the owner's side.
         peers: those that it has met, by name.
         links: its connections to owners.
         lines: its transfers with peers.
@@ -91,7 +90,7 @@ class Core(Watcher):
         self.lines = Lines(self.loop.wake)
         self.loop.add(self.lines)
         try:
-            self.door = Door(name, self.agent, self.key, offered, users | {this_process().uid}, self.loop)
+            self.visitors = Visitors(name, self.agent, self.key, offered, users | {this_process().uid}, self.loop)
         except BaseException:
             self.loop.stop()
             raise
@@ -116,22 +115,9 @@ class Core(Watcher):
         if self.closing:
             raise TransferError(f"the agent {self.name!r} is closed")
 
-    def executor_for(self, plan: Plan | None, gpu: str | None = None) -> Executor:
-        """Return the executor for a plan: the user's if it serves the device, and otherwise one of the agent's own.
-
-        Args:
-            plan: the plan; it may be None if ``gpu`` is not.
-            gpu: the GPU that alone reaches the peer's memory; None if any executor can move it.
-        """
-        if gpu is not None:
-            return self.executor_on(gpu)
-        if plan is None:
-            raise KVPlanError("neither a plan nor a GPU was given")
-        if len(plan.layouts) == 1:
-            src, dst = plan.layouts[0]
-            device = dst.device if dst.device != "cpu" else src.device
-        else:
-            device = _device(plan)
+    def executor_for(self, plan: Plan) -> Executor:
+        """Return the executor for a plan: the user's if it serves the device, and otherwise one of the agent's own."""
+        device = _device(plan)
         given = self._given
         if given is not None and "cpu" not in (given.device, device):
             return given
@@ -180,17 +166,26 @@ class Core(Watcher):
         Raises:
             TransferError: some have not parted in time.
         """
-        old, told, until = self.offered.outdated(), set[int](), time.monotonic() + timeout
-        while any(one.users for one in old):
-            for number, visitor in list(self.door.visitors.items()):
-                if number not in told and any(
-                    getattr(one, "offered", None) in old for one in list(visitor.served.values())
-                ):
-                    told.add(number)
-                    visitor.tell(CLOSING)
+        until = time.monotonic() + timeout
+        asked = set[int]()
+        while old := self._holders():
+            for visitor in old:
+                if id(visitor) not in asked:
+                    asked.add(id(visitor))
+                    visitor.connection.say_farewell()
             if time.monotonic() > until:
                 raise TransferError(f"after {timeout} seconds, peers still use memory of {self.name!r}")
             time.sleep(WITHDRAW_SECONDS)
+
+    def _holders(self) -> list[Visitor]:
+        """Return visitors that were given memory which is not all offered any more."""
+        now = self.offered.now
+        return [one for one in list(self.visitors.here.values()) if not all(map(now.holds, one.offered.regions))]
+
+    def gpus(self) -> set[int]:
+        """Return numbers of the GPUs whose memory is offered, or was, as long as visitors use it."""
+        every = [self.offered.now, *(one.offered for one in list(self.visitors.here.values()))]
+        return {gpu for offered in every for gpu in offered.gpus}
 
     # ---- its end -----------------------------------------------------------------------------------------------------
 
@@ -211,27 +206,28 @@ class Core(Watcher):
 
     def due(self) -> float | None:
         """Return when to look again for the ends of transfers, if there are some."""
-        packs = self.packed is not None and (self.packed.begun or not self.door.closing)
+        packs = self.packed is not None and (self.packed.begun or not self.visitors.closing)
         return time.monotonic() + LOOK_SECONDS if self.closing and (packs or self.lines.busy) else None
 
     def serve(self) -> None:
         """Close what can be closed now; the service thread calls this again after each event."""
         if not self.closing or self.ended.happened:
             return
-        if not self.door.closing:
+        if not self.visitors.closing:
             if self.packed is not None and self.packed.begun:
                 self.packed.poll()  # nobody else does so, if its user did
                 return
-            self.door.begin_to_close()
+            self.visitors.begin_to_close()
             for nixl in list(self.nixl_links.values()):
                 guarded(nixl.leave)
         for link in list(self.links.values()):
             if not link.leaving:
                 link.leave()
         with self._lock:
-            if self.links or self.door.visitors or self.lines.busy or self.ended.happened:
+            if self.links or self.visitors.here or self.lines.busy or self.ended.happened:
                 return
             guarded(self.offered.close)
+            guarded(self.visitors.order.close)
             self.loop.stop()
             _cores.discard(self)
             self.ended.set()
@@ -246,7 +242,7 @@ class Core(Watcher):
         """
         until = time.monotonic() + timeout
         if not self.ended.wait(timeout):
-            names = sorted({visitor.name for visitor in list(self.door.visitors.values())})
+            names = sorted({visitor.name for visitor in list(self.visitors.here.values())})
             waits = [f"{one!r} still uses its memory" for one in names]
             waits += self._in_flight() or ["peers have not parted"] * (not names)
             raise TransferError(
@@ -264,7 +260,7 @@ class Core(Watcher):
 
     def _in_flight(self) -> list[str]:
         """Return what has not ended, in words."""
-        busy = [link.waits() for link in list(self.links.values()) if link.in_flight or link.channel.unsent()]
+        busy = [link.waits() for link in list(self.links.values()) if link.in_flight]
         if direct := sum(link.in_flight for link in list(self.nixl_links.values())):
             busy.append(f"{direct} transfers by NIXL have not ended")
         if self.packed is not None and (packed := self.packed.in_flight):
@@ -299,7 +295,7 @@ class Core(Watcher):
         """Close all descriptors of connections in a forked child. The parent's connections stay as they are."""
         self.closing = True
         self.loop.drop()
-        self.door.drop()
+        self.visitors.drop()
         for link in self.links.values():
             link.drop()
 
@@ -316,7 +312,7 @@ def _drain_at_exit() -> None:
     begun = time.monotonic()
     lost = [core.drain(begun) for core in list(_cores)]
     for core in list(_cores):
-        core.door.listener.remove()
+        core.visitors.listener.remove()
         core.end_threads()
     if any(lost):
         message = f"at exit, agents gave up after {time.monotonic() - begun:.0f} s: {'; '.join(filter(None, lost))}"

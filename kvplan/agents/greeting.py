@@ -5,8 +5,8 @@ sent. Each side proves it by a keyed hash of both sides' random numbers. Packets
 
 * visitor: its hello, ``{"name", "nonce"}``;
 * owner: :data:`NONCE`, a random number, and its proof;
-* visitor: its proof, and ``{transport: number of the offer}``;
-* owner: its descriptors, then :data:`DONE`.
+* visitor: its proof, and ``{"offer", "transports"}``: which offer it has the card of, and how it takes it;
+* owner: the descriptor of the board, those of each transport, and :data:`DONE`.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from kvplan.agents.agent_card import AgentCard
-from kvplan.agents.channel import PACKET
 from kvplan.agents.identity import Life, peer_of
 from kvplan.agents.sockets import address
-from kvplan.agents.way import Served
+from kvplan.agents.transport import close_all
 from kvplan.errors import PathError, TransferError
 
 ANSWER_SECONDS = 5.0  # an owner drops a visitor that does not answer in this time
-BATCH = 64  # most descriptors of one packet; Linux takes 253
+PACKET = 1 << 16  # most bytes of a packet
+BATCH = 250  # most descriptors of one packet; Linux takes 253
 RETRY_SECONDS = 2e-3  # between two tries to connect to an owner at whose door too many wait
 
 REFUSED, NONCE, FILES, DONE = b"R", b"N", b"F", b"D"  # the first byte of the owner's packets
@@ -53,11 +53,11 @@ def _proof(key: bytes, side: bytes, hello: bytes, nonce: bytes) -> bytes:
     return hmac.digest(key, side + nonce + hello, "sha256")
 
 
-def welcome(served: Mapping[str, Served]) -> list[tuple[bytes, tuple[int, ...]]]:
-    """Return the owner's last packets, each with its descriptors."""
-    files = [file for one in served.values() for file in one.descriptors]
-    packets = [(FILES, tuple(files[k : k + BATCH])) for k in range(0, len(files), BATCH)]
-    return [*packets, (DONE, ())]
+def welcome(sock: socket.socket, files: Sequence[int]) -> None:
+    """Send the owner's last packets, with its descriptors."""
+    for k in range(0, len(files), BATCH):
+        socket.send_fds(sock, [FILES], list(files[k : k + BATCH]), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+    sock.send(DONE, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
 
 class Met(NamedTuple):
@@ -67,26 +67,22 @@ class Met(NamedTuple):
         sock: the connected socket.
         life: the owner's process.
         uid: number of its user, as this process counts users.
-        descriptors: the owner's descriptors for each transport; the caller closes them.
+        descriptors: the owner's, in order: the board's, then those of each transport; the caller closes them.
     """
 
     sock: socket.socket
     life: Life
     uid: int
-    descriptors: dict[str, list[int]]
+    descriptors: list[int]
 
 
-def greet(
-    card: AgentCard, name: str, offers: Mapping[str, int], wanted: Mapping[str, int], users: Collection[int],
-    until: float,
-) -> Met:  # fmt: skip
+def greet(card: AgentCard, name: str, wanted: Mapping[str, int], users: Collection[int], until: float) -> Met:
     """Connect to the owner of a card, and greet it.
 
     Args:
         card: the card.
         name: name of the visitor's agent.
-        offers: number of the offer of each transport that the visitor takes.
-        wanted: number of descriptors that each transport needs.
+        wanted: for each transport that the visitor takes, the number of descriptors that it needs.
         users: users whose cards are accepted.
         until: when to give up, as ``time.monotonic`` counts.
 
@@ -94,10 +90,11 @@ def greet(
         PathError: the owner is of another user.
         TransferError: the owner is gone, does not answer in time, or refuses.
     """
-    descriptors: dict[str, list[int]] = {}
+    descriptors: list[int] = []
+    wish = json.dumps({"offer": card.offer, "transports": list(wanted)}).encode()
     with contextlib.ExitStack() as undo:
         sock = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-        undo.callback(close_files, descriptors)
+        undo.callback(close_all, descriptors)
         try:
             _connect(sock, card, until)
             _, uid = peer_of(sock)
@@ -105,21 +102,14 @@ def greet(
                 raise PathError(f"{card.name!r} runs as user {uid}; to accept its card, give users=[{uid}]")
             life = Life(sock)
             undo.callback(life.close)
-            sock.send(_challenged(sock, card, hello_of(name), until) + json.dumps(offers).encode())
-            _welcomed(sock, card, wanted, descriptors, until)
+            sock.send(_challenged(sock, card, hello_of(name), until) + wish)
+            _welcomed(sock, card, 1 + sum(wanted.values()), descriptors, until)
         except TimeoutError:
             raise TransferError(f"{card.name!r} did not answer in time; is its process stopped or very busy?") from None
         except OSError as error:
             raise TransferError(f"the greeting with {card.name!r} broke off: {error.strerror or error}") from error
         undo.pop_all()
     return Met(sock, life, uid, descriptors)
-
-
-def close_files(descriptors: dict[str, list[int]]) -> None:
-    """Close descriptors that were received."""
-    for files in descriptors.values():
-        while files:
-            os.close(files.pop())
 
 
 def _connect(sock: socket.socket, card: AgentCard, until: float) -> None:
@@ -151,30 +141,26 @@ def _challenged(sock: socket.socket, card: AgentCard, hello: bytes, until: float
     return _proof(card.key, b"visitor", hello, nonce)
 
 
-def _welcomed(
-    sock: socket.socket, card: AgentCard, wanted: Mapping[str, int], descriptors: dict[str, list[int]], until: float
-) -> None:
-    packet, files = b"", descriptors.setdefault("", [])
+def _welcomed(sock: socket.socket, card: AgentCard, wanted: int, descriptors: list[int], until: float) -> None:
+    packet = b""
     while packet[:1] != DONE:
         _limit(sock, until)
-        packet, received, _, _ = socket.recv_fds(sock, PACKET + 1, BATCH, socket.MSG_CMSG_CLOEXEC)
-        files.extend(received)
+        packet, received, _, _ = socket.recv_fds(sock, PACKET, BATCH, socket.MSG_CMSG_CLOEXEC)
+        descriptors.extend(received)
         _unrefused(packet, card)
-    if len(files) != sum(wanted.values()):  # those beyond the limit of this process are not received
+    if len(descriptors) != wanted:  # those beyond the limit of this process are not received
         raise TransferError(
-            f"{len(files)} descriptors came from {card.name!r}, and not {sum(wanted.values())}; is this process at its "
-            "limit (ulimit -n)?"
+            f"{len(descriptors)} descriptors came from {card.name!r}, and not {wanted}; is this process at its limit "
+            "(ulimit -n)?"
         )
-    for transport, number in wanted.items():  # the owner sends them in this order
-        descriptors[transport] = [files.pop(0) for _ in range(number)]
 
 
 def _packet(sock: socket.socket, until: float) -> bytes:
     _limit(sock, until)
     try:
-        return sock.recv(PACKET + 1)
+        return sock.recv(PACKET)
     except ConnectionResetError:  # it left a packet unread; its own are still here
-        return sock.recv(PACKET + 1)
+        return sock.recv(PACKET)
 
 
 def _limit(sock: socket.socket, until: float) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from typing import Protocol
+from typing import Any, Protocol
 
 from kvplan.agents.loop import Watcher
 from kvplan.base.threads import Call
@@ -23,8 +23,8 @@ class Flying(Protocol):
     called: bool
 
     @property
-    def quiet(self) -> bool:
-        """Whether its end sends nothing."""
+    def awaited(self) -> bool:
+        """Whether its end sends something, so that it does not wait for a caller who asks for it."""
 
     def watch(self) -> None:
         """Let the end of its bytes wake the agent's thread, if it can."""
@@ -58,27 +58,29 @@ class Line:
         lock: held while a transfer is ended, and not while others hear of it.
         wake: wakes the agent's thread.
         ended: transfers that have ended, and of which nobody has heard.
+        noting: the last transfer with a note.
     """
 
     def __init__(self, lines: Lines) -> None:
         self.lock, self.wake = threading.RLock(), lines.wake
         self.ended: deque[Flying] = deque()
+        self.noting: Any = None
         self._lines = lines
         self._flying: deque[Flying] = deque()
 
     def add(self, transfer: Flying, *, deferred: bool = False) -> None:
         """Add a transfer that was submitted; or, if ``deferred``, that the agent's thread will submit."""
-        if not transfer.quiet:
+        if transfer.awaited:
             transfer.watch()
         self._flying.append(transfer)
         self._lines.serve_soon(self)
         if self._lines.asleep or deferred or transfer.until is not None:
             self.wake()
 
-    def end(self, *, quietly: bool = False) -> None:
-        """End the first transfers, as far as nothing of them moves any more; if ``quietly``, up to the first note."""
+    def end(self) -> None:
+        """End the first transfers, as far as nothing of them moves any more; any thread may call it."""
         with self.lock:
-            while self._flying and ((head := self._flying[0]).quiet or not quietly) and head.moved():
+            while self._flying and (head := self._flying[0]).moved():
                 head.settle()
                 if self._flying and self._flying[0] is head:  # otherwise a signal handler has asked for an end, too
                     self._flying.popleft()

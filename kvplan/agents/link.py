@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import logging
-import select
+import os
 import threading
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
-from kvplan.agents.channel import GOODBYE, NOTE, NOTE_NBYTES, Channel
-from kvplan.agents.door import message_of
+from kvplan.agents.board import BOARD_NBYTES, LANES, NOTE_NBYTES, NoteWriter
+from kvplan.agents.connection import Connection
 from kvplan.agents.greeting import Met
 from kvplan.agents.loop import Loop, Watcher, guarded
-from kvplan.agents.way import Opened, Tell
+from kvplan.agents.transport import Opened, Owner, Transport
+from kvplan.agents.visitor_order import VisitorOrder
 from kvplan.base.threads import Latch
+from kvplan.cuda.device import Device
+from kvplan.cuda.ipc.shared_words import SharedWords
 from kvplan.errors import KVPlanError, TransferError
 
 log = logging.getLogger("kvplan.agents")
@@ -38,8 +41,9 @@ class Link(Watcher):
 
     Attributes:
         name, agent: as given.
-        channel: the connection.
+        connection: the connection.
         opened: the owner's memory, by transport.
+        order: the order of transfers on this process's GPU, if the owner's memory is of GPUs.
         leaving: whether this process leaves.
         ended: set at its end, when no transfer is in flight. Then it holds nothing but, if the owner ended it, mapped
             host memory, which executors may still read: that goes with its last layout, or when this process leaves.
@@ -50,13 +54,40 @@ class Link(Watcher):
         self.name, self.agent = name, agent
         self._parted = parted
         self.opened: dict[str, Opened] = {}
+        self.order: VisitorOrder | None = None
         self.ended = Latch()
         self.why: str | None = None
         self._loop = loop
         self._lock = threading.RLock()
         self._flying: dict[int, Flying] = {}
+        self._counted = [0] * LANES  # the last transfer of each lane that has ended, as its GPU counts
         self.leaving = self._lost = False
-        self.channel = Channel(met.sock, met.life, name, self._hear, self._told, loop.wake)
+        self.connection = Connection(met.sock, met.life, name, loop.wake)
+        self._board = SharedWords.opened(os.dup(met.descriptors[0]), BOARD_NBYTES)
+        self._notes = NoteWriter(self._board, name)
+
+    def open(
+        self, transports: Mapping[str, Transport], data: Mapping[str, Any], wanted: Mapping[str, int],
+        descriptors: Sequence[int], owner: Owner,
+    ) -> None:  # fmt: skip
+        """Open the owner's memory.
+
+        Args:
+            transports: the transports by name.
+            data: what each has read of the card.
+            wanted: number of descriptors of each.
+            descriptors: the owner's, behind the board's.
+            owner: the owner.
+
+        Raises:
+            LayoutError: what the descriptors map is not what the card says.
+            PathError, TransferError: the system refuses.
+        """
+        for name, number in wanted.items():
+            mine, descriptors = descriptors[:number], descriptors[number:]
+            opened = self.opened[name] = transports[name].open(data[name], mine, owner)
+            if opened.gpu is not None:
+                self.order = VisitorOrder(Device(opened.gpu), self._board, opened.gpus)
 
     # ---- transfers ---------------------------------------------------------------------------------------------------
 
@@ -66,7 +97,7 @@ class Link(Watcher):
         It is counted first, without a lock. A link that is closed meanwhile then finds it, or is found closed here.
         """
         self._flying[id(transfer)] = transfer
-        if self.why is not None or self.channel.gone is not None:
+        if self.why is not None or self.connection.gone is not None:
             self.leave_flight(transfer)
             self.check_open()
 
@@ -78,13 +109,13 @@ class Link(Watcher):
 
     def check_open(self) -> None:
         """Raise TransferError if the link is not open."""
-        why = self.why or self.channel.gone  # noted first by the thread that asked, and then by the service thread
+        why = self.why or self.connection.gone  # noted first by the thread that asked, and then by the service thread
         if why is not None:
             raise TransferError(f"no transfer with {self.name!r}: {why}")
 
     def lives(self) -> bool:
         """Return whether transfers are accepted, and the owner is there as of now."""
-        return self.why is None and self.channel.death() is None
+        return self.why is None and self.connection.death() is None
 
     @property
     def in_flight(self) -> int:
@@ -93,47 +124,60 @@ class Link(Watcher):
 
     def waits(self) -> str:
         """Return what must end before the link can, for a message."""
-        unread = self.channel.unsent()
-        return f"{len(self._flying)} transfers with {self.name!r} are in flight" + unread * (
-            f", and {self.name!r} does not read its notes"
-        )
+        return f"{len(self._flying)} transfers with {self.name!r} are in flight"
 
     def lost(self) -> str | None:
         """Return why bytes that have just moved are nobody's word, or None."""
-        return self.channel.death()
+        return self.connection.death()
 
-    def send_note(self, note: bytes) -> None:
-        """Send a note; raise TransferError if the owner is gone or does not read."""
-        self.channel.send(NOTE + note)
+    # ---- notes -------------------------------------------------------------------------------------------------------
 
-    def teller(self, transport: str) -> Tell:
-        """Return a function that sends messages of a transport."""
-        return lambda message: self.channel.send(message_of(transport, message))
+    def check_room(self) -> None:
+        """Raise TransferError if the owner does not read its notes."""
+        self._notes.check_room()
+
+    def note(self, note: bytes, sequence: int, lane: int, number: int = 0) -> None:
+        """Write the note of a transfer: it is read when the lane's GPU has counted to a number."""
+        self._notes.write(note, sequence, [number * (k == lane) for k in range(LANES)])
+
+    def ended_as(self, lane: int, number: int) -> None:
+        """Take it that the transfer of a number has ended; notes that are sent alone come behind its note."""
+        self._counted[lane] = max(self._counted[lane], number)
+
+    def send(self, note: bytes) -> None:
+        """Send a note now; raise TransferError if the owner is gone or does not read."""
+        with self._lock:
+            self.check_open()
+            self._notes.write(note, needs=self._counted)
 
     # ---- the service thread ------------------------------------------------------------------------------------------
 
     def files(self) -> dict[int, int]:
-        """Return the socket and the owner's process."""
-        if self.channel.gone is not None:  # it would be ready all the time; the last transfer's end wakes the thread
-            return {}
-        return {self.channel.sock.fileno(): self.channel.wanted(), self.channel.life.fd: select.POLLIN}
+        """Return the descriptors that tell of the owner's end."""
+        return self.connection.files()
 
     def serve(self) -> None:
-        """Read and write what can be; notice the owner's end; close what is no longer used."""
-        channel = self.channel
-        if channel.sock.fileno() >= 0:
-            channel.read()
-            channel.flush()
-            if (death := channel.death()) is not None:
+        """Notice the owner's end; close what is no longer used."""
+        if not self.ended.happened:
+            if (death := self.connection.look()) is not None:
                 self._shut(death)
                 self._cancel_pending()
-        if self.why is None or self._flying or (channel.unsent() and channel.gone is None):
-            return
-        for one in self.opened.values():  # before the goodbye: then the owner may free the memory
-            guarded(one.close if self.leaving else one.release)
-        if channel.gone is None:
-            self._say_goodbye()
-        channel.close(self.why)
+            elif self.connection.parts:
+                self._shut("its agent closes, or withdraws memory")
+            if self.why is not None and not self._flying:
+                self._end(self.why)
+
+    def _end(self, why: str) -> None:
+        if self.order is not None:
+            guarded(self.order.close)
+        for name, opened in self.opened.items():
+            if self.leaving or name != "shm":
+                _close(opened)
+        with self._lock:
+            self._board.close()
+        if self.connection.gone is None:
+            self.connection.say_farewell()  # from now on the owner may free the memory
+        self.connection.close(why)
         self._loop.remove(self)
         self._parted(self)
         self.ended.set()
@@ -142,13 +186,13 @@ class Link(Watcher):
         """Accept no more transfers, and close everything once those in flight have ended."""
         self.leaving = True
         self._shut("the peer was forgotten, or this agent was closed")
-        for one in self.opened.values() if self.ended.happened else ():
-            guarded(one.close)
+        for opened in self.opened.values() if self.ended.happened else ():
+            _close(opened)
         self._loop.wake()
 
     def drop(self) -> None:
         """Close the descriptors in a forked child."""
-        self.channel.drop()
+        self.connection.close("agents do not survive a fork, and this one is the parent's; make one in the child")
 
     def _shut(self, why: str) -> None:
         with self._lock:
@@ -160,23 +204,13 @@ class Link(Watcher):
             self._lost = True
             for transfer in list(self._flying.values()):
                 guarded(transfer.cancel)
-            for one in list(self.opened.values()):
-                guarded(one.owner_gone)
+            if self.order is not None:
+                guarded(self.order.release)
 
-    def _say_goodbye(self) -> None:
-        try:
-            self.channel.send(GOODBYE)
-            self.channel.flush()
-        except KVPlanError as error:
-            log.debug("%s did not hear the goodbye: %s", self.name, error)
 
-    def _hear(self, transport: str, message: bytes) -> None:
-        raise TransferError(f"an owner sends no messages, and {len(message)} bytes of {transport!r} came")
-
-    def _told(self, packet: bytes) -> None:
-        del packet  # the owner closes
-        self._shut("its agent closes, or withdraws memory")
-        self._loop.wake()
+def _close(opened: Opened) -> None:
+    for place in opened.mapped:
+        guarded(place.owner.close)
 
 
 def checked_note(note: object) -> bytes:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvplan.agents.agent import Agent
-from kvplan.agents.ways import NIXL
+from kvplan.agents.transport import NIXL
 from kvplan.base.threads import error_of
 from kvplan.errors import PathError
 from kvplan.layout.kvlayout import KVLayout

@@ -24,7 +24,7 @@ from kvplan.plan.plan import Plan
 if TYPE_CHECKING:
     from kvplan.agents.by_nixl.nixl_link import NixlLink
     from kvplan.agents.core import Core
-    from kvplan.agents.way import Opened
+    from kvplan.agents.visitor_order import VisitorOrder
     from kvplan.execute.executor import Executor
 
 READS, WRITES = True, False
@@ -36,11 +36,11 @@ WAYS = (AUTO, "direct", "packed")
 
 
 class _Route(NamedTuple):
-    """The way of transfers by a local transport: the owner's memory, what moves the bytes, and those before them."""
+    """The way of transfers by a local transport: what moves the bytes, those before them, and who counts their ends."""
 
-    opened: Opened
     executor: Executor
     line: Line
+    order: VisitorOrder | None
 
 
 class Peer:
@@ -134,14 +134,14 @@ class Peer:
             raise PathError(f"unknown way {quoted(way)}; expected one of {listed(WAYS)}")
         reading, transport = self._direction(plan)
         until = None if deadline is None or deadline is BOUND else time.monotonic() + float(deadline)
-        order = Order(plan, self.name, reading, note, deadline, until, after)
+        order = Order(plan, self.name, reading, note, deadline, until, after, priority == "high")
         if isinstance(after, Mapping):
             way = _packed_by_layer(transport, way)
         if transport == "nixl":
             return self._submit_nixl(order, by_layer=by_layer, priority=priority, way=way)
         if way == "packed":
             raise PathError(f"nothing is packed over {transport!r}; the way 'packed' is for layouts over 'nixl'")
-        return self._submit(order, transport, by_layer=by_layer, priority=priority)
+        return self._submit(order, transport, by_layer=by_layer)
 
     def explain(self, plan: Plan) -> str:
         """Return in one line how a plan would be moved, and why.
@@ -179,37 +179,38 @@ class Peer:
         self.core.check_open()
         checked_note(note)
         if self.link is not None:
-            self.link.check_open()
-            self.link.send_note(note)
+            self.link.send(note)
         elif self.nixl is not None:
             self.nixl.send_note(note)
 
-    def _submit(self, order: Order, transport: str, *, by_layer: bool, priority: str) -> PeerTransfer:
+    def _submit(self, order: Order, transport: str, *, by_layer: bool) -> PeerTransfer:
         core, link, plan, after = self.core, self.link, order.plan, order.after
         assert link is not None  # the transport is a local one
-        urgent = priority == "high"
-        known = self._routes.get((transport, urgent, plan.direction))
-        opened, executor, line = known or self._route(link, plan, transport, urgent=urgent)
+        known = self._routes.get((transport, order.urgent, plan.direction))
+        executor, line, gpu_order = known or self._route(link, plan, transport, urgent=order.urgent)
+        if order.note:
+            link.check_room()
         if after is not None:
             check_after(after, gpu=executor.device != "cpu")
             if isinstance(after, PeerTransfer) and after.on_gpu:
                 after = after.inner
 
         def start() -> Transfer:
-            waits = opened.before(plan, after)
+            waits = after if gpu_order is None else gpu_order.behind_published(after)
             # What Executor.submit checks first, the peer's submit has checked, or the backend checks again.
-            return executor._submit(plan, waits, by_layer=by_layer, urgent=urgent)
+            return executor._submit(plan, waits, by_layer=by_layer, urgent=order.urgent)
 
-        transfer = PeerTransfer(order, link, opened, core.tally, start, line)
-        transfer.launch(urgent=urgent)
+        transfer = PeerTransfer(order, link, gpu_order, core.tally, start, line)
+        transfer.launch()
         return transfer
 
     def _route(self, link: Link, plan: Plan, transport: str, *, urgent: bool) -> _Route:
         """Return the way of a transfer by a local transport, and keep it if the plan's layouts do not matter."""
-        core, opened = self.core, link.opened[transport]
-        executor = core.executor_for(plan, opened.gpu)
-        route = _Route(opened, executor, core.lines.line((id(executor), urgent, plan.direction)))
-        if opened.gpu is not None:
+        core, gpu = self.core, link.opened[transport].gpu
+        executor = core.executor_for(plan) if gpu is None else core.executor_on(f"cuda:{gpu}")
+        line = core.lines.line((id(executor), urgent, plan.direction))
+        route = _Route(executor, line, None if gpu is None else link.order)
+        if gpu is not None:
             self._routes[transport, urgent, plan.direction] = route
         return route
 
@@ -229,7 +230,7 @@ class Peer:
         until = None if order.after is None else order.until  # NIXL itself keeps the deadline of what it has
         own = order._replace(note=b"", deadline=None if order.deadline is BOUND else order.deadline, until=until)
         transfer = PeerTransfer(own, nixl, None, core.tally, lambda: nixl.start(order), line)
-        transfer.launch()
+        transfer.launch(deferred=order.after is not None)
         return transfer
 
     def _direction(self, plan: Plan) -> tuple[bool, str]:

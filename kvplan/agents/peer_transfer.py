@@ -5,17 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from kvplan.agents.latched_transfer import LatchedTransfer, failure
 from kvplan.agents.lines import Line
-from kvplan.agents.way import Deliver, delivered
+from kvplan.agents.link import Link
 from kvplan.base.process import check_process, generation
 from kvplan.base.threads import Call, error_of
 from kvplan.errors import TransferError
 from kvplan.execute.stats import Tally
 from kvplan.execute.transfer import Transfer, TransferResult, call_when_done, cancellation, check_layer
 from kvplan.plan.plan import Plan
+
+if TYPE_CHECKING:
+    from kvplan.agents.visitor_order import VisitorOrder
 
 _HOLDS = {
     True: "the destination's blocks hold bytes that may be wrong: do not use them",
@@ -42,9 +45,6 @@ class Peering(Protocol):
     def lost(self) -> str | None:
         """Return why bytes that have just moved are nobody's word, or None."""
 
-    def send_note(self, note: bytes) -> None:
-        """Send the note."""
-
 
 class Order(NamedTuple):
     """The arguments of a submit.
@@ -53,10 +53,11 @@ class Order(NamedTuple):
         plan: the plan.
         peer: name of the peer.
         reading: whether it reads from the peer; otherwise it writes.
-        note: note for the peer; ``b""`` if the transport delivers it, or if there is none.
+        note: note for the peer; ``b""`` if there is none.
         deadline: seconds until it is given up, or None.
         until: when that is, as ``time.monotonic`` counts; None if it is not known yet, or never.
         after: what it waits for, or None.
+        urgent: whether it has high priority.
     """
 
     plan: Plan
@@ -66,6 +67,7 @@ class Order(NamedTuple):
     deadline: float | None = None
     until: float | None = None
     after: Any = None
+    urgent: bool = False
 
 
 class PeerTransfer(LatchedTransfer):
@@ -80,7 +82,7 @@ class PeerTransfer(LatchedTransfer):
     Args:
         order: the arguments of the submit.
         link: the peer's connection.
-        opened: the peer's opened memory, which may deliver the note; or None.
+        gpu_order: what counts its end on the GPU, or None.
         tally: sums over the transfers with the peer.
         start: submits the inner transfer, which moves the bytes.
         line: the transfers before it.
@@ -95,23 +97,24 @@ class PeerTransfer(LatchedTransfer):
     inner: Transfer | None = None
     called = False
     _answers: tuple[BaseException | None, ...] = ()  # the error of an ``after=`` that the CPU waited for, or None
-    _deferred = _asked = _cancelled = _settling = False
+    _deferred = _asked = _cancelled = _settling = _noted = False
+    _number = 0  # as its GPU counts; 0 if the CPU alone notices its end
 
     def __init__(
-        self, order: Order, link: Peering, opened: Any, tally: Tally, start: Callable[[], Transfer], line: Line
+        self, order: Order, link: Peering, gpu_order: VisitorOrder | None, tally: Tally,
+        start: Callable[[], Transfer], line: Line,
     ) -> None:  # fmt: skip
         super().__init__(order.plan)
         self.until = order.until
-        self._order, self._link, self._opened, self._tally, self._start = order, link, opened, tally, start
+        self._order, self._link, self._gpu_order, self._tally, self._start = order, link, gpu_order, tally, start
         self._line = line
-        self._taken: list[Deliver] = []  # the transport's function, if the transport delivers the note
 
     # ---- the face of a transfer --------------------------------------------------------------------------------------
 
     def done(self) -> bool:
         """Return whether it has ended; see :meth:`kvplan.Transfer.done`."""
         if not self._over.happened and self._generation == generation():
-            self._line.end(quietly=True)
+            self._line.end()
         return self._over.happened
 
     def synchronize(self, timeout: float | None = None) -> None:
@@ -193,16 +196,18 @@ class PeerTransfer(LatchedTransfer):
 
     # ---- its submit --------------------------------------------------------------------------------------------------
 
-    def launch(self, *, urgent: bool = False) -> None:
-        """Submit it; or leave that to the agent's thread, if the CPU must wait for its ``after=``."""
+    def launch(self, *, deferred: bool = False) -> None:
+        """Submit it; or leave that to the agent's thread, if ``deferred``: the CPU must wait for its ``after=``."""
         try:
             self._link.enter(self)
-            self._deferred = self._opened is None and self._order.after is not None
-            if not self._deferred:
+            self._deferred = deferred
+            if not deferred:
                 self.inner = self._start()
-                if self._opened is not None:
-                    self._take_note(urgent=urgent)
-            self._line.add(self, deferred=self._deferred)
+                if self._gpu_order is not None:
+                    self._number = self._gpu_order.count(self.inner, int(self._order.urgent))
+                if self._order.note:
+                    self._note_early()
+            self._line.add(self, deferred=deferred)
         except BaseException:
             if self.inner is None:
                 self._link.leave_flight(self)
@@ -210,17 +215,26 @@ class PeerTransfer(LatchedTransfer):
                 self._line.add(self)  # its bytes move all the same; to add it twice does nothing
             raise
 
-    def _take_note(self, *, urgent: bool) -> None:
-        """Tell the transport of the submitted transfer, and of its note.
+    def _note_early(self) -> None:
+        """Send the note now, if its GPU counts the end, and no note before it still waits for an end.
 
-        If the peer dies meanwhile, the transfer still moves bytes. So its end says so, and what the destination holds.
+        The owner then reads it as soon as the last byte has arrived, whatever this process does.
         """
+        before, self._line.noting = self._line.noting, self
+        early = self._number and not isinstance(self._order.after, PeerTransfer)
+        if early and (before is None or before._noted or before._ends):
+            with suppress(TransferError):  # its end tries again
+                self._send_note(self._number)
+
+    def _send_note(self, number: int = 0) -> None:
+        order = self._order
+        assert isinstance(self._link, Link)  # NIXL sends its notes itself
+        self._noted = True
         try:
-            self._opened.after(self.inner, self._order.note, self._taken, urgent=urgent)
-        except TransferError as error:
-            if self._link.lost() is None:
-                moves = f"the note is not sent, but the bytes still move, and change {self._destination()}"
-                raise TransferError(f"{error}; {moves}") from error
+            self._link.note(order.note, 2 * order.urgent + order.reading, int(order.urgent), number)
+        except TransferError:
+            self._noted = False
+            raise
 
     # ---- for its line ------------------------------------------------------------------------------------------------
 
@@ -268,10 +282,9 @@ class PeerTransfer(LatchedTransfer):
             self._finish(None, self._problem(late, f"it still runs, and may still change {self._destination()}"))
 
     @property
-    def quiet(self) -> bool:
-        """Whether its end sends nothing, so that a caller can end it: Ctrl-C cannot lose a note."""
-        sends = self._taken[0] is not delivered if self._taken else bool(self._order.note)
-        return not sends and not isinstance(self._order.after, PeerTransfer)
+    def awaited(self) -> bool:
+        """Whether its end sends something, so that it does not wait for a caller who asks for it."""
+        return bool(self._order.note and not self._noted) or isinstance(self._order.after, PeerTransfer)
 
     def moved(self) -> bool:
         """Return whether nothing of it moves any more: its line may end it."""
@@ -291,6 +304,8 @@ class PeerTransfer(LatchedTransfer):
             self._settling = True
             if not self._ends:
                 self._end()
+            if self._number and isinstance(self._link, Link):
+                self._link.ended_as(int(self._order.urgent), self._number)
             self._link.leave_flight(self)
         finally:
             self._settling = False
@@ -319,10 +334,8 @@ class PeerTransfer(LatchedTransfer):
         if isinstance(order.after, PeerTransfer) and (failed := order.after.error) is not None:
             return self._problem(f"its after= failed ({failed})", f"{self._destination()} may hold wrong bytes")
         try:
-            if self._taken:
-                self._tell(None)
-            elif order.note:
-                self._link.send_note(order.note)
+            if order.note and not self._noted:
+                self._send_note()
         except TransferError as error:
             return self._problem(f"the note was not sent: {error}", "all bytes have moved")
         return None
@@ -330,9 +343,6 @@ class PeerTransfer(LatchedTransfer):
     def _finish(self, result: TransferResult | None, error: TransferError | None) -> None:
         self._ends.append((result, error))
         self.until = None
-        if error is not None and self._taken:
-            with suppress(TransferError):  # the peer is gone
-                self._tell(error)
         if result is not None:
             self._tally.add(result, "read" if self._order.reading else "write")
         elif self._cancelled:
@@ -351,11 +361,6 @@ class PeerTransfer(LatchedTransfer):
     def error(self) -> TransferError | None:
         """Why it failed, once it has ended."""
         return self._ends[0][1] if self._ends else None
-
-    def _tell(self, error: TransferError | None) -> None:
-        """Call the transport's function, once."""
-        deliver, self._taken[0] = self._taken[0], delivered
-        deliver(error)
 
     def _cancellation(self) -> TransferError:
         if self._link.why is not None:

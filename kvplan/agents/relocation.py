@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from kvplan.agents.way import Mapped
+from kvplan.agents.transport import Mapped
 from kvplan.layout.components import Component, Region
 from kvplan.layout.holding import Holding
 from kvplan.layout.kvlayout import KVLayout
@@ -47,7 +47,6 @@ def relocated(layout: KVLayout, mapped: Sequence[Mapped]) -> KVLayout:
                 region.address + shift,
                 region.nbytes,
                 place.device,
-                pinned=place.pinned,
                 writable=region.writable and place.writable,
                 seams=tuple(seam + shift for seam in region.seams),
                 owner=place.owner,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvplan.agents.cuda_ipc.cuda_ipc_messages import SHORT_NBYTES
+SHORT_NBYTES = 200
 from tests.agents.cuda_ipc.simulated_ipc import Both, OnGpu, two_gpus
 from tests.interrupts import Interrupt
 from tests.patience import PATIENCE, until

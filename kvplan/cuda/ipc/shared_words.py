@@ -25,7 +25,12 @@ RELEASED = 1 << 62  # at least as large as any number that is waited for
 
 
 class SharedWords:
-    """A page of 2,048 words of 64 bits, which another process opens by its file descriptor.
+    """A page of 2,048 words of 64 bits, and memory behind it, which another process opens by its file descriptor.
+
+    Streams reach the page. The memory behind it takes none of the machine's until it is written.
+
+    Args:
+        nbytes: bytes of both.
 
     Attributes:
         descriptor: the descriptor to send to the other process; -1 if this process opened the other's.
@@ -36,30 +41,30 @@ class SharedWords:
     (7, 0)
     """
 
-    def __init__(self) -> None:
+    def __init__(self, nbytes: int = PAGE) -> None:
         self.descriptor = os.memfd_create("kvplan-words")
-        os.ftruncate(self.descriptor, PAGE)
-        self._map(self.descriptor)
+        os.ftruncate(self.descriptor, nbytes)
+        self._map(self.descriptor, nbytes)
 
     @classmethod
-    def opened(cls, descriptor: int) -> Self:
-        """Map another process's page. The descriptor is closed, also after an error.
+    def opened(cls, descriptor: int, nbytes: int = PAGE) -> Self:
+        """Map another process's words. The descriptor is closed, also after an error.
 
         Raises:
-            LayoutError: it is no page of words.
+            LayoutError: it has fewer bytes, or is no memory.
         """
         self = cls.__new__(cls)
         self.descriptor = -1
         try:
-            self._map(descriptor)
+            self._map(descriptor, nbytes)
         except (OSError, ValueError) as error:
-            raise LayoutError(f"a descriptor of no page of {PAGE} bytes came: {error}") from None
+            raise LayoutError(f"a descriptor of no words of {nbytes} bytes came: {error}") from None
         finally:
             os.close(descriptor)
         return self
 
-    def _map(self, descriptor: int) -> None:
-        self._memory = mmap.mmap(descriptor, PAGE)
+    def _map(self, descriptor: int, nbytes: int) -> None:
+        self._memory = mmap.mmap(descriptor, nbytes)
         self._address = int(np.frombuffer(self._memory, np.uint64).__array_interface__["data"][0])
         self._words: Any = memoryview(self._memory).cast("Q")  # of which a word is read faster than of an array
         self._device: Device | None = None
@@ -87,6 +92,10 @@ class SharedWords:
         (b'rea', b'ready\x00\x00\x00')
         """
         return self._memory[WORD * index : WORD * index + nbytes]
+
+    def discard(self, start: int, nbytes: int) -> None:
+        """Give back the machine's memory of some bytes, in whole pages of the system; they are zeros then."""
+        self._memory.madvise(mmap.MADV_REMOVE, start, nbytes)
 
     def address(self, index: int) -> int:
         """Return the address of a word."""

@@ -41,7 +41,7 @@ def test_a_descriptor_of_another_size_is_refused():
     before = open_files()
     descriptor = os.memfd_create("other")
     os.ftruncate(descriptor, PAGE - 1)
-    with pytest.raises(LayoutError, match=f"a descriptor of no page of {PAGE} bytes came"):
+    with pytest.raises(LayoutError, match=f"a descriptor of no words of {PAGE} bytes came"):
         SharedWords.opened(descriptor)
     assert open_files() <= before
 
@@ -49,7 +49,7 @@ def test_a_descriptor_of_another_size_is_refused():
 def test_a_descriptor_that_is_no_memory_is_refused():
     before = open_files()
     reading, writing = os.pipe()
-    with pytest.raises(LayoutError, match="a descriptor of no page"):
+    with pytest.raises(LayoutError, match="a descriptor of no words"):
         SharedWords.opened(reading)
     os.close(writing)
     assert open_files() <= before

@@ -9,24 +9,26 @@ import select
 import socket
 import threading
 import time
-from itertools import accumulate
 
-from kvplan.agents.channel import CLOSING, HELD, HELD_NBYTES, MESSAGE, PACKET, Channel
-from kvplan.agents.greeting import ANSWER_SECONDS, PROOF_NBYTES, REFUSED, challenge, welcome
+from kvplan.agents.board import BOARD_NBYTES, ENDED, LANES, NoteReader
+from kvplan.agents.connection import Connection
+from kvplan.agents.greeting import ANSWER_SECONDS, PACKET, PROOF_NBYTES, REFUSED, challenge, welcome
 from kvplan.agents.identity import Life, peer_of, this_process
 from kvplan.agents.loop import Loop, Watcher
+from kvplan.agents.offers import Offered, Offers
+from kvplan.agents.owner_order import OwnerOrder
 from kvplan.agents.sockets import BACKLOG, Listener
-from kvplan.agents.way import Served
-from kvplan.agents.ways import Offers
+from kvplan.cuda.ipc.shared_words import RELEASED, SharedWords
 from kvplan.errors import KVPlanError, TransferError
 
 PAUSE_SECONDS = 0.1  # after the system had no descriptor for a visitor
 STRANGERS = 2 * BACKLOG  # most connections that have not proved that they hold the card; the oldest gives way
+KEPT_NBYTES = 64 << 20  # most bytes of the notes of visitors that have gone; later ones are lost
 
 log = logging.getLogger("kvplan.agents")
 
 
-class Door(Watcher):
+class Visitors(Watcher):
     """The listening socket of an agent, its greetings and its visitors.
 
     Args:
@@ -39,16 +41,18 @@ class Door(Watcher):
 
     Attributes:
         listener: its listening socket.
-        visitors: visitors that hold descriptors or handles of this process's memory.
-        late: notes of visitors that have gone, with the visitor's name.
+        order: the order of this process's work and that of visitors, on its GPUs.
+        here: visitors that hold descriptors or handles of this process's memory.
+        closing: whether it accepts no more visitors.
     """
 
     def __init__(self, name: str, agent: bytes, key: bytes, offers: Offers, users: frozenset[int], loop: Loop) -> None:
         self.name, self.agent, self.key, self.offers, self.users, self.loop = name, agent, key, offers, users, loop
-        self.visitors: dict[int, Visitor] = {}
-        self.late: list[tuple[str, bytes]] = []
-        self.parting = threading.RLock()  # held while a visitor's notes go to ``late``, and while notes are taken
+        self.order = OwnerOrder()
+        self.here: dict[int, Visitor] = {}
         self.closing = False
+        self._last_notes: list[tuple[str, bytes]] = []  # of visitors that have gone
+        self._parting = threading.RLock()  # held while a visitor's last notes are kept, and while notes are taken
         self._greetings: dict[int, Greeting] = {}
         self.listener = Listener(name, others=users != {this_process().uid})
         loop.add(self)
@@ -92,43 +96,39 @@ class Door(Watcher):
 
     def admit(self, visitor: Visitor) -> None:
         """Add a visitor whose greeting has succeeded."""
-        self.visitors[id(visitor)] = visitor
+        self.here[id(visitor)] = visitor
         self.loop.add(visitor)
         if self.closing:  # since its greeting
-            visitor.tell(CLOSING)
+            visitor.connection.say_farewell()
 
     def leave(self, visitor: Visitor) -> None:
-        """Remove a visitor that has gone."""
-        notes = visitor.notes()
-        room = HELD_NBYTES - sum(len(note) for _, note in self.late)
-        kept = sum(nbytes <= room for nbytes in accumulate(map(len, notes[: max(HELD - len(self.late), 0)])))
-        self.late += [(visitor.name, note) for note in notes[:kept]]
-        if lost := len(notes) - kept:
-            log.error("%s lost %d notes of %s, which has gone: nobody takes its notes", self.name, lost, visitor.name)
-        self.visitors.pop(id(visitor), None)
+        """Give back what a visitor was given, which has gone, and keep its last notes."""
+        with self._parting:
+            notes = [(visitor.name, note) for note in visitor.notes.arrived()]
+            if sum(len(note) for _, note in [*self._last_notes, *notes]) <= KEPT_NBYTES:
+                self._last_notes += notes
+            else:
+                log.error("%s lost %d notes of %s, which has gone", self.name, len(notes), visitor.name)
+            self.here.pop(id(visitor), None)
+        visitor.close()
         self.loop.remove(visitor)
 
     # The agent calls these methods.
 
     def notes(self) -> list[tuple[str, bytes]]:
         """Return all notes of visitors, each once."""
-        with self.parting:
-            late, self.late = self.late, []
-            return late + [(visitor.name, note) for visitor in list(self.visitors.values()) for note in visitor.notes()]
-
-    def read(self) -> None:
-        """Take the messages of visitors that have come; never block."""
-        for visitor in list(self.visitors.values()):
-            visitor.channel.read()
+        with self._parting:
+            last, self._last_notes = self._last_notes, []
+            return last + [(one.name, note) for one in list(self.here.values()) for note in one.notes.arrived()]
 
     def begin_to_close(self) -> None:
-        """Accept no more visitors, and tell those that are here."""
+        """Accept no more visitors, and ask those that are here to part."""
         self.closing = True
         self.listener.close()
         for greeting in list(self._greetings.values()):
             greeting.end(f"{self.name!r} closes its agent")
-        for visitor in list(self.visitors.values()):
-            visitor.tell(CLOSING)
+        for visitor in list(self.here.values()):
+            visitor.connection.say_farewell()
         self.loop.wake()
 
     def drop(self) -> None:
@@ -136,14 +136,14 @@ class Door(Watcher):
         self.listener.sock.close()
         for greeting in self._greetings.values():
             greeting.sock.close()
-        for visitor in self.visitors.values():
-            visitor.channel.drop()
+        for visitor in self.here.values():
+            visitor.connection.close("")
 
 
 class Greeting(Watcher):
     """A connection that has not yet proved that it holds the card."""
 
-    def __init__(self, door: Door, sock: socket.socket) -> None:
+    def __init__(self, door: Visitors, sock: socket.socket) -> None:
         sock.settimeout(0)
         self.sock = sock
         self._door = door
@@ -168,7 +168,7 @@ class Greeting(Watcher):
             self.end("no answer in time")
             return
         try:
-            packet = self.sock.recv(PACKET + 1)
+            packet = self.sock.recv(PACKET)
             if not packet:
                 self.end()
             elif self._name is None:
@@ -206,17 +206,16 @@ class Greeting(Watcher):
         door = self._door
         if not hmac.compare_digest(packet[:PROOF_NBYTES], self._proof):
             raise TransferError("the visitor does not hold the key of the card")
-        offers = json.loads(packet[PROOF_NBYTES:])
-        life = Life(self.sock)
-        visitor = Visitor(door, self.sock, life, name)
+        wish = json.loads(packet[PROOF_NBYTES:])
+        words = SharedWords(BOARD_NBYTES)
         try:
-            for transport, number in offers.items():
-                visitor.served[transport] = door.offers.serve(transport, number)
-            for part, descriptors in welcome(visitor.served):
-                visitor.channel.send(part, descriptors)
+            with door.offers.entered(wish["offer"]) as offered:
+                door.order.enter(words)
+                files = [file for one in wish["transports"] for file in offered.offers[one].descriptors]
+                welcome(self.sock, [words.descriptor, *files])
+            visitor = Visitor(door, self.sock, name, words, offered)
         except BaseException:
-            visitor.release()
-            life.close()
+            door.order.leave(words)
             raise
         door.forget(self)
         door.admit(visitor)
@@ -225,63 +224,37 @@ class Greeting(Watcher):
 class Visitor(Watcher):
     """Another process that has met this one.
 
-    Attributes:
+    Args:
+        door: the other visitors.
+        sock: the connection.
         name: name of its agent.
-        channel: the connection.
-        served: what it was given, by transport.
+        words: the board, which both share.
+        offered: what it was given.
+
+    Attributes:
+        name, offered: as given.
+        connection: the connection.
+        notes: its notes.
     """
 
-    def __init__(self, door: Door, sock: socket.socket, life: Life, name: str) -> None:
-        self.name = name
-        self.served: dict[str, Served] = {}
-        self._door = door
-        self._left = False
-        self._last: list[bytes] = []  # notes that transports had when it left
-        self.channel = Channel(sock, life, name, self._hear, self._told, door.loop.wake)
+    def __init__(self, door: Visitors, sock: socket.socket, name: str, words: SharedWords, offered: Offered) -> None:
+        self.name, self.offered = name, offered
+        self._door, self._words = door, words
+        self.notes = NoteReader(words)
+        self.connection = Connection(sock, Life(sock), name, door.loop.wake)
 
     def files(self) -> dict[int, int]:
-        """Return the socket and the process."""
-        return {self.channel.sock.fileno(): self.channel.wanted(), self.channel.life.fd: select.POLLIN}
+        """Return the descriptors that tell of its end."""
+        return self.connection.files()
 
     def serve(self) -> None:
-        """Read and write what can be, and let the visitor go if it has gone."""
-        self.channel.read()
-        self.channel.flush()
-        if self._left or self.channel.death() is not None:
-            with self._door.parting:
-                self.channel.close(f"{self.name!r} has gone")
-                self.release()
-                self._door.leave(self)
+        """Let the visitor go if it has gone."""
+        if self.connection.look() is not None or self.connection.parts:
+            self._door.leave(self)
 
-    def notes(self) -> list[bytes]:
-        """Return its notes, each once."""
-        last, self._last = self._last, []
-        found = self.channel.notes() + last
-        return found + [note for one in list(self.served.values()) for note in one.notes()]
-
-    def tell(self, packet: bytes) -> None:
-        """Send a packet; a visitor that has gone needs none."""
-        try:
-            self.channel.send(packet)
-        except TransferError as error:
-            log.debug("%s was not told: %s", self.name, error)
-
-    def release(self) -> None:
-        """Give back what it was given."""
-        served, self.served = self.served, {}
-        for one in served.values():
-            self._last += one.notes()
-            one.close()
-
-    def _hear(self, transport: str, message: bytes) -> None:
-        self.served[transport].heard(message)
-
-    def _told(self, packet: bytes) -> None:
-        del packet  # it says goodbye
-        self._left = True
-        self._door.loop.wake()
-
-
-def message_of(transport: str, message: bytes) -> bytes:
-    """Return the packet of a transport's message."""
-    return MESSAGE + transport.encode() + b"\0" + message
+    def close(self) -> None:
+        """Close the connection, and give the board back. Streams that wait for a visitor that died go on."""
+        self.connection.close(f"{self.name!r} has gone")
+        for lane in range(LANES):
+            self._words.store(ENDED + lane, RELEASED)
+        self._door.order.leave(self._words)

@@ -1,1 +1,0 @@
-"""The transport ``cuda_ipc``: memory of GPUs of several processes of one machine."""
