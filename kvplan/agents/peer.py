@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import weakref
 from collections.abc import Mapping
 from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,6 +12,7 @@ from kvplan.agents.link import Link, checked_note
 from kvplan.agents.packed.packed_transfer import PackedTransfer
 from kvplan.agents.peer_transfer import BOUND, Order, PeerTransfer
 from kvplan.agents.relocation import regions_of
+from kvplan.agents.transport import NIXL
 from kvplan.base.quoting import listed, quoted
 from kvplan.errors import KVPlanError, LayoutError, PathError
 from kvplan.execute.executor import PRIORITIES
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from kvplan.agents.visitor_order import VisitorOrder
     from kvplan.execute.executor import Executor
 
-READS, WRITES = True, False
 # Defaults are compared by identity, since each call of a submit counts.
 NORMAL, AUTO = "normal", "auto"
 _LAYERS = "after is a mapping of layers, which packed pushes over 'nixl' take;"
@@ -36,11 +35,21 @@ WAYS = (AUTO, "direct", "packed")
 
 
 class _Route(NamedTuple):
-    """The way of transfers by a local transport: what moves the bytes, those before them, and who counts their ends."""
+    """How plans between two layouts go.
 
-    executor: Executor
-    line: Line
-    order: VisitorOrder | None
+    Attributes:
+        reading: whether they read from the peer.
+        transport: the transport.
+        executor: what moves the bytes; None over NIXL.
+        lines: those before them, of normal and of high priority.
+        order: what counts their ends on the GPU, or None.
+    """
+
+    reading: bool
+    transport: str
+    executor: Executor | None = None
+    lines: tuple[Line, ...] = ()
+    order: VisitorOrder | None = None
 
 
 class Peer:
@@ -66,10 +75,7 @@ class Peer:
         for transport, layout in held.values():
             whose = layout.addresses
             self._theirs |= {(whose, r.address, r.nbytes, r.device): transport for r in regions_of([layout])}
-        self._sides: dict[int, tuple[weakref.ref[KVLayout], str | None]] = {}
-        # By transport, priority and direction, for memory that one GPU alone reaches: the way of such a transfer.
-        self._routes: dict[tuple[str, bool, str], _Route] = {}
-        self._ways = ByPair[tuple[bool, str]]()  # what _direction returns
+        self._routes = ByPair[_Route]()
 
     def submit(
         self,
@@ -132,16 +138,16 @@ class Peer:
             raise KVPlanError(f"priority is {priority!r}; give 'high' or 'normal'")
         if way is not AUTO and (not isinstance(way, str) or way not in WAYS):
             raise PathError(f"unknown way {quoted(way)}; expected one of {listed(WAYS)}")
-        reading, transport = self._direction(plan)
+        route = self._route(plan)
         until = None if deadline is None or deadline is BOUND else time.monotonic() + float(deadline)
-        order = Order(plan, self.name, reading, note, deadline, until, after, priority == "high")
+        order = Order(plan, self.name, route.reading, note, deadline, until, after, priority == "high")
         if isinstance(after, Mapping):
-            way = _packed_by_layer(transport, way)
-        if transport == "nixl":
+            way = _packed_by_layer(route.transport, way)
+        if route.executor is None:
             return self._submit_nixl(order, by_layer=by_layer, priority=priority, way=way)
         if way == "packed":
-            raise PathError(f"nothing is packed over {transport!r}; the way 'packed' is for layouts over 'nixl'")
-        return self._submit(order, transport, by_layer=by_layer)
+            raise PathError(f"nothing is packed over {route.transport!r}; the way 'packed' is for layouts over 'nixl'")
+        return self._submit(order, route, route.executor, by_layer=by_layer)
 
     def explain(self, plan: Plan) -> str:
         """Return in one line how a plan would be moved, and why.
@@ -161,10 +167,10 @@ class Peer:
         """
         if not isinstance(plan, Plan):
             raise KVPlanError(f"plan is a {type(plan).__name__}; explain takes what CopyProgram.plan or join made")
-        reading, transport = self._direction(plan)
-        if transport != "nixl" or self.nixl is None:
-            return f"by {transport}: this process's executor moves the bytes; see Executor.explain"
-        way, why = self.nixl.way_of(plan, reading=reading)
+        route = self._route(plan)
+        if route.executor is not None or self.nixl is None:
+            return f"by {route.transport}: this process's executor moves the bytes; see Executor.explain"
+        way, why = self.nixl.way_of(plan, reading=route.reading)
         return f"by nixl, {way}: {why}"
 
     def send(self, note: bytes) -> None:
@@ -183,11 +189,9 @@ class Peer:
         elif self.nixl is not None:
             self.nixl.send_note(note)
 
-    def _submit(self, order: Order, transport: str, *, by_layer: bool) -> PeerTransfer:
-        core, link, plan, after = self.core, self.link, order.plan, order.after
+    def _submit(self, order: Order, route: _Route, executor: Executor, *, by_layer: bool) -> PeerTransfer:
+        link, plan, after, gpu_order = self.link, order.plan, order.after, route.order
         assert link is not None  # the transport is a local one
-        known = self._routes.get((transport, order.urgent, plan.direction))
-        executor, line, gpu_order = known or self._route(link, plan, transport, urgent=order.urgent)
         if order.note:
             link.check_room()
         if after is not None:
@@ -200,19 +204,9 @@ class Peer:
             # What Executor.submit checks first, the peer's submit has checked, or the backend checks again.
             return executor._submit(plan, waits, by_layer=by_layer, urgent=order.urgent)
 
-        transfer = PeerTransfer(order, link, gpu_order, core.tally, start, line)
+        transfer = PeerTransfer(order, link, gpu_order, self.core.tally, start, route.lines[order.urgent])
         transfer.launch()
         return transfer
-
-    def _route(self, link: Link, plan: Plan, transport: str, *, urgent: bool) -> _Route:
-        """Return the way of a transfer by a local transport, and keep it if the plan's layouts do not matter."""
-        core, gpu = self.core, link.opened[transport].gpu
-        executor = core.executor_for(plan) if gpu is None else core.executor_on(f"cuda:{gpu}")
-        line = core.lines.line((id(executor), urgent, plan.direction))
-        route = _Route(executor, line, None if gpu is None else link.order)
-        if gpu is not None:
-            self._routes[transport, urgent, plan.direction] = route
-        return route
 
     def _submit_nixl(self, order: Order, *, by_layer: bool, priority: str, way: str) -> PeerTransfer | PackedTransfer:
         core, nixl = self.core, self.nixl
@@ -233,18 +227,12 @@ class Peer:
         transfer.launch(deferred=order.after is not None)
         return transfer
 
-    def _direction(self, plan: Plan) -> tuple[bool, str]:
-        """Return whether a plan reads from the peer, and by which transport; check that it is with this peer."""
-        return self._ways.get(plan) or self._ways.keep(plan, self._look(plan))
+    def _route(self, plan: Plan) -> _Route:
+        """Return how a plan goes; raise PathError if it is not with this peer."""
+        return self._routes.get(plan) or self._routes.keep(plan, self._new_route(plan))
 
-    def _look(self, plan: Plan) -> tuple[bool, str]:
-        found = []
-        for k, side in enumerate(("source", "destination")):
-            whose = {self._side(pair[k]) for pair in plan.layouts}
-            if len(whose) > 1:
-                raise PathError(f"the {side} of {plan!r} is partly memory of {self.name!r}; submit each part by itself")
-            found.append(whose.pop())
-        src, dst = found
+    def _new_route(self, plan: Plan) -> _Route:
+        src, dst = (self._transport(plan, side) for side in (0, 1))
         if (src is None) == (dst is None):
             where = "neither side of {} is" if src is None else "both sides of {} are"
             raise PathError(
@@ -254,25 +242,30 @@ class Peer:
         for _, layout in plan.layouts:
             if not layout.writable:
                 raise LayoutError(f"the destination {layout!r} is read-only")
-        return (READS, src) if src is not None else (WRITES, str(dst))
+        reading, transport, core, link = src is not None, src or str(dst), self.core, self.link
+        if transport == NIXL or link is None:
+            return _Route(reading, NIXL)
+        gpu = link.opened[transport].gpu
+        executor = core.executor_for(plan) if gpu is None else core.executor_on(f"cuda:{gpu}")
+        lines = tuple([core.lines.line((id(executor), urgent, plan.direction)) for urgent in (False, True)])
+        return _Route(reading, transport, executor, lines, None if gpu is None else link.order)
 
-    def _side(self, layout: KVLayout) -> str | None:
-        """Return the transport of a layout of the peer, or None for other layouts."""
-        known = self._sides.get(id(layout))
-        if known is not None and known[0]() is layout:
-            return known[1]
-        whose = layout.addresses
-        kinds = {self._theirs.get((whose, r.address, r.nbytes, r.device)) for r in layout.regions}
-        if len(kinds) > 1 or (None in kinds and layout.addresses != "memory"):
-            raise PathError(
-                f"{layout!r} is neither memory of this process nor of {self.name!r}; compile with peer.layouts, which "
-                "the newest card made"
-            )
-        side = kinds.pop()
-        if len(self._sides) > 1000:
-            self._sides.clear()
-        self._sides[id(layout)] = weakref.ref(layout), side
-        return side
+    def _transport(self, plan: Plan, side: int) -> str | None:
+        """Return the transport of one side of a plan, or None if it is not the peer's."""
+        kinds = set()
+        for layout in {id(pair[side]): pair[side] for pair in plan.layouts}.values():
+            whose = layout.addresses
+            some = {self._theirs.get((whose, r.address, r.nbytes, r.device)) for r in layout.regions}
+            if len(some) > 1 or (None in some and whose != "memory"):
+                raise PathError(
+                    f"{layout!r} is neither memory of this process nor of {self.name!r}; compile with peer.layouts, "
+                    "which the newest card made"
+                )
+            kinds |= some
+        if len(kinds) > 1:
+            name = ("source", "destination")[side]
+            raise PathError(f"the {name} of {plan!r} is partly memory of {self.name!r}; submit each part by itself")
+        return kinds.pop()
 
     def __repr__(self) -> str:
         return f"Peer({self.name!r}, layouts {list(self.layouts)}, by {self.transport})"
@@ -280,7 +273,7 @@ class Peer:
 
 def _packed_by_layer(transport: str, way: str) -> str:
     """Return the way of a submit whose ``after=`` is a mapping of layers; raise KVPlanError if it is another way."""
-    if transport == "nixl" and way != "direct":
+    if transport == NIXL and way != "direct":
         return "packed"
-    by = f"over {transport!r}" if transport != "nixl" else "by the way 'direct'"
+    by = f"over {transport!r}" if transport != NIXL else "by the way 'direct'"
     raise KVPlanError(f"{_LAYERS} {by}, {_EACH}")
