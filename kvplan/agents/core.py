@@ -16,11 +16,11 @@ from kvplan.agents.by_nixl.nixl_end import NixlEnd
 from kvplan.agents.by_nixl.nixl_link import NixlLink
 from kvplan.agents.by_nixl.nixl_packed import NixlPacked, PackedWay
 from kvplan.agents.identity import this_process
-from kvplan.agents.lines import Lines
 from kvplan.agents.link import Link
 from kvplan.agents.loop import Loop, Watcher, guarded
 from kvplan.agents.offers import Offers
 from kvplan.agents.packed.programs import NOTHING, Offer
+from kvplan.agents.peer_transfer import Lines
 from kvplan.agents.visitors import Visitor, Visitors
 from kvplan.base.process import AGENTS, at_exit, generation
 from kvplan.base.threads import Latch

@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvplan.agents.lines import Line
 from kvplan.agents.link import Link, checked_note
 from kvplan.agents.packed.packed_transfer import PackedTransfer
-from kvplan.agents.peer_transfer import BOUND, Order, PeerTransfer
+from kvplan.agents.peer_transfer import BOUND, Line, Order, PeerTransfer
 from kvplan.agents.relocation import regions_of
 from kvplan.agents.transport import NIXL
 from kvplan.base.quoting import listed, quoted

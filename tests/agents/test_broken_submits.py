@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-SHORT_NBYTES = 200
 from tests.agents.cuda_ipc.simulated_ipc import Both, OnGpu, two_gpus
 from tests.interrupts import Interrupt
 from tests.patience import PATIENCE, until
 
 driver = pytest.fixture(two_gpus)
 
-NOTES = {"short": b"x", "message": b"x" * (SHORT_NBYTES + 1), "messages": b"x" * 60_000}
+NOTES = {"short": b"x", "long": b"x" * 60_000}
 
 
 def points(both, note, after):

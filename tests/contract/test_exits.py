@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ import kvplan
 from tests.patience import PATIENCE
 
 ROOT = Path(__file__).parents[2]
+numbers = count()
 BLOCKS, NBYTES = 64, 1 << 18
 
 PROCESS = """
@@ -55,7 +57,7 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def pool():
-    name = f"kvplan-exits-{os.getpid()}"
+    name = f"kvplan-exits-{os.getpid()}-{next(numbers)}"
     like = kvplan.KVLayout.from_tensors("block dim", np.zeros((BLOCKS, NBYTES), np.uint8))
     return name, kvplan.allocate("block dim", like=like, shared=name)
 

@@ -426,9 +426,9 @@ MUTANTS = (
         '"contract/peers/test_bytes.py::test_a_pair[blocks of their own-push-shm]"',
     ),
     Mutant(
-        "agents/channel.py",
-        "found, self.inbox, self._inbox_nbytes = self.inbox, [], 0",
-        "found, self._inbox_nbytes = list(self.inbox), 0",
+        "agents/board.py",
+        "ready.append(notes.popleft())",
+        "ready.append(notes[0]); break",
         "contract/peers/test_notes.py::test_notes_come_in_the_order_of_the_submits[push-shm]",
     ),
     Mutant(
@@ -437,10 +437,10 @@ MUTANTS = (
         "",
         "contract/peers/test_waiting.py::test_a_transfer_waits_for_its_event[push-shm]",
     ),
-    Mutant("agents/link.py", "        channel.close(self.why)\n", "", MEETINGS),
-    Mutant("agents/shm_way.py", "            one.owner.close()\n", "            pass\n", FORGOTTEN),
+    Mutant("agents/link.py", "        self.connection.close(why)\n", "", MEETINGS),
+    Mutant("agents/link.py", "        guarded(place.owner.close)\n", "        pass\n", FORGOTTEN),
     Mutant("agents/identity.py", "                os.close(fd)\n", "                pass\n", MEETINGS),
-    Mutant("agents/agent.py", "            close_files(met.descriptors)\n", "            pass\n", MEETINGS),
+    Mutant("agents/agent.py", "            close_all(met.descriptors)\n", "            pass\n", MEETINGS),
     Mutant(
         "agents/core.py",
         "        at_exit(AGENTS, _drain_at_exit)\n",
@@ -455,8 +455,8 @@ MUTANTS = (
     ),
     Mutant(
         "agents/peer_transfer.py",
-        "                self._link.send_note(order.note)\n",
-        "                pass\n",
+        "            if order.note and not self._noted:\n                self._send_note()\n",
+        "            pass\n",
         "contract/peers/test_notes.py::test_notes_come_in_the_order_of_the_submits[push-shm]",
     ),
     Mutant(

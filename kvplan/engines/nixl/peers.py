@@ -13,7 +13,7 @@ import numpy as np
 
 from kvplan.agents.agent import Agent as LocalAgent
 from kvplan.agents.packed.ring import Slots
-from kvplan.agents.ways import LOCAL
+from kvplan.agents.transport import LOCAL
 from kvplan.base.reading import json_of
 from kvplan.engines.nixl.descriptor_rows import Held, Placed, Range, Rows, disjoint, indices, ranges_of, rows_of
 from kvplan.engines.nixl.local_peers import LocalPeer, placed_in

@@ -25,10 +25,7 @@ def test_notes_come_in_the_order_of_the_submits(pair, reading):
     assert pair.far.notes() == []
 
 
-BEFORE = "notes that are sent alone are read before those of transfers"
-
-
-@over("shm", "direct", "packed", xfail={"cuda_ipc": BEFORE})
+@over("shm", "direct", "packed", "cuda_ipc")
 def test_a_note_alone_comes_behind_those_of_transfers_that_have_ended(pair):
     pair.near.end(pair.submit([1], [2], reading=False, note=b"first"))
     pair.near.send("far", b"second")
