@@ -14,7 +14,7 @@ from benchmarks.wires.contents import by_block, fill, same
 from benchmarks.wires.limits import BESIDE, Scale, Wire
 from benchmarks.wires.paced import pace
 from kvplan import Agent, Executor, KVLayout, Policy
-from kvplan.agents.by_nixl.nixl_wire import NixlWire
+from kvplan.agents.by_nixl.nixl_end import NixlWire
 
 NEAR, FAR = "near", "far"
 ORDERS = {NEAR: "layer block dim", FAR: "block layer dim"}

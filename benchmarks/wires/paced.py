@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from kvplan.agents.by_nixl.nixl_wire import DONE, MOVING
 from kvplan.plan.nixl_lists import NixlList
 
 PIECE = 4 << 20  # bytes of a large message that a card has sent before NIXL moves them
@@ -59,30 +58,29 @@ def pace(owner: Any, gbps: float, clock: Clock = time.perf_counter) -> None:
     post if that has copied host memory. So the note goes by itself, at the first look behind the last byte.
 
     Args:
-        owner: the class, with the methods ``write``, ``state``, ``release`` and ``send`` of
-            :class:`kvplan.agents.by_nixl.nixl_wire.NixlWire`.
+        owner: the class, with the methods ``write``, ``over``, ``release`` and ``send`` of
+            :class:`kvplan.agents.by_nixl.nixl_end.NixlWire`.
         gbps: the card's rate.
         clock: returns seconds.
     """
-    post, ask, free = owner.write, owner.state, owner.release
+    post, ask, free = owner.write, owner.over, owner.release
     card = Card(gbps, clock)
 
     def write(wire: Any, local: int, remote: int, nbytes: int, note: bytes) -> Held:
         return Held(post(wire, local, remote, nbytes, b""), card.sent(nbytes), note)
 
-    def state(wire: Any, held: Held) -> str:
-        if clock() < held.due:
-            return MOVING
-        found: str = ask(wire, held.posted)
-        if found == DONE and held.note:
+    def over(wire: Any, held: Held) -> bool:
+        if clock() < held.due or not ask(wire, held.posted):
+            return False
+        if held.note:
             wire.send(held.note)
             held.note = b""
-        return found
+        return True
 
     def release(wire: Any, held: Held) -> bool:
         return bool(free(wire, held.posted))
 
-    for method in (write, state, release):
+    for method in (write, over, release):
         setattr(owner, method.__name__, method)
 
 

@@ -1,21 +1,106 @@
-"""The connection to a peer through NIXL, by both ways: a descriptor for each piece, or packed."""
+"""The connection to a peer through NIXL, by both ways: packed, or with a descriptor for each piece: direct."""
 
 from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from typing import Any
 
-from kvplan.agents.by_nixl.nixl_end import DIRECT, NixlEnd, NixlOffer, spans_of
+from kvplan.agents.by_nixl.nixl_end import NixlEnd, NixlOffer, in_words, spans_of
 from kvplan.agents.by_nixl.nixl_packed import PACKED_VERSION, NixlPacked
-from kvplan.agents.by_nixl.nixl_transfer import NixlTransfer
-from kvplan.agents.packed.end import PATIENCE
-from kvplan.agents.packed.packed_transfer import PackedTransfer
+from kvplan.agents.packed.packed_transfer import PATIENCE, PackedTransfer
 from kvplan.agents.peer_transfer import BOUND, Order, bound_of
 from kvplan.errors import PathError, TransferError
+from kvplan.execute.transfer import Transfer, TransferResult
+from kvplan.plan.nixl_lists import nixl_lists
 from kvplan.plan.plan import Plan
 
+LOOK_SECONDS = 50e-6  # seconds between two polls of a transfer in flight
+MOVING, DONE = "PROC", "DONE"  # NIXL's states of a transfer
+
 log = logging.getLogger("kvplan.agents")
+
+
+class NixlTransfer(Transfer):
+    """A direct transfer by NIXL: it is posted, polled, and given up late. NIXL moves it also if no thread polls.
+
+    Only :meth:`done` and calls that wait notice that the bytes have moved, even within the submit, or that it has
+    failed; the ``seconds`` of the result end there.
+
+    Args:
+        end: this process's end.
+        peer: name of the peer.
+        order: the arguments of the submit, a :class:`kvplan.agents.peer_transfer.Order`. NIXL sends the note.
+        flying: the peer's transfers in flight; it stands there until its end.
+    """
+
+    def __init__(self, end: NixlEnd, peer: str, order: Any, flying: set[NixlTransfer]) -> None:
+        self.plan: Plan = order.plan
+        self._end, self._peer, self._reading, self._flying = end, peer, order.reading, flying
+        self._until, self._deadline = order.until, order.deadline
+        self._descriptors = 0
+        self._handle: Any = None  # NIXL's
+        self._state = MOVING  # or DONE, or why it failed
+        self._over = False
+        flying.add(self)
+        self._posted = time.perf_counter()
+        self._ask(lambda: self._post(order.note))
+
+    def _post(self, note: bytes) -> str:
+        nixl = self._end.nixl
+        if not self.plan.nbytes:
+            if note:
+                nixl.send_notif(self._peer, note)
+            return DONE
+        src, dst = nixl_lists(self.plan.descriptors(), self.plan.layouts)
+        mine, theirs = (dst, src) if self._reading else (src, dst)
+        self._descriptors = mine.descriptors
+        here, there = nixl.get_xfer_descs(*mine), nixl.get_xfer_descs(*theirs)
+        # One handle: lists that NIXL prepares for later transfers would be two more, and take as long to make.
+        self._handle = nixl.initialize_xfer("READ" if self._reading else "WRITE", here, there, self._peer, note)
+        return str(nixl.transfer(self._handle))
+
+    def done(self) -> bool:
+        """See :meth:`Transfer.done`."""
+        with self._end.lock:
+            if not self._over:
+                if self._handle is not None and self._state == MOVING:
+                    self._ask(lambda: self._end.nixl.check_xfer_state(self._handle))
+                late = self._until is not None and time.monotonic() > self._until
+                if late or self._state != MOVING:
+                    self.give_up(f"it did not end within its deadline of {self._deadline} seconds")
+            return self._over
+
+    def synchronize(self, timeout: float | None = None) -> None:
+        """See :meth:`Transfer.synchronize`."""
+        started = time.monotonic()
+        while not self.done():
+            if timeout is not None and time.monotonic() - started > timeout:
+                raise self._late(timeout)
+            time.sleep(LOOK_SECONDS)
+        if self._state != DONE:
+            raise TransferError(f"{self._state}; if the peer is gone, meet() its new card and plan again")
+
+    def give_up(self, why: str) -> None:
+        """End it now, as failed unless NIXL has told its end; the caller holds the lock."""
+        if not self._over:
+            self._state = why if self._state == MOVING else self._state
+            if self._state == DONE:
+                seconds = time.perf_counter() - self._posted
+                self._result = TransferResult(self.plan.nbytes, seconds, "nixl", self._descriptors, 1)
+            handle, self._handle = self._handle, None
+            self._end.release(handle, memory=self.plan)
+            self._over = True
+            self._flying.discard(self)
+
+    def _ask(self, call: Callable[[], str]) -> None:
+        try:
+            state = call()
+        except Exception as error:  # noqa: BLE001  # any error of NIXL is the transfer's
+            self._state = in_words(error)
+        else:
+            self._state = state if state in (MOVING, DONE) else f"NIXL reports the state {state}"
 
 
 class NixlLink:
@@ -40,11 +125,13 @@ class NixlLink:
         self.why: str | None = None
         self.own = end.agent()
         try:
-            end.add(name, offer.metadata, DIRECT)
+            end.add(name, offer.metadata)
         except TransferError:
-            if packed is None or not packed.restarted(name):
+            if packed is None or name not in packed.peers:
                 raise
-            end.replace(name, offer.metadata, DIRECT)
+            packed.part(name, "it has restarted", over=True)
+            end.replace(name, offer.metadata)
+        end.hold(name)
         self._name, self._packed, self._offer = name, packed, offer
         self._flying: dict[int, Any] = {}
         self._moving = set[NixlTransfer]()
@@ -149,4 +236,4 @@ class NixlLink:
                     moving.give_up(self.why)
                 if self._packed is not None:
                     self._packed.forget(self._name)
-                self.own.drop(self._name, DIRECT)
+                self.own.drop(self._name)

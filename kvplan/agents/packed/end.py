@@ -1,127 +1,139 @@
-"""This process's end of packed transfers: its ring, its peers, and their greetings, lives and ends."""
+"""This process's end of packed transfers: its ring, the lines to its peers, and the thread that makes progress."""
 
 from __future__ import annotations
 
+import ctypes
 import logging
-import secrets
+import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 from kvplan.agents.latched_transfer import LatchedTransfer
-from kvplan.agents.packed.line import (
-    ANSWER_SECONDS,
-    Clock,
-    Line,
-    Moving,
-    Wire,
-)
-from kvplan.agents.packed.messages import CHUNK, FAIL, HELLO, WORD, Hello, Inbox, Message, read_end, refusal
-from kvplan.agents.packed.packed_transfer import PackedTransfer, Wish
+from kvplan.agents.packed.line import ENDED, GREETS, OPEN, OVER, Line, Moving, Wire
+from kvplan.agents.packed.messages import END, HELLO, MAGIC, WORD, Inbox, Message, body_of, fields_of
+from kvplan.agents.packed.packed_transfer import PackedTransfer
 from kvplan.agents.packed.programs import Offer
-from kvplan.agents.packed.readiness import gates_of
-from kvplan.agents.packed.ring import Place, Ring
-from kvplan.agents.packed.traffic import Traffic
+from kvplan.agents.packed.ring import Place, Ring, Slots, allocated, enter
+from kvplan.agents.packed.traffic import Clock, Traffic
 from kvplan.base.process import check_process, generation
+from kvplan.base.threads import Bell, Worker, error_of
 from kvplan.errors import KVPlanError, TransferError
 from kvplan.execute.executor import Executor
 from kvplan.execute.stats import Tally
-from kvplan.plan.chunks import by_layer as layers_of
-from kvplan.plan.chunks import outlines_of, sources_of
 from kvplan.plan.plan import Plan
 
-GROUPS = 8  # most groups of layers of a transfer by layer; as many as layers if each waits for an object of its own
-PATIENCE = 30.0  # seconds without a chunk that moves, after which a transfer fails if nothing else was asked for
 SILENCE = 30.0  # seconds without a word, after which a peer of transfers in flight is given up
 WORD_SECONDS = 0.5  # between two words while something is in flight
 IDLE_WORD_SECONDS = 5.0  # the same otherwise, so that nothing is kept of peers that have died
-LOOK_SECONDS = 5e-3  # between two looks at deadlines
+ANSWER_SECONDS = 1.0  # that the end of a line that was never open, and a close, wait for the peer
+LOOK_SECONDS = 5e-3  # between two looks at times
 CLOSE_NAP = 1e-4  # seconds between two looks of a close
+
+SPIN_SECONDS = 50e-6  # after a look that found something: the next ones follow without a nap
+BUSY_NAP = 1e-4  # seconds between two looks while transfers are in flight
+IDLE_NAP = 2e-4  # the same when nothing is in flight: a peer's direct transfer over TCP moves on by these looks
+REST_NAP = 2e-3  # the same after REST_SECONDS
+REST_SECONDS = 10.0
+TIMER_SLACK = 29  # PR_SET_TIMERSLACK of prctl
+SLACK_NS = 1000  # the default is 50,000: a nap of 100 us then takes over 150
 
 log = logging.getLogger("kvplan.agents")
 
 
-class Reach(Protocol):
+class PackedWay(NamedTuple):
+    """How an agent takes packed transfers.
+
+    Attributes:
+        slots: its ring; None for one that fits its device.
+        threaded: whether a thread makes progress; otherwise :meth:`kvplan.Agent.poll` does.
+    """
+
+    slots: Slots | None = None
+    threaded: bool = True
+
+
+class Transport(Protocol):
     """What an end needs of the transport."""
 
-    def metadata(self) -> bytes:
-        """Return what a peer needs to write to the ring."""
+    def wire(self, peer: str) -> Wire:
+        """Return a wire to a peer."""
 
-    def join(self, peer: str, metadata: bytes) -> None:
-        """Take a peer's metadata; raise KVPlanError if it cannot be used."""
+    def notes(self) -> list[tuple[str, bytes]]:
+        """Return the notes that have come since the last call, each with the peer."""
 
-    def wire(self, peer: str, lost: Callable[[str], object]) -> Wire:
-        """Return a wire to a peer; it calls ``lost``, in any thread, with the reason if the peer is gone."""
+    def add_ring(self, address: int, nbytes: int, device: str) -> None:
+        """Let peers write to this memory; raise KVPlanError if they cannot."""
 
-    def tell(self, peer: str, note: bytes) -> None:
-        """Send a note to a peer without a line; raise KVPlanError if it is not sent."""
-
-    def renew(self, peer: str) -> None:
-        """Connect anew to a peer that the wire has lost; raise KVPlanError if that is refused."""
-
-    def leave(self, peer: str) -> None:
-        """Take it that nothing moves to or from a peer any more."""
-
-
-def _no() -> bool:
-    return False
+    def drop_ring(self) -> None:
+        """Let no peer write there any more."""
 
 
 class End:
-    """This process's end of packed transfers.
+    """This process's end of packed transfers. The first transfer, or greeting, opens it: then it has a ring.
 
-    Progress is made by :meth:`poll`: the owner's thread or an engine's step calls it, and so does every wait for a
-    transfer, unless a thread polls. Any thread may call the methods; one of them polls at a time.
+    Progress is made by :meth:`poll`: a thread calls it, or an engine's step and every wait for a transfer. Any thread
+    may call the methods; one of them polls at a time.
+
+    A line ends by an error of the wire, silence, a restart of the peer, or a call. Its transfers fail then. The slots
+    that the peer may write come back when it has said that it writes no more, or is known to be dead: a message is not
+    sent, and neither after a new connection. Then the next line to it may begin.
 
     Args:
-        ring: this process's slots.
-        mover: gathers and scatters.
-        reach: the transport.
+        name: name of the agent.
+        transport: the transport.
         offer: returns the memory that peers may name.
-        arrivals: called at every poll; it gives the notes that have come to :meth:`take`.
-        notes: gets the notes of peers' transfers that have ended, each with the peer.
-        threaded: returns whether a thread of the owner polls, so that waits sleep.
-        wake: called when there is something to do, so that the thread polls now.
+        executor: returns the executor of a device.
+        way: its ring, and who makes progress.
+        device: returns the device for the ring; None for :meth:`default_device`.
         tally: sums to which transfers are added.
         now: the clock.
 
     Attributes:
-        ring, tally, wake, notes, threaded: as given.
+        name, tally: as given.
+        ring: this process's slots; None until it is opened.
+        inbox: notes of peers for the user.
         refusals: by peer, why it takes no packed transfer.
+        closed: whether no transfer begins any more.
+        polling: held within a poll.
     """
 
+    traffic: Traffic
+    ring: Ring | None = None
+
     def __init__(
-        self, ring: Ring, mover: Executor, reach: Reach, offer: Callable[[], Offer], arrivals: Callable[[], object], *,
-        notes: Inbox | None = None, threaded: Callable[[], bool] = _no,
-        wake: Callable[[], object] = _no, tally: Tally | None = None, now: Clock = time.monotonic,
+        self, name: str, transport: Transport, offer: Callable[[], Offer], executor: Callable[[str], Executor],
+        way: PackedWay, device: Callable[[], str] | None = None, tally: Tally | None = None,
+        now: Clock = time.monotonic,
     ) -> None:  # fmt: skip
-        self.ring, self.wake = ring, wake
-        self.tally = Tally() if tally is None else tally
-        self.refusals: dict[str, str] = {}
-        self._reach, self._arrivals, self.threaded, self._now = reach, arrivals, threaded, now
-        self.notes = Inbox() if notes is None else notes
-        self._traffic = Traffic(ring, mover, offer, self.notes, now)
+        self.name, self.tally, self._way = name, tally or Tally(), way
+        self.inbox, self.refusals, self.closed = Inbox(), dict[str, str](), False
+        self._transport, self._offer, self._now = transport, offer, now
+        self._executor, self._device = executor, device or self.default_device
         self._lines: dict[str, Line] = {}
-        self._knocks: dict[str, Message] = {}  # greetings that wait until nothing of an earlier line moves
-        self._inbox: deque[tuple[str, bytes]] = deque()
+        self._gone: set[str] = set()  # peers of which the wire has said so
+        self._received: deque[tuple[str, bytes]] = deque()
         self._calls: deque[Callable[[], object]] = deque()
         self._mine: set[PackedTransfer] = set()  # those that have not ended
-        self._polling, self._looking = threading.RLock(), False
-        self._closed = False
-        self._looked_at = self._said_at = self._asked_at = 0.0
+        self._waiting: list[PackedTransfer] = []  # those that wait for a gate, or for a line
+        self.polling, self._looking = threading.RLock(), False
+        self._reading, self._opening = threading.RLock(), threading.RLock()
+        self._looked_at = 0.0
         self._generation = generation()
+        self._bell, self._stopped = Bell(), False
+        self._thread = Worker("kvplan-nixl", self._serve, "no thread makes progress for NIXL")
 
     # ---- any thread --------------------------------------------------------------------------------------------------
 
     @property
     def busy(self) -> bool:
         """Whether something is in flight."""
-        waits = self._calls or self._inbox or self._knocks
-        return bool(waits or self._traffic.moves or any(line.moving for line in list(self._lines.values())))
+        moves = self.ring is not None and (self.traffic.copies or self.traffic.writes)
+        lines = any(line.moving or line.state >= ENDED for line in list(self._lines.values()))
+        return bool(moves or lines or self._calls or self._received or self._waiting)
 
     @property
     def in_flight(self) -> int:
@@ -131,21 +143,26 @@ class End:
     @property
     def begun(self) -> int:
         """Number of those that do not wait for their ``after=``."""
-        return self.in_flight - sum(not moving.opened for moving in list(self._traffic.pending.values()))
+        return sum(not transfer.waits for transfer in list(self._mine))
+
+    @property
+    def copying(self) -> bool:
+        """Whether something is gathered or scattered now."""
+        return self.ring is not None and bool(self.traffic.copies)
 
     @property
     def peers(self) -> set[str]:
         """Names of the peers of lines that have not ended for good."""
-        return {line.name for line in [*self._lines.values(), *self._traffic.leaving]}
+        return set(self._lines)
 
     def answered(self, peer: str) -> bool:
         """Return whether a peer has answered a greeting."""
         line = self._lines.get(peer)
-        return line is not None and line.theirs != 0
+        return line is not None and line.state == OPEN
 
-    def take(self, peer: str, note: bytes) -> None:
-        """Take a message of a peer, a note that begins with ``MAGIC``. Any thread may call it, also within a poll."""
-        self._inbox.append((peer, note))
+    def lost(self, peer: str) -> bool:
+        """Return whether the wire has reported a peer as gone, and it has not greeted since."""
+        return peer in self._gone
 
     def later(self, call: Callable[[], object]) -> None:
         """Let the thread that polls call a function between two of its steps."""
@@ -154,89 +171,51 @@ class End:
 
     def give_up(self, transfer: PackedTransfer, why: str) -> None:
         """Let the thread that polls end a transfer."""
+        self.later(partial(self.fail, transfer, why))
+
+    def part(self, peer: str, why: str, *, over: bool = False) -> None:
+        """End the line to a peer; ``over`` is whether nothing of it moves any more."""
+        self.refusals.pop(peer, None)
+        self._gone.discard(peer)
 
         def end() -> None:
-            if (moving := self._traffic.pending.get(transfer)) is not None:
-                self._traffic.fail(moving, why)
+            if (line := self._lines.get(peer)) is not None:
+                self._end_line(line, why, over=over)
+            for transfer in self._waiting:
+                if transfer.peer == peer:
+                    self.fail(transfer, why)
 
         self.later(end)
 
-    def lost(self, peer: str, why: str, *, dead: bool = False) -> None:
-        """End the line to a peer: its transfers fail. If it is ``dead``, nothing of it moves any more."""
-        self.refusals.pop(peer, None)
-        self.later(lambda: self._lose_all(peer, why, dead=dead))
-
     def served(self) -> frozenset[Moving]:
         """Return the transfers of peers that have not ended, or that still copy; call it by :meth:`later`."""
-        lines = [*self._lines.values(), *self._traffic.leaving]
-        return frozenset(
-            one
-            for line in lines
-            for one in list(line.moving.values())
-            if not one.mine and (one.error is None or one.copying)
-        )
+        every = [moving for line in list(self._lines.values()) for moving in list(line.moving.values())]
+        return frozenset(moving for moving in every if not moving.mine and (moving.error is None or moving.copying))
 
     def refuse(self, served: Iterable[Moving], why: str) -> None:
         """End some of the transfers that :meth:`served` returned; call it by :meth:`later`."""
         for moving in served:
-            self._traffic.fail(moving, why)
+            self.traffic.fail(moving, why)
 
-    @property
-    def copying(self) -> bool:
-        """Whether something is gathered or scattered now."""
-        return self._traffic.copying
-
-    def submit(
-        self, peer: str, plan: Plan, *, reading: bool, note: bytes = b"", after: Any = None,
-        until: float | None = None, patience: float | None = PATIENCE, by_layer: bool = False, priority: str = "normal",
-    ) -> PackedTransfer:  # fmt: skip
+    def submit(self, peer: str, plan: Plan, **options: Any) -> PackedTransfer:
         """Begin a transfer, and return at once.
 
         Args:
             peer: name of the peer.
             plan: a plan between layouts of this process and layouts of the peer, of at most 64 programs.
-            reading: whether it reads from the peer; otherwise it writes.
-            note: note for the peer, which gets it after the last byte.
-            after: a stream, an event, a Transfer, or None: the transfer begins when this has completed. For a push by
-                layer, also a mapping from numbers of layers to such objects.
-            until: when it is given up, as the clock counts; None for never, or as ``patience`` says.
-            patience: seconds without a chunk that moves, after it could have begun, until it is given up.
-            by_layer: whether layers arrive in their order; see :meth:`kvplan.Transfer.wait_layer`.
-            priority: ``"high"`` or ``"normal"``; chunks of high priority come first.
+            options: see :class:`.packed_transfer.PackedTransfer`.
 
         Raises:
             KVPlanError: an argument is wrong.
             TransferError: this end is closed.
         """
         check_process(self._generation)
-        if self._closed:
-            raise TransferError("the packed transfers of this agent are closed")
-        mapping = isinstance(after, Mapping)
-        if mapping and (reading or not by_layer):
-            raise KVPlanError("after is a mapping of layers; give it with by_layer=True, and to write")
-        outlines = outlines_of(plan)
-        groups = (len(plan.layers) if mapping else GROUPS) if by_layer else 1
-        layers, _ = layers_of(outlines, groups)
-        wish = Wish(plan, peer, reading, note, until, patience, priority == "high")
-        transfer = PackedTransfer(wish, self, layers, gates_of(plan, layers, after))
-
+        if self.closed:
+            raise TransferError(f"the agent {self.name!r} is closed")
+        transfer = PackedTransfer(self, peer, plan, **options)
         self._mine.add(transfer)
         LatchedTransfer.add_done_callback(transfer, partial(self._mine.discard, transfer))
-
-        def queue() -> None:
-            try:
-                line = self._line(peer)
-            except KVPlanError as error:
-                transfer.fail(str(error), "nothing was moved")
-                return
-            own = tuple(dict.fromkeys(pair[reading] for pair in plan.layouts))
-            moving = Moving(
-                line, outlines, groups, sends=not reading, urgent=wish.urgent, own=own, device=own[0].device,
-                transfer=transfer, sources=sources_of(plan),
-            )  # fmt: skip
-            self._traffic.queue(transfer, moving)
-
-        self.later(queue)
+        self.later(partial(self._waiting.append, transfer))
         if not self.threaded():
             self.poll()
         return transfer
@@ -245,7 +224,7 @@ class End:
         """Move everything on that can move now; return whether anything did. One thread polls at a time."""
         if self._looking:
             return False
-        with self._polling:
+        with self.polling:
             try:
                 self._looking = True
                 return self._look()
@@ -253,7 +232,7 @@ class End:
                 self._looking = False
 
     def close(self, timeout: float = 5.0) -> None:
-        """Part from all peers, and wait until nothing moves in the ring.
+        """Part from all peers, wait until nothing moves in the ring, end the thread, and free the ring.
 
         Raises:
             TransferError: a peer has not said in time that its writes have ended, so that they may still move; or a
@@ -261,225 +240,295 @@ class End:
         """
         if self._generation != generation():
             return
-        self._closed = True
+        self.closed = True
         for peer in list(self._lines):
-            self.lost(peer, "this agent was closed")
+            self.part(peer, "this agent was closed")
         begun = time.monotonic()
-        while (holds := self._calls or self._lines or self._traffic.unsettled) or self._traffic.leaving:
-            seconds = time.monotonic() - begun
+        while self._calls or self._lines:
+            seconds, lines = time.monotonic() - begun, list(self._lines.values())
+            holds = self._calls or any(line.state < ENDED or line.moving or line.taken[0] for line in lines)
             if not holds and seconds > min(timeout, ANSWER_SECONDS):
-                break  # a peer does not say that it has heard of it, and writes nothing
+                break
             if seconds > timeout:
                 left = ", ".join(sorted(map(repr, self.peers)))
                 raise TransferError(f"the packed transfers close, and writes of {left} may still move in the ring")
-            if self.threaded():
-                self.wake()
+            self.wake()
+            if self.threaded() or not self.poll():
                 time.sleep(CLOSE_NAP)
-            elif not self.poll():
-                time.sleep(CLOSE_NAP)
-        self.later(self._leave_all)
-        if not self.threaded():
-            self.poll()
+        self.stop(timeout)
+        while self._lines:
+            self._lines.popitem()[1].wire.close()
+        if self.ring is not None:
+            self._transport.drop_ring()
+            self.ring = None
 
-    def _leave_all(self) -> None:
-        for line in self._traffic.leaving:
-            line.wire.close()
-            self._reach.leave(line.name)
-        self._traffic.leaving.clear()
+    # ---- the ring ----------------------------------------------------------------------------------------------------
 
-    # ---- the thread that polls ---------------------------------------------------------------------------------------
+    def default_device(self) -> str:
+        """Return the device of the ring if none was asked for."""
+        return "cpu"
+
+    def default_slots(self) -> Slots:
+        """Return the ring if none was asked for."""
+        raise NotImplementedError
+
+    def end(self) -> Self:
+        """Return this end, opened; raise KVPlanError if it is closed, or the ring cannot be allocated or registered."""
+        if self.closed:
+            raise TransferError(f"the agent {self.name!r} is closed")
+        with self._opening:
+            if self.ring is None:
+                device, slots = self._device(), self._way.slots or self.default_slots()
+                ring, mover = allocated(device, slots, smaller=self._way.slots is None), self._executor(device)
+                self._transport.add_ring(ring.memory.data_ptr(), ring.memory.shape[1], device)
+                self.traffic = Traffic(ring, mover, self._offer, self.inbox, self._end_line, self._now)
+                self.ring = ring
+                if self._way.threaded:
+                    self.later(partial(enter, device))
+        return self
+
+    # ---- the thread --------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the thread that makes progress, if a thread makes it."""
+        if self._way.threaded and not self._thread.started and not self._stopped:
+            self._thread.start()
+
+    def stop(self, timeout: float) -> None:
+        """End the thread; nothing moves any more, and the ring stays."""
+        self.closed = self._stopped = True
+        self.wake()
+        self._thread.join(timeout)
+
+    def wake(self) -> None:
+        """Let the thread look now, if there is one."""
+        self._bell.ring()
+
+    def threaded(self) -> bool:
+        """Return whether the thread runs, so that waits sleep."""
+        return self._thread.started and not self._stopped
+
+    def _serve(self) -> None:
+        """Look again and again, with naps, until the close. NIXL's own thread for this takes a whole core."""
+        ctypes.CDLL(None).prctl(TIMER_SLACK, ctypes.c_ulong(SLACK_NS), 0, 0, 0)
+        moved_at, failed = time.monotonic(), ""  # the error of the last look, which is logged once
+        while not self._stopped:
+            try:
+                moved, error = self.poll(), ""
+            except Exception as problem:
+                moved, error = False, f"{type(problem).__name__}: {problem}"
+                if error != failed:
+                    log.exception("the thread that makes progress for NIXL met an error")
+            failed, now = error, time.monotonic()
+            if moved:
+                moved_at = now
+            if now - moved_at < SPIN_SECONDS:
+                os.sched_yield()  # lets the threads run that gather, scatter, or wait for the interpreter
+                continue
+            rests = failed or (not self.busy and now - moved_at > REST_SECONDS)
+            if self._bell.wait(REST_NAP if rests else BUSY_NAP if self.busy else IDLE_NAP):
+                moved_at = time.monotonic()
+
+    # ---- what a poll does --------------------------------------------------------------------------------------------
 
     def _look(self) -> bool:
-        self._arrivals()
-        moved = bool(self._calls or self._inbox or self._traffic.lost)
-        gone = dict[Line, str]()  # several errors of a connection are one
-        while self._traffic.lost:
-            gone.update([self._traffic.lost.popleft()])
-        for line, why in gone.items():
-            self._doubt(line, why)
+        self.read()
+        moved = bool(self._calls or self._received)
         while self._calls:
             self._calls.popleft()()
-        while self._inbox:
-            self._hear(*self._inbox.popleft())
-        for peer in list(self._knocks):
-            moved |= self._open(peer)
-        self._traffic.shared = len(self._lines) > 1
-        leaving = {line.name for line in self._traffic.leaving}
-        moved |= self._traffic.step()
-        for peer in leaving - self.peers:
-            self._reach.leave(peer)
+        while self._received:
+            self._hear(*self._received.popleft())
+        moved |= self._begin_waiting()
         now = self._now()
-        if now - self._looked_at > LOOK_SECONDS:
+        timely = now > self._looked_at + LOOK_SECONDS
+        for line in list(self._lines.values()):
+            if timely or line.state != OPEN:
+                self._keep(line, now)
+        if timely:
             self._looked_at = now
-            self._look_at_times(now)
+            for transfer in list(self._mine):
+                if (why := transfer.late(now)) is not None:
+                    self.fail(transfer, why)
+        return (self.ring is not None and self.traffic.step(shared=len(self._lines) > 1)) or moved
+
+    def read(self) -> None:
+        """Take the notes that have come: those of the protocol for the next poll, and the users'."""
+        with self._reading:
+            for peer, note in self._transport.notes():
+                if note.startswith(MAGIC):
+                    self._received.append((peer, note))
+                else:
+                    self.inbox.append((peer, note))
+
+    def notes(self) -> list[tuple[str, bytes]]:
+        """Return the users' notes that have come since the last call."""
+        if self.threaded():
+            self.read()
+        else:
+            self.poll()  # a note comes with the end of its transfer
+        return self.inbox.take()
+
+    def _begin_waiting(self) -> bool:
+        """Begin transfers, or send more of them, once their lines are open and their gates are."""
+        moved = False
+        for transfer in list(self._waiting):
+            try:
+                if not transfer.ended:
+                    line = self.end()._lines.get(transfer.peer) or self._new_line(transfer.peer)
+                    opened = transfer.pass_gates(self._now())
+                    if transfer.opened and line.state == OPEN and (opened or not transfer.ordered):
+                        self.traffic.order(line, transfer)
+                    moved |= opened
+            except Exception as error:  # noqa: BLE001  # it is the transfer's
+                self.fail(transfer, str(error))
+            if transfer.ended or (transfer.ordered and not transfer.gated):
+                self._waiting.remove(transfer)
         return moved
 
-    def _doubt(self, line: Line, why: str) -> None:
-        """Take it that the wire has lost a peer. It is dead if a new connection, by which it is asked, is lost, too."""
-        self._lose(line, why, dead=line.doubted)
-        if not line.doubted:
-            line.doubted, line.parted = True, False  # so that it is told of the end, and answers
-            try:
-                self._reach.renew(line.name)
-            except KVPlanError as error:
-                self._lose(line, str(error), dead=True)
+    def fail(self, transfer: Moving, why: str) -> None:
+        """End a transfer; the caller holds :attr:`polling`."""
+        if self.ring is None:
+            transfer.ended = True
+            transfer.end(why)
+        else:
+            self.traffic.fail(transfer, why)
 
-    def _line(self, peer: str) -> Line:
-        """Return the line to a peer; greet it if there is none."""
-        line = self._lines.get(peer)
-        if line is None or line.why is not None:
-            if self._closed:
-                raise TransferError("this agent was closed")
-            line = self._lines[peer] = self._begin(peer)
-            if self._quiet(peer):
+    # ---- lines -------------------------------------------------------------------------------------------------------
+
+    def _new_line(self, peer: str) -> Line:
+        line = self._lines[peer] = Line(peer, self._transport.wire(peer), self._now())
+        return line
+
+    def _keep(self, line: Line, now: float) -> None:
+        """Do what is due for the sake of a line: greet, exchange words, or tell its end, and forget it."""
+        active = bool(line.moving) or any(transfer.peer == line.name for transfer in self._waiting)
+        due = now > line.said_at + (WORD_SECONDS if active else IDLE_WORD_SECONDS)
+        if line.state < ENDED:
+            if not (active and line.active):  # nobody may have looked while nothing was in flight
+                line.heard_at = now
+            line.active = active
+            if now > line.heard_at + SILENCE:
+                self._end_line(line, f"it has said nothing for {SILENCE:g} seconds")
+            elif due and line.state == OPEN:
+                self._say(line, WORD)
+            elif due and active:
                 self._greet(line)
-            else:
-                self._knocks.setdefault(peer, Message(HELLO, 0))
-        return line
+        elif not line.taken[0]:  # an end, as a greeting, says that nothing is written here any more
+            if due or not line.reported:
+                self._tell_end(line)
+            over = line.state == OVER if line.chunk_nbytes else now > line.heard_at + ANSWER_SECONDS
+            if line.reported and not line.moving and over:
+                del self._lines[line.name]
+                line.wire.close()
 
-    def _begin(self, peer: str) -> Line:
-        line = Line(peer, secrets.randbits(63) | 1, self._now())
-        line.wire = self._reach.wire(peer, lambda why: self._traffic.lost.append((line, why)))
-        return line
-
-    def _quiet(self, peer: str) -> bool:
-        """Return whether nothing of this end's earlier lines to a peer is written any more."""
-        return not any(line.name == peer and not line.parted for line in self._traffic.leaving)
+    def _say(self, line: Line, kind: int, body: bytes = b"") -> None:
+        line.said_at = self._now()
+        if (error := error_of(lambda: line.say(kind, body, transfer=line.theirs))) is not None:
+            self._end_line(line, str(error))
 
     def _greet(self, line: Line) -> None:
-        """Tell a peer where the ring is, and so that nothing of earlier lines is written any more."""
+        """Tell a peer where the ring is."""
+        assert self.ring is not None
         try:
-            line.say(HELLO, Hello(line.theirs, self.ring.place, self._reach.metadata()).body())
+            self._say(line, HELLO, body_of(self.ring.place, line.wire.metadata()))
         except KVPlanError as error:
-            self._lose(line, str(error))
+            self._end_line(line, str(error))
 
     def _hear(self, peer: str, note: bytes) -> None:
         line = self._lines.get(peer)
         try:
             message = Message.of(note)
             if message.kind == HELLO:
-                self._greeted(peer, message)
-            elif message.kind == FAIL and not message.transfer:
-                self._parted(peer, message)
+                self._hear_greeting(peer, message)
+            elif message.kind == END:
+                self._hear_end(peer, message)
             elif line is None or line.theirs != message.life:
-                self._unknown(peer, message)
-            elif not line.hear(message, self._now()):
-                self._lose(line, "one of its messages was lost, or came twice")
-            elif message.kind != WORD:
-                self._traffic.hear(line, message)
+                self._refuse(peer, message)
+            elif line.state == OPEN:
+                line.heard_at = self._now()
+                if not line.follows(message):
+                    self._end_line(line, "one of its messages was lost, or came twice")
+                elif message.kind != WORD:
+                    self.traffic.hear(line, message)
         except Exception as error:  # noqa: BLE001  # whatever a peer sends, the other peers go on
             log.warning("a message of %s: %s: %s", peer, type(error).__name__, error)
             if line is not None:
-                self._lose(line, f"a message of it cannot be right: {error}")
+                self._end_line(line, f"a message of it cannot be right: {error}")
 
-    def _unknown(self, peer: str, message: Message) -> None:
-        """Answer a message of a line that is not known here: nothing of it moves."""
-        if message.kind not in (WORD, CHUNK) and all(line.theirs != message.life for line in self._traffic.leaving):
-            self._refuse(peer, message.life, "it has ended")
-
-    def _refuse(self, peer: str, life: int, why: str) -> None:
-        with suppress(KVPlanError):
-            self._reach.tell(peer, refusal(life, why))
-
-    def _greeted(self, peer: str, message: Message) -> None:
-        """Take a greeting: a new end of the peer, or an answer."""
-        hello, line = Hello.of(message.body), self._lines.get(peer)
-        answers, leaving = hello.answers, [one for one in self._traffic.leaving if one.name == peer]
+    def _hear_greeting(self, peer: str, message: Message) -> None:
+        """Take a greeting: of a new end of the peer, or an answer."""
+        line, answers = self._lines.get(peer), message.transfer
         if line is not None and line.theirs == message.life:
-            if not answers:  # the answer was lost
+            if line.state == OPEN and not answers:  # the answer was lost
                 self._greet(line)
-            return
-        if answers and (line is None or line.mine != answers):
-            with suppress(KVPlanError):  # it answers an end that is over
-                self._reach.join(peer, hello.metadata)
-                self._refuse(peer, message.life, "it has ended")
-            return
-        if any(one.theirs == message.life for one in leaving):
-            return  # it greeted more than once
-        for old in leaving:
-            self._lose(old, "it has begun anew", dead=True)
-        if line is not None and line.theirs:
-            self._lose(line, "it has begun anew", dead=True)
-        if self._closed:
-            self._refuse(peer, message.life, "it is closed")
+        elif answers and (line is None or line.mine != answers):
+            pass  # it answers an end that is over, and will hear of that
+        elif line is not None and line.state != GREETS:  # it greets again, when nothing is written of this line
+            self._end_line(line, "it has begun anew", over=True)
         else:
-            self._knocks[peer] = message
-            self._open(peer)
+            self._open_line(line or self._new_line(peer), message)
 
-    def _open(self, peer: str) -> bool:
-        """Open the line to a peer that has greeted, or greet it, once nothing of earlier lines is written any more."""
-        if not self._quiet(peer):
-            return False
-        message = self._knocks.pop(peer)
-        line = self._lines.get(peer)
-        if not message.life:  # this end greets
-            if line is not None and not line.theirs:
-                self._greet(line)
-            return True
-        if line is None:
-            line = self._lines[peer] = self._begin(peer)
-        hello = Hello.of(message.body)
+    def _open_line(self, line: Line, hello: Message) -> None:
+        place, metadata = fields_of(hello.body)
+        line.theirs, line.heard_at, line.place = hello.life, self._now(), Place(*place)
         try:
-            self._reach.join(peer, hello.metadata)
-            line.place = Place(*hello.place)  # type: ignore[arg-type]  # a peer of the same version
-            line.wire.ring(line.place.address, line.place.slots * line.place.slot_nbytes, line.place.device)
-        except (KVPlanError, ValueError, TypeError) as error:
-            line.theirs = message.life
-            self._lose(line, str(error))
-            return True
-        line.theirs, line.heard_at = message.life, self._now()
-        line.chunk_nbytes = min(line.place.slot_nbytes, self.ring.place.slot_nbytes)
-        if not hello.answers:
+            line.wire.join(metadata, line.place)
+            ring = self.end().ring
+        except KVPlanError as error:
+            self._end_line(line, str(error), over=True)
+            return
+        assert ring is not None
+        line.state, line.chunk_nbytes = OPEN, min(line.place.slot_nbytes, ring.place.slot_nbytes)
+        self._gone.discard(line.name)
+        if not hello.transfer:
             self._greet(line)
-        return True
 
-    def _parted(self, peer: str, message: Message) -> None:
+    def _refuse(self, peer: str, message: Message) -> None:
+        """Tell the sender of a message that its line has ended, and that nothing of it moves here."""
+        wire = self._lines[peer].wire if peer in self._lines else self._transport.wire(peer)
+        note = Message(END, 0, transfer=message.life, chunk=1, body=b"it has ended").note()
+        error_of(partial(wire.send, note))
+        if peer not in self._lines:
+            wire.close()
+
+    def _hear_end(self, peer: str, message: Message) -> None:
         """Take it that a peer has ended a line, and that nothing of it moves there.
 
         A peer that ends a line before it has heard of this end names its own.
         """
-        mine, why = read_end(message.body)
-        if (knock := self._knocks.get(peer)) is not None and knock.life and knock.life == message.life:
-            del self._knocks[peer]
-        for line in [*self._lines.values(), *self._traffic.leaving]:
-            if line.name == peer and (line.mine == mine if mine else line.theirs == message.life):
-                if not line.theirs:
-                    self.refusals[peer] = f"it takes no packed transfer: {why}"
-                self._lose(line, f"{peer!r} said: {why}", dead=True)
+        line, mine = self._lines.get(peer), message.transfer
+        if line is not None and (line.mine == mine if mine else line.theirs == message.life):
+            why = message.body.decode(errors="replace")
+            if line.state == GREETS:
+                self.refusals[peer] = f"it takes no packed transfer: {why}"
+            self._end_line(line, f"{peer!r} said: {why}", over=True)
+        elif not message.chunk:
+            self._refuse(peer, message)
 
-    def _lose(self, line: Line, why: str, *, dead: bool = False) -> None:
-        if self._lines.get(line.name) is line:
-            del self._lines[line.name]
-        self._traffic.lose(line, why, dead=dead)
+    def _end_line(self, line: Line, why: str, *, over: bool = False) -> None:
+        """End a line, if it has not ended: its transfers fail; ``over`` is whether nothing of the peer moves."""
+        moving: list[Moving] = list(line.moving.values())
+        if line.state < ENDED:
+            line.state, line.why, line.said_at = ENDED, why, 0.0
+            if not line.chunk_nbytes:
+                line.heard_at = self._now()
+            moving += [transfer for transfer in self._waiting if transfer.peer == line.name]
+        if over:
+            line.state = OVER
+        if line.wire.gone:
+            self._gone.add(line.name)
+        for each in moving:
+            self.fail(each, line.why)
 
-    def _lose_all(self, peer: str, why: str, *, dead: bool) -> None:
-        self._knocks.pop(peer, None)
-        for line in [*self._lines.values(), *self._traffic.leaving]:
-            if line.name == peer:
-                self._lose(line, why, dead=dead)
-
-    def _look_at_times(self, now: float) -> None:
-        """Give up what is too late, and exchange words with the peers of what is in flight."""
-        for transfer, moving in list(self._traffic.pending.items()):
-            wish = transfer.wish
-            if wish.until is not None and now > wish.until:
-                self._traffic.fail(moving, "its deadline has passed")
-            elif wish.patience is not None and now > moving.waits_since(now) + wish.patience:
-                self._traffic.fail(moving, f"nothing of it has moved for {wish.patience:g} seconds")
-        words, asks = now - self._said_at > WORD_SECONDS, now - self._asked_at > IDLE_WORD_SECONDS
-        if words:
-            self._said_at = now
-        if asks:
-            self._asked_at = now
-        waited = {moving.line for moving in self._traffic.pending.values()}
-        for line in [*self._lines.values(), *self._traffic.leaving]:
-            waits = line in waited
-            if line.why is None and (line.moving or waits) and now - line.heard_at > SILENCE:
-                self._lose(line, f"it has said nothing for {SILENCE:g} seconds")
-            elif words and waits and not line.theirs and line.name not in self._knocks:
-                self._greet(line)
-            elif asks or (words and (line.moving or waits or (line.why is not None and not line.parted))):
-                try:
-                    line.say(WORD)
-                except KVPlanError as error:
-                    self._lose(line, str(error))
+    def _tell_end(self, line: Line) -> None:
+        """Tell a peer that a line has ended, now that nothing of it is written here."""
+        line.said_at = self._now()
+        over, why = line.state == OVER, line.why[:1000].encode()
+        message = Message(END, line.mine, transfer=line.theirs, chunk=over, body=why)
+        if (error := error_of(partial(line.wire.send, message.note()))) is None:
+            line.reported = True
+            return
+        again, line.renewed = line.renewed, True
+        dead = again or error_of(line.wire.renew) is not None
+        line.reported |= dead
+        self._end_line(line, str(error), over=dead)

@@ -2,49 +2,54 @@
 
 from __future__ import annotations
 
+import secrets
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Hashable, Sequence
+from typing import Any, Protocol, cast
 
-from kvplan.agents.packed.messages import UNNUMBERED, Message
-from kvplan.agents.packed.packed_transfer import PackedTransfer
-from kvplan.agents.packed.programs import NOTHING, Known, Offer
-from kvplan.agents.packed.ring import Place
-from kvplan.execute.transfer import Transfer
-from kvplan.layout.kvlayout import KVLayout
+from kvplan.agents.packed.messages import NUMBERED, Message
+from kvplan.agents.packed.programs import NOTHING, Offer, document_of_program
+from kvplan.agents.packed.ring import Place, Ring
 from kvplan.plan.chunks import Chunks, Outline
 from kvplan.plan.copy_program import CopyProgram
-from kvplan.plan.plan import ById, PlanSource
+from kvplan.plan.plan import ById, Plan
 
-ANSWER_SECONDS = 1.0  # that a line waits, and a close, for the answer of a peer of which nothing is in flight
 MOST_PROGRAMS = 64  # that a line knows in one direction, and that a transfer may have
-
-
-def too_many(programs: Iterable[ById]) -> bool:
-    """Return whether these are more programs than a line knows."""
-    return len(set(map(id, programs))) > MOST_PROGRAMS
+GREETS, OPEN, ENDED, OVER = range(4)  # states of a line; in the last one nothing of the peer is written any more
 
 
 class Wire(Protocol):
     """The wire from this process to one peer: large writes, each with a note, and notes. None of its methods blocks.
 
-    The notes of :meth:`send` arrive in order. That of a write comes behind its bytes.
+    The notes of :meth:`send` arrive in order. That of a write comes behind its bytes. Every method may raise
+    KVPlanError.
+
+    Attributes:
+        gone: whether the transport has reported that the peer is gone.
     """
 
-    def ring(self, address: int, nbytes: int, device: str) -> None:
-        """Take the place of the peer's ring; raise KVPlanError if this wire cannot write there."""
+    gone: bool
 
-    def write(self, local: int, remote: int, nbytes: int, note: bytes) -> Any:
-        """Post one write, and return its handle; raise KVPlanError if nothing of it moves."""
+    def metadata(self) -> bytes:
+        """Return what the peer needs to write to this process's ring."""
 
-    def state(self, handle: Any) -> str:
-        """Return ``"moving"``, ``"done"``, or ``"failed: why"``."""
+    def join(self, metadata: bytes, place: Place) -> None:
+        """Take the peer's metadata, and the place of its ring."""
 
-    def release(self, handle: Any) -> bool:
-        """Forget a write, and end it; return False if it still moves, and ask again."""
+    def renew(self) -> None:
+        """Connect anew to a peer that the transport has lost."""
 
     def send(self, note: bytes) -> None:
-        """Send a note; raise KVPlanError if it was not sent."""
+        """Send a note."""
+
+    def write(self, local: int, remote: int, nbytes: int, note: bytes) -> Any:
+        """Post one write, and return its handle."""
+
+    def over(self, handle: Any) -> bool:
+        """Return whether a write has ended; raise an error if it failed."""
+
+    def release(self, handle: Any) -> bool:
+        """Forget a write that has not ended well, and end it; return False if it still moves, and ask again."""
 
     def close(self) -> None:
         """Forget the peer; nothing moves any more."""
@@ -55,197 +60,148 @@ class Line:
 
     Args:
         name: name of the peer.
-        mine: number of this end of the line.
+        wire: the wire to it.
         now: the time.
 
     Attributes:
-        name, mine: as given.
-        wire: the wire to it.
-        theirs: number of the peer's end; 0 while it has not answered.
+        name, wire: as given.
+        state: ``GREETS`` until the peer has answered, ``OPEN``, ``ENDED``, or ``OVER``.
+        mine: number of this end of the line.
+        theirs: number of the peer's end; 0 while that is not known.
         place: the peer's ring.
-        chunk_nbytes: bytes of the smaller slot of both ends.
-        moving: transfers, by whether this end has begun them and their numbers.
-        noted: by direction and priority, the peer's transfers whose notes have not been told, in order.
-        told: programs that the peer knows, and their numbers.
-        programs: programs that the peer has sent, or why they cannot be.
-        named: number of this end's slots that the peer may write.
-        sending: number of this end's slots that are gathered or written to the peer.
-        why: why it has ended; None while it has not.
-        dead: whether nothing of the peer writes to this end any more.
-        parted: whether the peer was told of the end.
-        doubted: whether the wire has lost the peer, and was connected anew to ask it.
-        heard_at: when something came.
+        chunk_nbytes: bytes of the smaller slot of both ends; 0 if it was never open.
+        moving: transfers that both ends know of, by whether this end has begun them and their numbers.
+        noted: by direction and priority, the peer's transfers whose notes have not been given to the user, in order.
+        programs: programs that the peer has sent, by their numbers.
+        taken: numbers of slots of this ring: those that are gathered or written to the peer, those that it may write.
+        why: why it has ended.
+        reported: whether the peer has been told of the end.
+        renewed: whether the wire was connected anew to tell it.
+        active: whether something was in flight at the last look.
+        heard_at, said_at: when something came, or was sent for the sake of the line.
     """
 
-    wire: Wire
-
-    def __init__(self, name: str, mine: int, now: float) -> None:
-        self.name, self.mine = name, mine
-        self.theirs = self.chunk_nbytes = self.named = self.sending = 0
-        self.place = Place(0, 0, 0, "cpu")
+    def __init__(self, name: str, wire: Wire, now: float) -> None:
+        self.name, self.wire, self.mine = name, wire, secrets.randbits(63) | 1
+        self.state, self.theirs, self.chunk_nbytes = GREETS, 0, 0
         self.moving: dict[tuple[bool, int], Moving] = {}
         self.noted: dict[tuple[bool, bool], deque[Moving]] = {}
-        self.told: dict[Hashable, int] = {}
-        self.programs: dict[int, Known | str] = {}
-        self.why: str | None = None
-        self.dead = self.parted = self.doubted = False
-        self.heard_at = now
+        self.programs: dict[int, Any] = {}
+        self.place, self.taken, self.why = Place(0, 0, 0, "cpu"), [0, 0], ""
+        self.reported = self.renewed = self.active = False
+        self.heard_at, self.said_at = now, 0.0
+        self._numbers: dict[Hashable, int] = {}
         self._sent = self._heard = self._programs = 0
 
-    def say(self, kind: int, body: bytes = b"", *, mine: bool = False, transfer: int = 0, chunk: int = 0) -> None:
+    def say(
+        self, kind: int, body: bytes = b"", *, mine: bool = False, transfer: int = 0, chunk: int = 0, slot: int = 0
+    ) -> None:
         """Send a message; raise KVPlanError if the wire does not."""
-        numbered = kind not in UNNUMBERED
+        numbered = kind in NUMBERED
         self._sent += numbered
-        self.wire.send(Message(kind, self.mine, self._sent * numbered, mine, transfer, chunk, body).note())
+        self.wire.send(Message(kind, self.mine, self._sent * numbered, mine, transfer, chunk, slot, body).note())
 
-    def hear(self, message: Message, now: float) -> bool:
-        """Take the number of a message; return whether it is the next one."""
-        self.heard_at = now
-        if message.kind in UNNUMBERED:
-            return True
-        self._heard += 1
-        return message.sequence == self._heard
+    def follows(self, message: Message) -> bool:
+        """Return whether a message is the next one."""
+        numbered = message.kind in NUMBERED
+        self._heard += numbered
+        return not numbered or message.sequence == self._heard
 
-    def number(self, program: ById, side: int) -> tuple[int, bool]:
-        """Return the number of a program of which this end has a side, and whether it is new to the peer."""
-        group = program.program.groups[0] if program.program.groups else None
-        key: Hashable = id(program), program, side
-        if group is not None and not isinstance(program, CopyProgram):  # rows: any program of such rows is the same
-            key = group.nbytes, group.src.step(), program.src.device, program.dst.device, side
-        if key in self.told:
-            return self.told[key], False
-        number, self._programs = self._programs % MOST_PROGRAMS, self._programs + 1
-        self.told = {known: its for known, its in self.told.items() if its != number}
-        self.told[key] = number
-        return number, True
+    def number(self, program: ById, side: int, new: dict[int, Any]) -> int:
+        """Return the number of a program of which this end has a side; add it to those that are new to the peer."""
+        groups, key = program.program.groups, cast("Hashable", (id(program), program, side))
+        if groups and not isinstance(program, CopyProgram):  # rows: any program of such rows is the same
+            key = groups[0].nbytes, groups[0].src.step(), program.src.device, program.dst.device, side
+        if key not in self._numbers:
+            number, self._programs = self._programs % MOST_PROGRAMS, self._programs + 1
+            self._numbers = {known: its for known, its in self._numbers.items() if its != number}
+            self._numbers[key] = number
+            new[number] = document_of_program(program, side)
+        return self._numbers[key]
 
 
 class Moving:
-    """A transfer at one of its ends.
+    """A transfer at one of its ends. This one is a peer's; :class:`.packed_transfer.PackedTransfer` is this end's own.
 
     Args:
-        line: the line to the other end.
-        sends: whether this end gathers and writes.
-        urgent: whether it has high priority.
         outlines: what both ends know of it.
         groups: most groups of layers.
-        own: layouts that hold its blocks at this end; none if each chunk is checked by itself.
-        device: the device of these blocks.
+        sends: whether this end gathers and writes.
+        urgent: whether it has high priority.
         note: note for the user of the end that did not begin it.
-        transfer: what the user of this end has, if this end began it.
-        sources: block ids of both sides, likewise.
-        offer: the memory that its chunks are checked against, if there is no ``own``.
+        offer: the memory that a peer may name.
 
     Attributes:
+        line, number: the line to the other end, and its number at the end that began it.
         side: the side of its plan that is this end's: 0 if it sends.
-        number: its number at the end that began it; 0 before it has begun.
-        cut: its chunks, once it has begun.
-        opened: number of groups of layers whose gates are open.
-        ready_at: since when all are; None before.
-        ready: number of chunks that may travel.
+        cut: its chunks.
+        ready: number of chunks that may travel to this end.
         next: number of chunks for which this end, as a receiver, has named a slot.
         slots: slots of the receiver, by chunk; a receiver's until the chunk has come, a sender's until it is written.
         named: chunks to send that have a slot there.
-        lined: whether it stands in the line for slots of this end.
-        heard: this end's ids of chunks, if the other end began it.
-        lefts: what copies of each group must wait for on the GPU.
-        left: number of chunks that have not been scattered, by group of layers.
-        arrived: number of groups that have arrived.
         scattered: number of chunks that have been scattered.
         copying, writing: numbers of gathers and scatters, and of writes, that move here.
         error: why it failed.
-        told, answered: whether this end has told that, and whether the other end has told that nothing moves there.
-        over, well: whether it has ended, and well.
+        begun: whether the destination may have been changed.
+        ended: whether nothing more of it begins.
+        ordered: whether both ends know of it.
+        reported, answered: whether this end has told that it failed, and whether the other end has told its end.
         moved_at: when something of it moved.
+        ids: this end's block ids of chunks that are not known before, by chunk.
+        left: a stream that the executor must wait for, or None.
     """
 
+    mine = False
+    left: Any = None
+    line: Line
     cut: Chunks
 
     def __init__(
-        self, line: Line, outlines: Sequence[Outline], groups: int, *, sends: bool, urgent: bool,
-        own: Sequence[KVLayout], device: str, note: bytes = b"", transfer: PackedTransfer | None = None,
-        sources: Sequence[PlanSource] = (), offer: Offer = NOTHING,
+        self, outlines: Sequence[Outline], groups: int, *, sends: bool, urgent: bool, note: bytes,
+        offer: Offer = NOTHING,
     ) -> None:  # fmt: skip
-        self.line, self.outlines, self.groups, self.sends, self.urgent = line, outlines, groups, sends, urgent
-        self.own, self.device, self.note, self.transfer, self.sources = own, device, note, transfer, sources
-        self.offer, self.side = offer, 0 if sends else 1
-        self.number = self.opened = self.ready = self.next = self.scattered = self.arrived = 0
-        self.copying = self.writing = 0
+        self.outlines, self.groups, self.offer = outlines, groups, offer
+        self.sends, self.urgent, self.note = sends, urgent, note
+        self.side = 0 if sends else 1
+        self.number = self.ready = self.next = self.scattered = self.copying = self.writing = 0
         self.slots: dict[int, int] = {}
         self.named: deque[int] = deque()
-        self.heard: dict[int, Any] = {}
-        self.lefts: list[Any] = []
         self.error: str | None = None
-        self.lined = self.told = self.answered = self.over = self.well = False
-        self.ready_at: float | None = None
+        self.begun = self.ended = self.ordered = self.reported = self.answered = False
         self.moved_at = 0.0
+        self.ids: dict[int, Any] = {}
 
-    def begin(self, number: int) -> None:
+    def begin(self, line: Line, number: int) -> None:
         """Cut it into chunks, and stand among the transfers of the line, which is open."""
-        self.cut = Chunks(self.outlines, self.line.chunk_nbytes, self.groups)
-        self.left = [0] * len(self.cut.layers)
-        for chunk in self.cut.chunks:
-            self.left[chunk.group] += 1
-        self.number = number
-        self.line.moving[self.key] = self
-
-    @property
-    def mine(self) -> bool:
-        """Whether this end began it."""
-        return self.transfer is not None
+        self.cut = Chunks(self.outlines, line.chunk_nbytes, self.groups)
+        self.line, self.number, self.ordered = line, number, True
+        line.moving[self.key] = self
 
     @property
     def key(self) -> tuple[bool, int]:
         """Its key among the transfers of the line."""
         return self.mine, self.number
 
-    @property
-    def open_chunks(self) -> int:
-        """Number of chunks whose gates are open."""
-        return sum([chunk.group < self.opened for chunk in self.cut.chunks])
+    def ids_there(self, chunk: int) -> bytes:
+        """Return the other end's block ids of a chunk for a message: it has them."""
+        del chunk
+        return b""
 
-    def holds(self) -> str:
-        """Return what the destination holds after an error."""
-        if self.transfer is None or not self.transfer.begun:
-            return "nothing was moved"
-        if self.sends:
-            return "the peer's memory may hold all of the bytes, or a part of them"
-        chunks = len(self.cut.chunks)
-        return f"the destination's blocks hold {self.scattered} of {chunks} chunks: do not use them"
+    def chunk_plan(self, chunk: int, ring: Ring, slot: int) -> Plan:
+        """Plan to gather a chunk into a slot, or to scatter it from there; raise KVPlanError if an id is wrong."""
+        program, side = self.outlines[0].program, self.side
+        device = (program.src, program.dst)[side].device
+        own = self.offer.on(device, writable=not self.sends)
+        plan = self.cut.plan(chunk, side, self.ids.pop(chunk), own, ring.layout, ring.address(slot))
+        for span, part in zip(self.cut.chunks[chunk].spans, plan.parts, strict=True):
+            if not isinstance(span.piece.program, CopyProgram):
+                self.offer.check_rows(part.units[side], span.piece.program.program.groups[0].nbytes, device)
+        return plan
 
-    def waits_since(self, now: float) -> float:
-        """Return since when it waits for the peer; ``now`` if it waits for its gates."""
-        return now if self.ready_at is None else max(self.ready_at, self.moved_at)
+    def arrive(self, chunk: int) -> None:
+        """Take it that a chunk is scattered."""
+        del chunk
+        self.scattered += 1
 
-
-class Copying(NamedTuple):
-    """A gather or a scatter.
-
-    Attributes:
-        copy: the executor's transfer.
-        moving: whose chunk it is.
-        chunk: number of the chunk.
-        slot: its slot of this ring.
-    """
-
-    copy: Transfer
-    moving: Moving
-    chunk: int
-    slot: int
-
-
-class Writing(NamedTuple):
-    """A write.
-
-    Attributes:
-        handle: the wire's handle.
-        moving: whose chunk it is.
-        slot: its slot of this ring.
-    """
-
-    handle: Any
-    moving: Moving
-    slot: int
-
-
-Clock = Callable[[], float]
+    def end(self, error: str | None) -> None:
+        """Tell the user of the end; nothing of it is copied at this end any more."""

@@ -1,19 +1,19 @@
 """Messages between two ends of packed transfers: notes that begin with :data:`MAGIC`, in little-endian integers.
 
-=========  ====================  =======================================================================================
-message    from, to              meaning
-=========  ====================  =======================================================================================
-HELLO      either, other         where my ring is; nothing that I wrote to you earlier moves any more
-PROGRAM    beginner, other end   two layouts, whose program later orders name by a number
-ORDER      beginner, other end   begin a transfer from or to me; again: so many chunks of it may travel now
-GO         receiver, sender      this free slot is for this chunk; the sender gathers it then
-CHUNK      sender, receiver      this chunk is in its slot; the message comes behind the bytes
-DONE       receiver, sender      all chunks are in their blocks
-FAIL       either, other         why it failed; nothing of it moves here any more. Of the transfer 0: all transfers
-WORD       either, other         I live
-=========  ====================  =======================================================================================
+=======  ====================  =========================================================================================
+message  from, to              meaning
+=======  ====================  =========================================================================================
+HELLO    either, other         where my ring is; nothing that I wrote to you earlier moves any more
+ORDER    beginner, other end   begin a transfer from or to me; again: so many chunks of it may travel now
+GO       receiver, sender      this free slot is for this chunk; the sender gathers it then
+CHUNK    sender, receiver      this chunk is in its slot; the message comes behind the bytes
+DONE     receiver, sender      all chunks are in their blocks
+FAIL     either, other         why a transfer failed; nothing of it moves here any more
+END      either, other         why all transfers failed; nothing of them moves here any more
+WORD     either, other         I live
+=======  ====================  =========================================================================================
 
-All but HELLO, CHUNK and WORD are numbered, so that a message that is lost, or comes twice, is an error.
+Those of a transfer but CHUNK are numbered, so that a message that is lost, or comes twice, is an error.
 """
 
 from __future__ import annotations
@@ -22,26 +22,21 @@ import json
 import logging
 import struct
 import threading
+import zlib
 from collections import Counter
-from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvplan.base.quoting import quoted
-from kvplan.errors import TransferError
 from kvplan.layout.strides import Int64Array
 
-MAGIC = b"kvplan.pack/6"
-HELLO, PROGRAM, ORDER, GO, CHUNK, DONE, FAIL, WORD = range(1, 9)
-UNNUMBERED = HELLO, CHUNK, WORD
+MAGIC = b"kvplan.pack/7"
+HELLO, ORDER, GO, CHUNK, DONE, FAIL, END, WORD = range(1, 9)
+NUMBERED = ORDER, GO, DONE, FAIL
 
-_HEAD = struct.Struct("<13sBQQBQI")  # the magic first
+_HEAD = struct.Struct("<13sBQQBQII")  # the magic first
 _IDS = struct.Struct("<qBI")  # the lowest, bytes of each, how many
-_SLOT = struct.Struct("<I")
 _LENGTH = struct.Struct("<I")
-_LIFE = struct.Struct("<Q")
-MOST_WHY = 1000  # characters of a reason
 MOST_UNREAD = 64 << 20  # bytes of the notes of a peer that the user has not taken, as over shared memory
 NOTE_NBYTES = 100  # that a note takes beside its content
 
@@ -56,8 +51,9 @@ class Message(NamedTuple):
         life: number of the sender's end of the line.
         sequence: number of the message; 0 for those without one.
         mine: whether its sender has begun the transfer.
-        transfer: number of the transfer, or of the program; 0 for none.
-        chunk: number of a chunk, or of chunks.
+        transfer: number of the transfer. Of HELLO and END: the receiver's end of the line, or 0 if it is not known.
+        chunk: number of a chunk, or of chunks. Of END: whether no answer is wanted.
+        slot: number of a slot.
         body: the rest.
     """
 
@@ -67,88 +63,38 @@ class Message(NamedTuple):
     mine: bool = False
     transfer: int = 0
     chunk: int = 0
+    slot: int = 0
     body: bytes = b""
 
     def note(self) -> bytes:
         """Return it as it travels.
 
-        >>> Message.of(Message(GO, 7, 3, True, 5, 2, b"body").note())
-        Message(kind=4, life=7, sequence=3, mine=True, transfer=5, chunk=2, body=b'body')
+        >>> Message.of(Message(GO, 7, 3, True, 5, 2, 9, b"body").note())
+        Message(kind=3, life=7, sequence=3, mine=True, transfer=5, chunk=2, slot=9, body=b'body')
         """
         return _HEAD.pack(MAGIC, *self[:-1]) + self.body
 
     @classmethod
     def of(cls, note: bytes) -> Message:
-        """Read a message; raise TransferError if it cannot be read."""
-        try:
-            _, kind, life, sequence, mine, transfer, chunk = _HEAD.unpack_from(note)
-        except struct.error:
-            raise TransferError(f"a message of packed transfers cannot be read: {quoted(note)}") from None
-        return cls(kind, life, sequence, bool(mine), transfer, chunk, note[_HEAD.size :])
+        """Read a message."""
+        _, kind, life, sequence, mine, transfer, chunk, slot = _HEAD.unpack_from(note)
+        return cls(kind, life, sequence, bool(mine), transfer, chunk, slot, note[_HEAD.size :])
 
 
-class Hello(NamedTuple):
-    """Where a ring is.
+def body_of(fields: Any, rest: bytes) -> bytes:
+    """Return values that JSON can write, and more bytes, as the body of a message.
 
-    Attributes:
-        answers: the receiver's end of the line, if the sender has heard of it; otherwise 0.
-        place: the fields of :class:`kvplan.agents.packed.ring.Place`.
-        metadata: what the receiver needs to write there.
+    >>> fields_of(body_of([4096, "cpu"], b"more"))
+    ([4096, 'cpu'], b'more')
     """
-
-    answers: int
-    place: Sequence[int | str]
-    metadata: bytes
-
-    def body(self) -> bytes:
-        """Return it as the body of a message.
-
-        >>> Hello.of(Hello(7, (4096, 8, 1024, "cpu"), b"met").body())
-        Hello(answers=7, place=[4096, 8, 1024, 'cpu'], metadata=b'met')
-        """
-        text = json.dumps(self.place).encode()
-        return _LIFE.pack(self.answers) + _LENGTH.pack(len(text)) + text + self.metadata
-
-    @classmethod
-    def of(cls, body: bytes) -> Hello:
-        """Read the body of a message."""
-        (answers,), (length,) = _LIFE.unpack_from(body), _LENGTH.unpack_from(body, _LIFE.size)
-        start = _LIFE.size + _LENGTH.size
-        return cls(answers, json.loads(body[start : start + length]), body[start + length :])
+    text = zlib.compress(json.dumps(fields).encode(), 1)
+    return _LENGTH.pack(len(text)) + text + rest
 
 
-class Order(NamedTuple):
-    """What is ordered.
-
-    Attributes:
-        outlines: for each program its number, the units that are skipped on both sides, and the number of units.
-        groups: most groups of layers.
-        sends: whether the beginner sends.
-        urgent: whether it has high priority.
-        note: note for the other end's user.
-    """
-
-    outlines: Sequence[Sequence[int]]
-    groups: int
-    sends: bool
-    urgent: bool
-    note: bytes = b""
-
-    def body(self) -> bytes:
-        """Return it as the body of a message.
-
-        >>> Order.of(Order([[1, 0, 2, 64]], 8, True, False, b"note").body())
-        Order(outlines=[[1, 0, 2, 64]], groups=8, sends=True, urgent=False, note=b'note')
-        """
-        text = json.dumps(self[:-1]).encode()
-        return _LENGTH.pack(len(text)) + text + self.note
-
-    @classmethod
-    def of(cls, body: bytes) -> Order:
-        """Read the body of a message."""
-        end = _LENGTH.size + _LENGTH.unpack_from(body)[0]
-        outlines, groups, sends, urgent = json.loads(body[_LENGTH.size : end])
-        return cls(outlines, groups, sends, urgent, body[end:])
+def fields_of(body: bytes) -> tuple[Any, bytes]:
+    """Return what :func:`body_of` wrote."""
+    end = _LENGTH.size + _LENGTH.unpack_from(body)[0]
+    return json.loads(zlib.decompress(body[_LENGTH.size : end])), body[end:]
 
 
 def id_bytes(ids: Int64Array) -> bytes:
@@ -164,42 +110,11 @@ def id_bytes(ids: Int64Array) -> bytes:
 
 
 def ids_of(body: bytes) -> Int64Array:
-    """Return block ids from a message; none from an empty one."""
-    if not body:
-        return np.empty(0, np.int64)
+    """Return block ids from a message."""
     low, width, count = _IDS.unpack_from(body)
     ids: Int64Array = np.frombuffer(body, f"<u{width}", count, _IDS.size).astype(np.int64)
     ids += low
     return ids
-
-
-def go_body(slot: int, ids: bytes) -> bytes:
-    """Return the body of a :data:`GO`."""
-    return _SLOT.pack(slot) + ids
-
-
-def read_go(body: bytes) -> tuple[int, bytes]:
-    """Return the slot of a :data:`GO`, and the ids."""
-    return _SLOT.unpack_from(body)[0], body[_SLOT.size :]
-
-
-def refusal(life: int, why: str) -> bytes:
-    """Return the note that refuses a greeting, or ends a line that is not known.
-
-    >>> read_end(Message.of(refusal(7, "no memory")).body)
-    (7, 'no memory')
-    """
-    return Message(FAIL, 0, body=end_body(life, why)).note()
-
-
-def end_body(life: int, why: str) -> bytes:
-    """Return the body of a :data:`FAIL` of all transfers of a line, which names the receiver's end of it."""
-    return _LIFE.pack(life) + why[:MOST_WHY].encode()
-
-
-def read_end(body: bytes) -> tuple[int, str]:
-    """Return the line that has ended, and why."""
-    return _LIFE.unpack_from(body)[0], body[_LIFE.size :].decode(errors="replace")
 
 
 class Inbox:

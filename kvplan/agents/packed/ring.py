@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 import weakref
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from kvplan.base.integers import integer
 from kvplan.base.quoting import quoted
@@ -18,7 +17,6 @@ from kvplan.plan.row_plans import Memory, layout_of
 
 LEAST_SLOT = 4096  # bytes
 MOST_SLOTS = 1 << 16  # of a ring
-HUGE = 2 << 20  # bytes of a huge page
 
 
 class Slots(NamedTuple):
@@ -143,13 +141,12 @@ def ring_for(device: str, wire: WireProfile) -> Slots:
     return Slots(min(usual.number, most // nbytes), nbytes)
 
 
-def allocated(device: str, slots: Slots, pages: Callable[[int, str], Memory], *, smaller: bool) -> Ring:
+def allocated(device: str, slots: Slots, *, smaller: bool) -> Ring:
     """Allocate a ring; on a GPU that has not so much memory left, one with smaller slots if that is allowed.
 
     Args:
         device: device of the ring.
         slots: its slots.
-        pages: allocates bytes on a device.
         smaller: whether slots may be smaller; they are halved down to 4 MiB.
 
     Raises:
@@ -157,7 +154,7 @@ def allocated(device: str, slots: Slots, pages: Callable[[int, str], Memory], *,
     """
     while True:
         try:
-            return Ring(pages(slots.number * slots.nbytes, device), slots.nbytes)
+            return Ring(ring_pages(slots.number * slots.nbytes, device), slots.nbytes)
         except PathError:
             if not smaller or slots.nbytes // 2 < LEAST_GPU_SLOT:
                 raise
@@ -195,12 +192,15 @@ def ring_pages(nbytes: int, device: str) -> Memory:
         LayoutError: the host has not so much memory.
         PathError: the device is neither the CPU nor a GPU of CUDA, or the GPU has not so much memory.
 
-    >>> ring = ring_pages(1 << 16, "cpu")
-    >>> ring.shape, ring.data_ptr() % HUGE
-    ((1, 65536), 0)
+    >>> ring_pages(1 << 16, "cpu").shape
+    (1, 65536)
     """
     if device == "cpu":
-        return _host_pages(nbytes)
+        try:
+            pages = np.zeros(nbytes + GRAIN, np.uint8)  # of huge pages, if there are any
+        except (MemoryError, ValueError) as error:
+            raise LayoutError(f"the host has no {nbytes:,} bytes for a ring: {error}") from error
+        return Memory(-(-pages.ctypes.data // GRAIN) * GRAIN, nbytes, device, pages)
     kind, _, number = device.partition(":")
     if kind != "cuda" or not number.isdecimal():
         raise PathError(f"the ring's device is {device!r}; expected 'cpu', or a GPU such as 'cuda:0'")
@@ -215,6 +215,15 @@ def ring_pages(nbytes: int, device: str) -> Memory:
     owner = _GpuPages()
     weakref.finalize(owner, _free, gpu, address).atexit = False
     return Memory(address, nbytes, device, owner)
+
+
+class _GpuPages:
+    """Memory of a GPU, which is freed with this object."""
+
+
+def _free(gpu: Any, address: int) -> None:
+    with gpu.current():
+        gpu.free(address)
 
 
 def enter(device: str) -> None:
@@ -234,24 +243,3 @@ def enter(device: str) -> None:
 
         with suppress(KVPlanError):
             Device(ordinal_of(device)).enter()
-
-
-class _GpuPages:
-    """Memory of a GPU, which is freed with this object."""
-
-
-def _free(gpu: Any, address: int) -> None:
-    with gpu.current():
-        gpu.free(address)
-
-
-def _host_pages(nbytes: int) -> Memory:
-    try:
-        memory = mmap.mmap(-1, nbytes + HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except (OSError, ValueError, OverflowError) as error:
-        raise LayoutError(f"the host has no {nbytes:,} bytes for a ring: {error}") from error
-    if hasattr(mmap, "MADV_HUGEPAGE"):  # a copy by the kernel of the system looks up one page instead of 512
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    whole = (ctypes.c_char * (nbytes + HUGE)).from_buffer(memory)
-    start = -(-ctypes.addressof(whole) // HUGE) * HUGE
-    return Memory(start, nbytes, "cpu", whole)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvplan.agents.by_nixl.nixl_end import DIRECT, NixlEnd, in_words
+from kvplan.agents.by_nixl.nixl_end import NixlEnd, in_words
 from kvplan.errors import TransferError
 from kvplan.measure.processes.other_process import OtherProcess
 from kvplan.measure.timing import Progress
@@ -145,7 +145,7 @@ def wire_ends(device: str, peer: str) -> Iterator[WireEnds]:
         found = other.ask({"device": peer, "nbytes": NBYTES})
         if "refused" in found:
             raise TransferError(f"the process at the other end of the wire: {found['refused']}")
-        agent.add(NAME, base64.b64decode(found["metadata"]), DIRECT)
+        agent.add(NAME, base64.b64decode(found["metadata"]))
         other.ask({"name": agent.name, "metadata": base64.b64encode(agent.metadata() or b"").decode()})
         yield WireEnds(agent, mine, found["address"], int(peer.partition(":")[2] or 0), partial(agent.tell, NAME))
 

@@ -27,7 +27,7 @@ IDLE_SECONDS = 120.0  # after which a process ends that nobody speaks to
 def main() -> int:
     """Serve until standard input ends."""
     asked, answer = answering()
-    from kvplan.agents.by_nixl.nixl_end import DIRECT, NixlEnd  # after standard output is free: UCX prints to it
+    from kvplan.agents.by_nixl.nixl_end import NixlEnd  # after standard output is free: UCX prints to it
 
     try:
         memory = Memory(asked["device"], int(asked["nbytes"]))
@@ -41,7 +41,7 @@ def main() -> int:
         line = sys.stdin.readline()
         if line:
             peer = json.loads(line)
-            agent.add(peer["name"], base64.b64decode(peer["metadata"]), DIRECT)
+            agent.add(peer["name"], base64.b64decode(peer["metadata"]))
             answer({"met": peer["name"]})
             _echo(agent, partial(agent.tell, peer["name"]))
     return 0

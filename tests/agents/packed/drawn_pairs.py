@@ -89,8 +89,8 @@ def move_pair(case: Case, manner: Manner, executor) -> bool:
     network.faults = Faults()
     network.settle()
     equal(src.roots, want_src.roots)
-    notes = network.places[other].end.notes.take()
-    assert not network.places[mine].end.notes.take()
+    notes = network.places[other].end.notes()
+    assert not network.places[mine].end.notes()
     if done:
         equal(dst.roots, want_dst.roots)
         assert notes == ([(mine, manner.note)] if manner.note else []) or (manner.faults.cut and not notes)

@@ -7,17 +7,15 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-import numpy as np
-
-from kvplan.agents.packed.end import End
+from kvplan.agents.packed.end import End, PackedWay
 from kvplan.agents.packed.messages import Message
 from kvplan.agents.packed.programs import Offer
-from kvplan.agents.packed.ring import Ring
+from kvplan.agents.packed.ring import Slots
 from kvplan.errors import TransferError
 from kvplan.layout.kvlayout import KVLayout
-from kvplan.plan.row_plans import Memory
 
 STEP = 0.01  # seconds of the simulated clock between two steps
 MOST_STEPS = 100_000
@@ -64,12 +62,21 @@ class Write:
 class SimulatedWire:
     """The wire from one place to another."""
 
-    def __init__(self, network: Network, mine: str, peer: str, lost: Callable[[str], object]) -> None:
-        self.network, self.mine, self.peer, self.lost = network, mine, peer, lost
+    gone = False
+
+    def __init__(self, network: Network, mine: str, peer: str) -> None:
+        self.network, self.mine, self.peer = network, mine, peer
         self.closed = False
 
-    def ring(self, address: int, nbytes: int, device: str) -> None:
-        assert (address, nbytes, device) == self.network.places[self.peer].reach.where()
+    def metadata(self) -> bytes:
+        return self.mine.encode()
+
+    def join(self, metadata: bytes, place: Any) -> None:
+        assert metadata == self.peer.encode()
+        assert place == self.network.places[self.peer].ring.place
+
+    def renew(self) -> None:
+        self.network.cut.discard((self.mine, self.peer))
 
     def write(self, local: int, remote: int, nbytes: int, note: bytes) -> Write:
         assert not self.closed
@@ -79,8 +86,10 @@ class SimulatedWire:
         self.network.writes.append(Write(self, local, remote, nbytes, note))
         return self.network.writes[-1]
 
-    def state(self, write: Write) -> str:
-        return write.state
+    def over(self, write: Write) -> bool:
+        if write.state.startswith("failed"):
+            raise TransferError(write.state)
+        return write.state == "done"
 
     def release(self, write: Write) -> bool:
         if write.state == "moving":
@@ -96,10 +105,8 @@ class SimulatedWire:
             self.network.broke.add((self.mine, self.peer))
             self.network.cut.add((self.mine, self.peer))
         if (self.mine, self.peer) in self.network.cut:
-            self.lost("the connection is cut")
             raise TransferError("the connection is cut")
         if self.peer in self.network.dead:
-            self.lost("it is dead")
             raise TransferError("the peer is dead")
         self.network.notes.append((self.mine, self.peer, note))
 
@@ -108,46 +115,30 @@ class SimulatedWire:
         self.closed = True
 
 
-class SimulatedReach:
-    def __init__(self, network: Network, name: str, ring: Ring) -> None:
-        self.network, self.name, self.ring = network, name, ring
-        self.left: list[str] = []
-
-    def where(self) -> tuple[int, int, str]:
-        place = self.ring.place
-        return place.address, place.slots * place.slot_nbytes, place.device
-
-    def metadata(self) -> bytes:
-        return self.name.encode()
-
-    def join(self, peer: str, metadata: bytes) -> None:
-        assert metadata == peer.encode()
-
-    def wire(self, peer: str, lost: Callable[[str], object]) -> SimulatedWire:
-        return SimulatedWire(self.network, self.name, peer, lost)
-
-    def tell(self, peer: str, note: bytes) -> None:
-        self.wire(peer, lambda why: None).send(note)
-
-    def renew(self, peer: str) -> None:
-        self.network.cut.discard((self.name, peer))
-
-    def leave(self, peer: str) -> None:
-        self.left.append(peer)
-
-
 class Place:
-    """An end, its ring, and what peers may name."""
+    """An end, its ring, and what peers may name; it is its own transport."""
 
     def __init__(
         self, network: Network, name: str, executor: Any, slots: int, slot_nbytes: int, offered: Sequence[KVLayout]
     ) -> None:
-        memory = np.zeros((slots + 1) * slot_nbytes, np.uint8)
-        start = memory.ctypes.data + -memory.ctypes.data % 256
-        self.ring = Ring(Memory(start, slots * slot_nbytes, "cpu", memory), slot_nbytes)
-        self.reach = SimulatedReach(network, name, self.ring)
+        self.received: list[tuple[str, bytes]] = []
+        self.wire = partial(SimulatedWire, network, name)
         offer = Offer(offered)
-        self.end = End(self.ring, executor, self.reach, lambda: offer, lambda: None, now=lambda: network.now)
+        self.end = End(
+            name, self, lambda: offer, lambda device: executor,
+            PackedWay(Slots(slots, slot_nbytes), threaded=False), now=lambda: network.now,
+        )  # fmt: skip
+        self.ring = self.end.end().ring
+
+    def notes(self) -> list[tuple[str, bytes]]:
+        notes, self.received = self.received, []
+        return notes
+
+    def add_ring(self, address: int, nbytes: int, device: str) -> None:
+        pass
+
+    def drop_ring(self) -> None:
+        pass
 
 
 class Network:
@@ -193,7 +184,7 @@ class Network:
                 continue
             if peer not in self.dead:
                 for _ in range(1 if self.drop is None else self.drop(mine, peer, note)):
-                    self.places[peer].end.take(mine, note)
+                    self.places[peer].received.append((mine, note))
         for name, place in self.places.items():
             if name not in self.stalled and name not in self.dead:
                 place.end.poll()

@@ -133,7 +133,7 @@ def test_a_peer_that_dies_gives_its_slots_back_at_once(network, pair):
         ended(network, transfer)
     network.notes.clear()
     network.run(lambda: not near.end.busy)
-    assert network.places["near"].reach.left == ["far"]
+    assert not near.end.peers
     network.writes.clear()
     network.settle()
 
@@ -163,7 +163,7 @@ def test_a_peer_that_is_forgotten_before_it_answers_keeps_nothing(network, pair)
     near, far = pair
     transfer = pull(near, far)
     near.end.poll()
-    near.end.lost("far", "it was forgotten")
+    near.end.part("far", "it was forgotten")
     with pytest.raises(TransferError, match="forgotten"):
         ended(network, transfer)
     network.settle()

@@ -12,7 +12,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from kvplan import KVPlanError, TransferError
-from kvplan.agents.by_nixl.nixl_end import DIRECT, NixlEnd
+from kvplan.agents.by_nixl.nixl_end import NixlEnd
 from kvplan.agents.packed.ring import ring_for
 from kvplan.cli import main
 from kvplan.cli.screen import schema_of
@@ -115,8 +115,8 @@ def ends(small):
                  for name, one in zip(("near end", NAME), memory, strict=True))  # fmt: skip
     near.open()
     far.open()
-    near.add(NAME, far.metadata(), DIRECT)
-    far.add("near end", near.metadata(), DIRECT)
+    near.add(NAME, far.metadata())
+    far.add("near end", near.metadata())
 
     def tell(note):
         assert note == PING
