@@ -55,7 +55,7 @@ class PairedEngine(Engine):
 
 def watch_packed() -> list[int]:
     """Note the units of each transfer that kvplan has begun to pack for this process."""
-    from kvplan.engines.nixl.packed_peers import PackedPeer
+    from kvplan.engines.nixl.neighbours import PackedPeer
 
     found, submit = list[int](), PackedPeer.submit
 

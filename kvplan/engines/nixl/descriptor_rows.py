@@ -1,21 +1,23 @@
-"""Descriptor lists of NIXL as arrays of rows, and the memory of a process in which they lie."""
+"""Descriptor lists of NIXL as arrays of rows, and the memory in which they are looked up."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from kvplan.agents.packed.programs import Offer
 from kvplan.base.cached_property import cached_property
-from kvplan.errors import KVPlanError
+from kvplan.layout.components import Region
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.strides import Int64Array
+from kvplan.plan.row_plans import Memory
 
 KINDS = {"DRAM": "DRAM", "VRAM": "VRAM", "cpu": "DRAM", "cuda": "VRAM"}  # NIXL's names, and its deprecated ones
-MOST_ROWS = 1 << 22  # of a list; NIXL moves larger ones
-REACH = 1 << 62  # an address that no memory has
+EVERY = object()  # in place of indices
 PER_ROW = 24  # bytes of a descriptor in NIXL's serialised list
 
 
@@ -24,54 +26,56 @@ class Rows:
     """A descriptor list.
 
     Attributes:
-        kind: ``"DRAM"`` or ``"VRAM"``.
         device: ``"cpu"``, or the GPU as the process that made the list numbers it.
         address: address of the first byte of each row.
         size: bytes of every row, or of each.
 
-    >>> rows = Rows.of(np.array([[4096, 16, 0, 64, 3], [8192, 16, 0, 16, 1]]), "DRAM")
+    >>> rows = Rows.of_table(np.array([[4096, 16, 0, 64, 3], [8192, 16, 0, 16, 1]]), "DRAM")
     >>> rows.address.tolist(), rows.size
     ([4096, 4160, 4224, 8192], 16)
     """
 
-    kind: str
     device: str
     address: Int64Array
     size: int | Int64Array
 
     @classmethod
-    def of(cls, table: np.ndarray[Any, Any], kind: str) -> Rows:
+    def of(cls, descriptors: Any, kind: Any = None) -> Rows:
+        """Read a table, or a ``nixlXferDList``, or the list that stands for one where NIXL is not installed.
+
+        Source: NIXL 1.5.1, ``nixlDescList::serialize``: the descriptors as 24 bytes each, in front of a closing ``|``.
+        A list of another form is read one by one, as one for registration is, whose descriptors have texts.
+
+        Raises:
+            Exception: kvplan cannot move such rows.
+        """
+        if isinstance(descriptors, np.ndarray):
+            return cls.of_table(descriptors, kind)
+        kind = str(getattr(descriptors.getType(), "name", descriptors.getType())).removesuffix("_SEG")
+        count, state = descriptors.descCount(), descriptors.__getstate__()
+        if isinstance(state, bytes) and b"nixlBDList" in state[:64] and state[-1:] == b"|":
+            table = np.frombuffer(state, np.uint64, 3 * count, len(state) - 1 - PER_ROW * count).reshape(-1, 3)
+            if tuple(table[0]) == tuple(descriptors[0]) and tuple(table[-1]) == tuple(descriptors[count - 1]):
+                return cls.of_table(table, kind)
+        return cls.of_table(np.array([descriptors[k][:3] for k in range(count)], dtype=np.uint64), kind)
+
+    @classmethod
+    def of_table(cls, table: np.ndarray[Any, Any], kind: str) -> Rows:
         """Read an (n, 3) table of address, bytes and device, or (n, 5) with stride and count behind them.
 
         Raises:
-            KVPlanError: the table has another form, no rows, rows of several GPUs, or numbers that no memory of this
-                machine has.
+            Exception: kvplan cannot move such rows. A table that is wrong is NIXL's to refuse.
         """
-        form = table.ndim == 2 and table.shape[1] in {3, 5} and len(table) and table.dtype.kind in "iu"
-        if kind not in KINDS or not form:
-            raise KVPlanError(f"a descriptor list of {kind!r} memory, of shape {table.shape} and type {table.dtype}")
-        columns = np.array(table.T, dtype=np.int64, order="C")  # a copy; an address with bit 63 turns negative
-        address, size, number = columns[:3]
-        stride, count = columns[3:] if len(columns) == 5 else (size, np.ones_like(size))
-        if (
-            min(int(column.min()) for column in (address, number, stride)) < 0
-            or min(int(size.min()), int(count.min())) < 1
-            or float((address + (count - 1.0) * stride + size).max()) >= REACH
-            or float(count.sum(dtype=np.float64)) > MOST_ROWS
-        ):
-            raise KVPlanError("a descriptor list with an address, a size or a count out of range")
+        address, size, number, *strided = np.array(table.T, dtype=np.int64, order="C")  # a copy
         gpu = KINDS[kind] == "VRAM"
-        if gpu and bool((number != number[0]).any()):
-            raise KVPlanError("a descriptor list of several GPUs")
-        if int(count.max()) > 1:
+        if strided:
+            stride, count = strided
             step = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
             address, size = np.repeat(address, count) + step * np.repeat(stride, count), np.repeat(size, count)
+        if int(size.min()) < 1 or (gpu and bool((number != number[0]).any())):
+            raise ValueError("a row without bytes, or rows of several GPUs")
         first = int(size[0])
-        sizes = first if bool((size == first).all()) else size
-        return cls(KINDS[kind], f"cuda:{number[0]}" if gpu else "cpu", address, sizes)
-
-    def __len__(self) -> int:
-        return int(self.address.size)
+        return cls(f"cuda:{number[0]}" if gpu else "cpu", address, first if bool((size == first).all()) else size)
 
     @cached_property
     def alignment(self) -> int:
@@ -83,47 +87,25 @@ class Rows:
         """Return the bytes of some rows."""
         return self.size if isinstance(self.size, int) else self.size.take(indices)
 
-    def table(self) -> np.ndarray[Any, Any]:
-        """Return an (n, 3) table, from which NIXL makes a list."""
-        number = int(self.device.partition(":")[2] or 0)
-        columns = np.broadcast_arrays(self.address, self.size, number)
-        return np.stack(columns, axis=1).astype(np.uint64)
 
+@dataclass(frozen=True, eq=False)
+class Placed(Rows):
+    """Rows that kvplan can move.
 
-def rows_of(descriptors: Any) -> Rows:
-    """Read a ``nixlXferDList``, or the list that stands for one where NIXL is not installed.
-
-    Raises:
-        KVPlanError: the list has no descriptors, or it is not of CPU or CUDA memory.
+    Attributes:
+        layout: the layout of this process that holds all of them.
     """
-    kind = str(getattr(descriptors.getType(), "name", descriptors.getType())).removesuffix("_SEG")
-    count = descriptors.descCount()
-    if kind not in KINDS or not count:
-        raise KVPlanError(f"a descriptor list of {count} descriptors of {kind} memory")
-    return Rows.of(_table(descriptors, count), kind)
+
+    layout: KVLayout
 
 
-def _table(descriptors: Any, count: int) -> np.ndarray[Any, Any]:
-    """Return the descriptors as an (n, 3) table: from NIXL's serialised form if it is as expected, or one by one.
-
-    Source: NIXL 1.5.1, ``nixlDescList::serialize``: the descriptors as 24 bytes each, in front of a closing ``|``. In a
-    list for registration, each descriptor has a text, so it is read one by one.
-    """
-    state = getattr(descriptors, "__getstate__", lambda: b"")()
-    if isinstance(state, bytes) and len(state) > PER_ROW * count and b"nixlBDList" in state[:64] and state[-1:] == b"|":
-        table = np.frombuffer(state, np.uint64, 3 * count, len(state) - 1 - PER_ROW * count).reshape(-1, 3)
-        if tuple(table[0]) == tuple(descriptors[0]) and tuple(table[-1]) == tuple(descriptors[count - 1]):
-            return table
-    return np.array([descriptors[k][:3] for k in range(count)], dtype=np.uint64)
-
-
-def indices(given: Any, count: int) -> Int64Array | None:
-    """Return indices as an int64 array; None if there are none, or one is out of range, which NIXL then refuses.
+def indices(array: Any, count: int) -> Int64Array | None:
+    """Return indices, or :data:`EVERY`, as an int64 array; None if there are none, or NIXL must refuse them.
 
     >>> indices([0, 2], 3), indices([3], 3), indices([], 3)
     (array([0, 2]), None, None)
     """
-    array = np.asarray(given)
+    array = np.arange(count) if array is EVERY else np.asarray(array)
     if array.ndim != 1 or not array.size or array.dtype.kind not in "iu":
         return None
     made = np.array(array, dtype=np.int64)  # a copy: the caller may change its own
@@ -132,74 +114,80 @@ def indices(given: Any, count: int) -> Int64Array | None:
     return made
 
 
-class Range(NamedTuple):
-    """A range of registered memory; see :class:`Rows`."""
-
-    kind: str
-    device: str
-    address: int
-    nbytes: int
-
-
-def ranges_of(rows: Rows) -> list[Range]:
-    """Return the ranges of a list for registration."""
-    sizes = np.broadcast_to(rows.size, rows.address.shape).tolist()
-    return [Range(rows.kind, rows.device, *one) for one in zip(rows.address.tolist(), sizes, strict=True)]
-
-
-def disjoint(ranges: Iterable[Range]) -> list[Range]:
-    """Return ranges that do not overlap, ascending on each device.
-
-    >>> disjoint([Range("DRAM", "cpu", *one) for one in ((300, 8), (100, 50), (120, 100))])[0]
-    Range(kind='DRAM', device='cpu', address=100, nbytes=120)
-    """
-    found: list[Range] = []
-    for one in sorted(ranges):
-        last = found[-1] if found and found[-1][:2] == one[:2] else None
-        if last is not None and one.address < last.address + last.nbytes:
-            found[-1] = last._replace(nbytes=max(last.nbytes, one.address + one.nbytes - last.address))
-        else:
-            found.append(one)
-    return found
-
-
-class Placed(NamedTuple):
-    """Rows that kvplan can move.
-
-    Attributes:
-        rows: the rows at their addresses in this process.
-        layout: the layout that holds all of them.
-    """
-
-    rows: Rows
-    layout: KVLayout
-
-
-class Held:
-    """Memory of one device that this process has registered, or a peer has offered, to look rows up in.
+class Area:
+    """Memory of one device in which rows are looked up.
 
     Args:
-        ranges: the memory by the addresses of its own process, ascending and without overlap.
-        here: the address of each range in this process.
-        layout: a layout of this process over all of it.
+        ranges: each range by the addresses of its own process, ascending, with a layout of this process over it.
 
-    >>> from kvplan.plan.row_plans import Memory, layout_of
-    >>> held = Held([Range("DRAM", "cpu", 1 << 20, 64)], [4096], layout_of([Memory(4096, 64, "cpu")]))
-    >>> held.place(Rows.of(np.array([[(1 << 20) + 16, 8, 0, 8, 2]]), "DRAM")).rows.address.tolist()
+    >>> from kvplan.plan.row_plans import layout_of
+    >>> theirs, here = (layout_of([Memory(address, 64, "cpu")]) for address in (1 << 20, 4096))
+    >>> area = Area([(theirs.regions[0], here)])
+    >>> area.place(Rows.of_table(np.array([[(1 << 20) + 16, 8, 0, 8, 2]]), "DRAM")).address.tolist()
     [4112, 4120]
-    >>> held.place(Rows.of(np.array([[(1 << 20) + 60, 8, 0]]), "DRAM")) is None
+    >>> area.place(Rows.of_table(np.array([[(1 << 20) + 60, 8, 0]]), "DRAM")) is None
     True
     """
 
-    def __init__(self, ranges: Sequence[Range], here: Sequence[int], layout: KVLayout) -> None:
-        self.kind, self.layout, self.first = ranges[0].kind, layout, here[0]
-        self._starts = np.array([one.address for one in ranges], dtype=np.int64)
-        self._ends = self._starts + np.array([one.nbytes for one in ranges], dtype=np.int64)
-        self._by = np.array(here, dtype=np.int64) - self._starts
+    def __init__(self, ranges: Sequence[tuple[Region, KVLayout]]) -> None:
+        self.device = ranges[0][0].device
+        self.layout = KVLayout.merge([layout for _, layout in ranges])
+        self._starts = np.array([region.address for region, _ in ranges])
+        self._ends = np.array([region.end for region, _ in ranges])
+        self._shifts = np.array([layout.regions[0].address for _, layout in ranges]) - self._starts
 
     def place(self, rows: Rows) -> Placed | None:
         """Return rows at their addresses in this process; None if some lie elsewhere."""
-        found = np.searchsorted(self._starts, rows.address, side="right") - 1
-        if rows.kind != self.kind or int(found.min()) < 0 or bool((rows.address + rows.size > self._ends[found]).any()):
+        at = np.searchsorted(self._starts, rows.address, side="right") - 1
+        outside = rows.size > self._ends[at] - rows.address  # so no sum exceeds 64 bits
+        if rows.device != self.device or int(at.min()) < 0 or bool(outside.any()):
             return None
-        return Placed(Rows(rows.kind, rows.device, rows.address + self._by[found], rows.size), self.layout)
+        return Placed(rows.device, rows.address + self._shifts[at], rows.size, self.layout)
+
+
+def areas_of(theirs: Mapping[str, KVLayout], here: Mapping[str, KVLayout]) -> list[Area]:
+    """Return the areas of layouts of one region each, by the addresses of their process and by those of this one."""
+    devices: dict[str, list[tuple[Region, KVLayout]]] = {}
+    for name, layout in sorted(theirs.items(), key=lambda item: item[1].regions[0].address):
+        devices.setdefault(layout.device, []).append((layout.regions[0], here[name]))
+    return [Area(ranges) for ranges in devices.values()]
+
+
+def placed_in(areas: Sequence[Area], rows: Rows) -> Placed | None:
+    """Return rows at their addresses in this process; None if no area holds all of them."""
+    return next((placed for area in areas if (placed := area.place(rows)) is not None), None)
+
+
+class RegisteredMemory:
+    """The memory that this process has registered with NIXL.
+
+    Attributes:
+        layouts: a layout for each range, by a name; another object after each change.
+        areas: the same, to look rows up in.
+        offer: the same, for packed transfers of peers.
+    """
+
+    def __init__(self) -> None:
+        self._ranges: Counter[tuple[str, int, int]] = (
+            Counter()
+        )  # device, address and end of each, as often as registered
+        self.layouts: dict[str, KVLayout] = {}
+        self.areas: list[Area] = []
+        self.offer = Offer()
+
+    def change(self, descriptors: Any, times: int) -> None:
+        """Add the memory of a list for registration, once, or minus once."""
+        rows = Rows.of(descriptors)
+        for address, end in zip(rows.address.tolist(), (rows.address + rows.size).tolist(), strict=True):
+            self._ranges[rows.device, address, end] += times
+        self.layouts, self.areas, self.offer = {}, [], Offer()  # if ranges overlap, it stays so, and NIXL moves all
+        layouts = {
+            str(k): KVLayout.from_tensors("block dim", Memory(start, end - start, device), layer_start=k)
+            for k, (device, start, end) in enumerate(+self._ranges)
+        }
+        self.areas = areas_of(layouts, layouts)
+        self.layouts, self.offer = layouts, Offer(area.layout for area in self.areas)
+
+    def place(self, rows: Rows) -> Placed | None:
+        """Return rows of this process; None if some lie in other memory."""
+        return placed_in(self.areas, rows)

@@ -1,23 +1,28 @@
-"""The agent of NIXL as engines call it, with kvplan in front: transfers within a machine are moved by kvplan."""
+"""The agent of NIXL as engines call it, with kvplan in front, and the transfers that kvplan takes over."""
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from kvplan.agents.packed.ring import checked_slots
-from kvplan.engines.nixl.descriptor_rows import Rows, rows_of
+from kvplan.agents.packed.ring import Slots, checked_slots
+from kvplan.base.reading import json_of
+from kvplan.engines.nixl.descriptor_rows import EVERY, Placed, RegisteredMemory, Rows, indices
 from kvplan.engines.nixl.metadata import card_in, joined
-from kvplan.engines.nixl.own_class import agent_class, locked_config, when_packed
-from kvplan.engines.nixl.packed_peers import NEVER
-from kvplan.engines.nixl.peers import Peers, judged, text
-from kvplan.engines.nixl.transfers import PreparedList, TakenTransfer, bytes_of, nixl_error
+from kvplan.engines.nixl.neighbours import ALWAYS, NEVER, End, NearEnd, Neighbour, PackedEnd, guarded
+from kvplan.engines.nixl.switch import own_agent, when_packed
+from kvplan.engines.nixl.transfers import REMOVED, PreparedList, TakenTransfer, bytes_of, nixl_error
+from kvplan.layout.strides import Int64Array
+from kvplan.plan.plan import Plan
+from kvplan.plan.row_plans import RowProgram
 
-log = logging.getLogger("kvplan.engines.nixl")
 LOCAL = ("NIXL_INIT_AGENT", "")  # names that stand for this process in prep_xfer_dlist
+OPERATIONS = ("READ", "WRITE")
+log = logging.getLogger("kvplan.engines.nixl")
 
 
 class Agent:
@@ -44,16 +49,12 @@ class Agent:
         self, agent_name: str = "", nixl_conf: Any = None, instantiate_all: bool = False, *, agent: Any = None,
         packed: str | None = None, slots: tuple[int, int] | None = None,
     ) -> None:  # fmt: skip
-        when, ring = when_packed(packed, own=agent is None), checked_slots(slots)
+        when, ring = when_packed(NEVER if agent is not None and packed is None else packed), checked_slots(slots)
         if agent is None:
-            config = None if when == NEVER else locked_config(nixl_conf, instantiate_all=instantiate_all)
-            when = NEVER if config is None else when
-            agent = agent_class()(agent_name, config or nixl_conf, instantiate_all)
+            agent, when = own_agent(agent_name, nixl_conf, instantiate_all, when)
         object.__setattr__(self, "_kvplan", Peers(agent, when, ring))
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_kvplan":  # not made, because __init__ has failed
-            raise AttributeError(name)
         return getattr(self._kvplan.real, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -63,23 +64,20 @@ class Agent:
 
     def register_memory(self, reg_list: Any, *given: Any, **named: Any) -> Any:
         """Register memory with NIXL, and remember it to offer it to peers."""
-        made = self._kvplan.real.register_memory(reg_list, *given, **named)
-        self._kvplan.remember(made)
-        return made
+        registered = self._kvplan.real.register_memory(reg_list, *given, **named)
+        self._kvplan.change(registered, 1)
+        return registered
 
     def deregister_memory(self, dereg_list: Any, *given: Any, **named: Any) -> None:
         """Deregister memory, and no longer offer it to peers."""
-        self._kvplan.forget(dereg_list)
+        self._kvplan.change(dereg_list, -1)
         self._kvplan.real.deregister_memory(dereg_list, *given, **named)
 
     def get_agent_metadata(self) -> bytes:
-        """Return NIXL's metadata with kvplan's card in it, if some of the memory can be offered."""
+        """Return NIXL's metadata with kvplan's card in it, if there is something to offer."""
         metadata: bytes = self._kvplan.real.get_agent_metadata()
         card = self._kvplan.card()
-        whole = metadata if card is None else joined(metadata, card)
-        if whole is None:
-            log.warning("the metadata of this NIXL has an unknown form, in which no card can travel: NIXL moves all")
-        return whole or metadata
+        return metadata if card is None else joined(metadata, card)
 
     def add_remote_agent(self, metadata: bytes) -> Any:
         """Add a peer to NIXL, and open its memory if its metadata has a card of this machine. Return its name."""
@@ -93,63 +91,51 @@ class Agent:
 
     # Transfers.
 
-    def prep_xfer_dlist(
-        self, agent_name: Any, xfer_list: Any, mem_type: str | None = None, *given: Any, **named: Any
-    ) -> PreparedList:
+    def prep_xfer_dlist(self, agent_name: Any, xfer_list: Any, mem_type: Any = None, *given: Any, **named: Any) -> Any:
         """Prepare a descriptor list by NIXL, and look up where its rows lie in this process."""
-        state, name = self._kvplan, text(agent_name)
-        if isinstance(xfer_list, np.ndarray):
-            rows = judged(Rows.of, xfer_list, mem_type)
-        else:
+        state = self._kvplan
+        if not isinstance(xfer_list, np.ndarray):
             xfer_list = state.real.get_xfer_descs(xfer_list, mem_type)
-            rows = judged(rows_of, xfer_list)
         own = state.real.prep_xfer_dlist(agent_name, xfer_list, mem_type, *given, **named)
-        made = state.listed(own, "" if name in LOCAL else name, rows)
-        state.prepare(made)
-        return made
+        return state.listed(own, text(agent_name), xfer_list, mem_type, prepare=True)
 
     def make_prepped_xfer(
-        self, operation: str, local_xfer_side: Any, local_indices: Any, remote_xfer_side: Any, remote_indices: Any,
-        notif_msg: Any = b"", *given: Any, **named: Any,
+        self, operation: str, local_xfer_side: PreparedList, local_indices: Any, remote_xfer_side: PreparedList,
+        remote_indices: Any, notif_msg: Any = b"", *given: Any, **named: Any,
     ) -> Any:  # fmt: skip
         """Make a transfer of some descriptors of two prepared lists: kvplan's if it can move them, otherwise NIXL's."""
-        real, lists = self._kvplan.real, (local_xfer_side, remote_xfer_side)
-        if any(isinstance(one, PreparedList) and one.own is None for one in lists):
+        real, local, remote = self._kvplan.real, local_xfer_side.own, remote_xfer_side.own
+        if local is None or remote is None:
             raise nixl_error(real, "InvalidParam", "the descriptor list was released")
-        local, remote = (one.own if isinstance(one, PreparedList) else one for one in lists)
 
         def by_nixl(note: Any, at: Any, to: Any) -> Any:
             return real.make_prepped_xfer(operation, local, at, remote, to, note, *given, **named)
 
-        taken = self._kvplan.take(operation, lists, (local_indices, remote_indices), notif_msg, by_nixl)
-        return by_nixl(notif_msg, local_indices, remote_indices) if taken is None else taken
+        sides, chosen = (local_xfer_side, remote_xfer_side), (local_indices, remote_indices)
+        return self._kvplan.take(operation, sides, chosen, notif_msg, by_nixl) or by_nixl(notif_msg, *chosen)
 
     def initialize_xfer(
         self, operation: str, local_descs: Any, remote_descs: Any, remote_agent: Any,
         notif_msg: Any = b"", *given: Any, **named: Any,
     ) -> Any:  # fmt: skip
         """Make a transfer of two whole descriptor lists: kvplan's if it can move them, otherwise NIXL's."""
-        state, name = self._kvplan, text(remote_agent)
-        here, there = (judged(rows_of, some) if state.ways(name) else None for some in (local_descs, remote_descs))
-        if here is not None and there is not None:
+        state, real, name = self._kvplan, self._kvplan.real, text(remote_agent)
+        if state.ways(name):
+            sides = state.listed(None, "", local_descs), state.listed(None, name, remote_descs)
+            copies = [real.get_serialized_descs(each) for each in (local_descs, remote_descs)]  # the lists may change
 
-            def by_nixl(note: bytes, *_: Any) -> Any:  # from the rows: the caller may have changed its lists
-                lists = (state.real.get_xfer_descs(rows.table(), rows.kind) for rows in (here, there))
-                return state.real.initialize_xfer(operation, *lists, remote_agent, note, *given, **named)
+            def by_nixl(note: Any, *_: Any) -> Any:
+                lists = map(real.deserialize_descs, copies)
+                return real.initialize_xfer(operation, *lists, remote_agent, note, *given, **named)
 
-            sides, every = (state.listed(None, "", here), state.listed(None, name, there)), np.arange(len(here))
-            taken = state.take(operation, sides, (every, np.arange(len(there))), notif_msg, by_nixl)
-            if taken is not None:
+            if (taken := state.take(operation, sides, (EVERY, EVERY), notif_msg, by_nixl)) is not None:
                 return taken
-        return state.real.initialize_xfer(
-            operation, local_descs, remote_descs, remote_agent, notif_msg, *given, **named
-        )
+        return real.initialize_xfer(operation, local_descs, remote_descs, remote_agent, notif_msg, *given, **named)
 
     def transfer(self, handle: Any, notif_msg: Any = b"") -> Any:
         """Post a transfer; return ``"DONE"`` or ``"PROC"``."""
-        if isinstance(handle, TakenTransfer):
-            return handle.post(bytes_of(notif_msg))
-        return self._kvplan.real.transfer(handle, notif_msg)
+        own = isinstance(handle, TakenTransfer)
+        return handle.post(bytes_of(notif_msg)) if own else self._kvplan.real.transfer(handle, notif_msg)
 
     def check_xfer_state(self, handle: Any) -> Any:
         """Return ``"DONE"``, ``"PROC"`` or, from NIXL only, ``"ERR"``."""
@@ -195,12 +181,152 @@ class Agent:
         self, remote_agent_name: str, lookup_tag: bytes, backends: Sequence[str] = (), tag_is_prefix: bool = True
     ) -> bool:
         """Return whether a peer has sent a notification with a tag, and take the first such notification."""
-        kept = self.update_notifs(list(backends)).get(remote_agent_name, [])
-        for k, note in enumerate(kept):
+        notes = self.update_notifs(list(backends)).get(remote_agent_name, [])
+        for note in notes:
             if note.startswith(lookup_tag) if tag_is_prefix else lookup_tag in note:
-                del kept[k]
+                notes.remove(note)
                 return True
         return False
+
+
+class Peers:
+    """The state of an agent of NIXL with kvplan in front of it.
+
+    Args:
+        real: NIXL's agent.
+        when, slots: when transfers are packed, and the ring for that.
+
+    Attributes:
+        real: as given.
+        memory: the memory that is registered.
+        packed: the end of packed transfers, or None.
+    """
+
+    packed: PackedEnd | None = None
+
+    def __init__(self, real: Any, when: str, slots: Slots | None) -> None:
+        self.real, self.memory = real, RegisteredMemory()
+        self._ends: list[End] = []  # in the order in which they are asked for rows
+        self._known: set[str] = set()  # peers that the engine has added
+        name = str(getattr(real, "name", ""))
+        with guarded("NIXL moves all transfers, or packs none"):
+            if when != ALWAYS:
+                self._ends.append(NearEnd(name, self.memory))
+            if when != NEVER:
+                self.packed = PackedEnd(name, self.memory, real, self._known, slots, always=when == ALWAYS)
+                self._ends.append(self.packed)
+
+    # ---- memory and peers --------------------------------------------------------------------------------------------
+
+    def change(self, descriptors: Any, times: int) -> None:
+        """Take it that memory was registered, once, or minus once, which peers then no longer use."""
+        with guarded("left to NIXL", logging.DEBUG):
+            self.memory.change(descriptors, times)
+        for end in self._ends if times < 0 else ():
+            with guarded("memory is deregistered while peers may still use it"):
+                end.withdraw()
+
+    def card(self) -> bytes | None:
+        """Return the card for peers; None if there is nothing to offer."""
+        parts: dict[str, Any] = {}
+        for end in self._ends:
+            with guarded("kvplan offers no memory to peers"):
+                parts[end.key] = end.part()
+        return json.dumps(parts).encode() if any(parts.values()) else None
+
+    def met(self, name: str, card: bytes | None) -> None:
+        """Take a peer that was added, by the ends of which its card has a part."""
+        self._known.add(name)
+        for end in self._ends:
+            with guarded(f"transfers with {name} go by NIXL", logging.INFO):
+                part = None if card is None else json_of(card).get(end.key)
+                peer = end.peers.get(name)
+                if peer is not None and (peer.part != part or peer.left or peer.gone()):
+                    peer.leave("it has new metadata")
+                if part and name not in end.peers:
+                    end.meet(name, part)
+
+    def remove(self, agent: Any) -> None:
+        """Remove a peer, also from NIXL. Transfers made before cannot be posted any more, as by NIXL."""
+        for way in self.ways(text(agent)):
+            way.leave(REMOVED)
+        self._known.discard(text(agent))
+        self.real.remove_remote_agent(agent)
+
+    def ways(self, name: str) -> list[Neighbour]:
+        """Return the ways to a peer."""
+        return [end.peers[name] for end in self._ends if name in end.peers]
+
+    # ---- transfers ---------------------------------------------------------------------------------------------------
+
+    def listed(self, own: Any, name: str, descriptors: Any, kind: Any = None, *, prepare: bool = False) -> PreparedList:
+        """Return a prepared list, whose rows were looked up.
+
+        Args:
+            own: NIXL's handle, or None.
+            name: name of the peer, or what stands for this process.
+            descriptors, kind: see :meth:`Rows.of`.
+            prepare: whether to warm up, so that the first transfer does not wait for compilers.
+        """
+        prepared = PreparedList(own)
+        with guarded("left to NIXL", logging.DEBUG):
+            rows = Rows.of(descriptors, kind)
+            if name in LOCAL:
+                prepared.placed = self.memory.place(rows)
+            for way in self.ways(name):
+                if prepared.placed is None:
+                    prepared.neighbour, prepared.placed = way, way.place(rows)
+            if prepare and prepared.placed is not None:
+                for each in [prepared.neighbour] if prepared.neighbour is not None else self._ends:
+                    each.prepare(prepared.placed)
+        return prepared
+
+    def take(
+        self, operation: str, sides: tuple[PreparedList, PreparedList], chosen: tuple[Any, Any], note: Any, by_nixl: Any
+    ) -> TakenTransfer | None:  # fmt: skip
+        """Return a transfer that kvplan moves; None if NIXL must make it, or refuse it.
+
+        Args:
+            operation: ``"READ"`` or ``"WRITE"``.
+            sides: the list of this process's memory, and the list of the peer's.
+            chosen: the indices of descriptors in each list.
+            note: notification for the peer.
+            by_nixl: makes the transfer by NIXL, of a notification and the indices in each list.
+        """
+        here, there, neighbour = sides[0].placed, sides[1].placed, sides[1].neighbour
+        if neighbour is None or neighbour.left or here is None or there is None or operation not in OPERATIONS:
+            return None
+        try:
+            at, to = indices(chosen[0], here.address.size), indices(chosen[1], there.address.size)
+            plan = None if at is None or to is None else _plan(operation, here, there, at, to)
+            if plan is None or not neighbour.wants(plan):
+                return None
+            return TakenTransfer(self.real, neighbour, plan, bytes_of(note), lambda note: by_nixl(note, at, to))
+        except Exception as error:  # noqa: BLE001  # NIXL makes it, or refuses it
+            log.warning("NIXL moves a transfer: %r", error)
+            return None
+
+
+def _plan(operation: str, here: Placed, there: Placed, at: Int64Array, to: Int64Array) -> Plan | None:
+    """Return the plan of rows of two lists; None if their numbers or sizes differ."""
+    if at.size != to.size:
+        return None
+    size: Any = here.sizes(at)
+    same: Any = size == there.sizes(to)
+    if not (same if isinstance(same, bool) else same.all()):
+        return None
+    pairs = (here, at), (there, to)
+    (src, first), (dst, second) = pairs[::-1] if operation == "READ" else pairs
+    units, alignment = np.array((src.address[first], dst.address[second])), min(here.alignment, there.alignment)
+    program = RowProgram(src.layout, dst.layout)
+    if isinstance(size, int):
+        return program.of_units(units, size, alignment)
+    return program.plan(units[0], units[1], size, alignment)
+
+
+def text(name: Any) -> str:
+    """Return a peer's name as a text."""
+    return name.decode() if isinstance(name, bytes) else str(name)
 
 
 def _taken(handle: Any) -> bool:

@@ -9,53 +9,47 @@ is the name of a backend and its data.
 
 from __future__ import annotations
 
+import logging
+
 FRONT, BACKEND = b"nixlSerDes|", b"KVPLAN"
+log = logging.getLogger("kvplan.engines.nixl")
 
 
-def joined(metadata: bytes, card: bytes) -> bytes | None:
-    """Add a card to NIXL's metadata; None if it has another form, or no connection.
+def joined(metadata: bytes, card: bytes) -> bytes:
+    """Return NIXL's metadata with a card as its first connection; as it is if it has another form, or no connection.
 
-    >>> joined(b"of another form", b"a card") is None
-    True
+    >>> joined(b"of another form", b"a card")
+    b'of another form'
     """
     try:
-        at, connections = _connections(metadata)
+        _, at = _field(metadata, len(FRONT), b"Agent")
+        count, end = _field(metadata, at, b"Conns")
     except ValueError:
-        return None
-    if not connections:  # a peer would miss a backend in common
-        return None
-    _, end = _field(metadata, at, b"Conns")
-    count = _written(b"Conns", (len(connections) + 1).to_bytes(8, "little"))
-    return metadata[:at] + count + _written(b"t", BACKEND) + _written(b"c", card) + metadata[end:]
+        log.warning("the metadata of this NIXL has an unknown form, in which no card can travel: NIXL moves all")
+        return metadata
+    number = int.from_bytes(count, "little")
+    if not number:  # a peer would miss a backend in common
+        return metadata
+    more = _written(b"Conns", (number + 1).to_bytes(8, "little")) + _written(b"t", BACKEND) + _written(b"c", card)
+    return metadata[:at] + more + metadata[end:]
 
 
 def card_in(metadata: bytes) -> bytes | None:
     """Return the card within NIXL's metadata; None if there is none."""
     try:
-        return dict(_connections(metadata)[1]).get(BACKEND)
+        _, at = _field(metadata, len(FRONT), b"Agent")
+        _, at = _field(metadata, at, b"Conns")
+        backend, at = _field(metadata, at, b"t")
+        return _field(metadata, at, b"c")[0] if backend == BACKEND else None
     except ValueError:
         return None
-
-
-def _connections(metadata: bytes) -> tuple[int, list[tuple[bytes, bytes]]]:
-    """Return the place of the connections, and their backends and data; raise ValueError if it has another form."""
-    if not metadata.startswith(FRONT):
-        raise ValueError(metadata[:16])
-    _, at = _field(metadata, len(FRONT), b"Agent")
-    count, end = _field(metadata, at, b"Conns")
-    found = []
-    for _ in range(int.from_bytes(count, "little")):
-        backend, end = _field(metadata, end, b"t")
-        data, end = _field(metadata, end, b"c")
-        found.append((backend, data))
-    return at, found
 
 
 def _field(metadata: bytes, at: int, tag: bytes) -> tuple[bytes, int]:
     """Return the content of a field and its end; raise ValueError if there is no such field."""
     start = at + len(tag) + 8
     end = start + int.from_bytes(metadata[start - 8 : start], "little")
-    if metadata[at : start - 8] != tag or metadata[end : end + 1] != b"|":
+    if not metadata.startswith(FRONT) or metadata[at : start - 8] != tag or metadata[end : end + 1] != b"|":
         raise ValueError(tag)
     return metadata[start:end], end + 1
 
