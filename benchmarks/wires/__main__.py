@@ -21,7 +21,7 @@ from benchmarks.record import Row, cpu_model, document, machine, save, table
 from benchmarks.wires.beside import ROW as BESIDE_ROW
 from benchmarks.wires.limits import BESIDE, FULL, SMOKE, WIRES, Scale, Wire, add_slots, slots_of
 from benchmarks.wires.wire_rows import beside_rows, rows_of
-from kvplan.cli.arguments.values import positive
+from kvplan.cli.arguments import positive
 
 SECONDS = 200.0  # for one wire
 RESULTS = Path(__file__).parents[1] / "results" / "wires"

@@ -6,7 +6,7 @@ from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from kvplan.cli.arguments.values import positive
+from kvplan.cli.arguments import positive
 
 KIB, MIB = 1 << 10, 1 << 20
 

@@ -1,28 +1,26 @@
-"""Find the best order of axes for one side: build each order, compile it, and compare runs and predicted times."""
+"""Find the best order of axes for one side: score all orders by strides, compile the best, and compare them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
-from itertools import groupby, islice
 from typing import Any, NamedTuple
 
-from kvplan.advise.compare import evenly_layered
-from kvplan.advise.contents import Candidate
-from kvplan.advise.order_specs import notation_of, sizes_of_page, spec_of
+from kvplan.advise.order_specs import Candidate, Pool
 from kvplan.advise.orders import candidates
 from kvplan.advise.prices import Price, Pricing
-from kvplan.base.limits import LIMITS
+from kvplan.base.numbers import number_ranges
 from kvplan.errors import IncompatibleLayoutsError, LayoutError
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.plan.plan import direction_of
-from kvplan.program.passes import compile_geometry, passes
+from kvplan.program.passes import compile_geometry
 from kvplan.program.program import Program
 
-FEW = (2, 3)  # layers to compile if layers are equal: each further layer adds the difference of these two
 SHOWN = 3
+COMPILED = 8  # orders: the best ones by their strides
 WORTH = 4  # an order is not shown if it takes this many times the runs of the best one
 NEAR = 0.01  # times that differ by less than this share count as equal
+MOST_BLOCK_TOKENS = 1024
 Tell = Callable[[float | None, str], None]  # of the share done and a text
 
 
@@ -78,10 +76,11 @@ class Advice(NamedTuple):
 
     Attributes:
         change: the side that may change: ``"src"`` or ``"dst"``.
-        tried: number of orders that were compiled.
+        tried: number of orders that were compared.
         present: numbers of the present pair; None if the pair cannot be compiled.
         orders: at most three better orders with different numbers, the best first.
         price: the predicted time of the present pair; None without a pricing, or if the pair cannot be compiled.
+        reason: why no order was tried; "" if some were.
     """
 
     change: str
@@ -89,14 +88,7 @@ class Advice(NamedTuple):
     present: Numbers | None
     orders: tuple[Order, ...]
     price: Price | None = None
-
-
-class _Tried(NamedTuple):
-    """A candidate, its runs per token with all layers, and the programs from which they were counted."""
-
-    runs: Fraction
-    programs: tuple[Program, ...]
-    candidate: Candidate
+    reason: str = ""
 
 
 def advise(
@@ -110,14 +102,13 @@ def advise(
     single: bool = False,
     tell: Tell | None = None,
 ) -> Advice:
-    """Compile the pair with many orders of one side, and return the best orders.
+    """Compare many orders of one side of a pair, and return the best ones.
 
-    The candidates are the permutations of layer, K/V, block, token and head in one allocation, each with several block
-    sizes; the other side's own order, with tokens split into units, and heads into the shares of ranks; and, for parts
-    that differ, one page for all of them, each part in the other side's order. The best order has the least predicted
-    time; if times are equal or not known, the fewest runs per token; then the fewest extents per token on the side that
-    changes; then the least distance from the present order. No order that takes longer than the present one is
-    returned.
+    The orders are the permutations of layer, K/V, block, token and head, each with several block sizes, and with the
+    tokens, heads and content split as the other side splits them. Parts and layers that differ have an allocation each,
+    each in its best order, or one page for all of them. The best order has the least predicted time; if times are equal
+    or not known, the fewest runs per token; then the fewest extents per token on the side that changes; then the
+    nearest to "block layer kv token head dim". No order that takes longer than the present one is returned.
 
     Args:
         src, dst: the layouts.
@@ -133,7 +124,7 @@ def advise(
     ...              for n in ("layer: kv block token head dim", "kv (block token) layer head dim"))
     >>> best = advise(gpu, host, "dst").orders[0]
     >>> best.notation, best.numbers.runs, best.numbers.run_nbytes, best.numbers.extents[0]
-    ('block kv layer token head dim', 160, (8192, 8192), 1)
+    ('block layer kv token head dim', 160, (8192, 8192), 1)
     """
     mine, other = (src, dst) if change == "src" else (dst, src)
     present, price = None, None
@@ -142,41 +133,77 @@ def advise(
             present, price = _judged(mine, other, change, pricing)
         except IncompatibleLayoutsError:
             present = None
-    orders_to_try = candidates(mine, other, refused=compare and present is None, sizes=sizes)
-    tried = _tried((one for one in orders_to_try if not single or one.allocations == 1), mine, other, change, tell)
+    if reason := _unlike(mine, other):
+        return Advice(change, 0, present, (), price, reason)
+    headed = any(component.form.headed for component in mine.components)
+    pool = Pool(mine.device, mine.num_blocks * mine.block_tokens, mine.heads if headed else None)
+    return search(other, pool, sizes or _block_sizes(mine, other), change, pricing, present, price, single, tell)
+
+
+def search(
+    other: KVLayout, pool: Pool, sizes: Sequence[int], change: str, pricing: Pricing | None,
+    present: Numbers | None = None, price: Price | None = None, single: bool = False, tell: Tell | None = None,
+) -> Advice:  # fmt: skip
+    """Return the best orders of a pool for a layout, and better ones than the present order, if there is one."""
+    orders_tried: list[Candidate] = []
+    tried, reason = 0, ""
+    for tokens in (other.block_tokens,) if other.opaque else sizes:
+        try:
+            some, count = candidates(other, pool, tokens)
+        except LayoutError as error:
+            reason = reason or str(error)
+            continue
+        orders_tried += [order for order in some if not single or order.shared or len(order.dims) == 1]
+        tried += count
     orders: list[Order] = []
-    for runs, alike in groupby(tried, key=lambda one: one.runs):
-        far = runs > WORTH * tried[0].runs or (present is not None and runs > present.rank[0])
-        if len(orders) >= SHOWN or far:
-            break
-        for order in _best_of(list(alike), mine, other, change, pricing):
-            # Of orders with equal numbers, only the closest to the present order is kept.
-            known = {one.numbers.rank for one in orders}
-            if order.numbers.rank not in known and _better(order, present, price):
-                orders.append(order)
-    orders.sort(key=lambda order: order.numbers.rank)
-    if pricing is not None:
-        orders = _by_price(orders)
-    return Advice(change, len(tried), present, tuple(orders[:SHOWN]), price)
-
-
-def _tried(
-    several: Iterator[Candidate], mine: KVLayout, other: KVLayout, change: str, tell: Tell | None
-) -> list[_Tried]:
-    """Compile every candidate; return those that compile, in order of their runs per token."""
-    few = _few_layers(mine, other)
-    each = sum(len(part.other.components) for part in few)
-    made = list(islice(several, max(LIMITS.advised // each, 1)))
-    tried: list[_Tried] = []
-    for k, candidate in enumerate(made):
+    shortlist = _shortlist(orders_tried, sizes[0])
+    for k, candidate in enumerate(shortlist):
         if tell is not None:
-            tell(k / len(made), f"order {k + 1:,} of {len(made):,}")
-        programs = _compiled(candidate, mine, change, few)
-        if programs:
-            runs = _grown([Fraction(p.runs, p.unit_tokens) for p in programs], other)
-            tried.append(_Tried(runs, programs, candidate))
-    tried.sort(key=lambda one: one.runs)
-    return tried
+            tell(k / len(shortlist), f"order {k + 1:,} of {len(shortlist):,}")
+        try:
+            spec = candidate.spec(pool)
+            numbers = _judged(KVLayout.from_spec(spec), other, change, pricing)
+        except (IncompatibleLayoutsError, LayoutError) as error:  # LayoutError: past the address space
+            reason = reason or str(error)
+            continue
+        page = candidate.sizes if candidate.shared else None
+        orders.append(Order(candidate.notation, candidate.block_tokens, spec, *numbers, page))
+    if not orders:
+        return Advice(change, 0, present, (), price, reason or "no order holds all parts in one allocation")
+    orders.sort(key=lambda order: order.numbers.rank)
+    best = orders[0].numbers.rank
+    unlike = {order.numbers.rank: order for order in reversed(orders) if order.numbers.rank[0] <= WORTH * best[0]}
+    better = [order for order in orders if unlike.get(order.numbers.rank) is order and _better(order, present, price)]
+    return Advice(change, tried, present, tuple(_by_price(better)[:SHOWN]), price)
+
+
+def _shortlist(orders: Iterable[Candidate], own: int) -> list[Candidate]:
+    """Return the orders to compile: the best by runs and extents, and the best of those that split no axis.
+
+    Of equal ones, those of the own block size come first.
+    """
+    ordered = sorted(orders, key=lambda order: (order.rank, order.block_tokens != own, order.far))
+    whole = [order for order in ordered if not order.far[0]]
+    return list(dict.fromkeys([*ordered[:COMPILED], *whole[:COMPILED]]))
+
+
+def _unlike(mine: KVLayout, other: KVLayout) -> str:
+    """Return why no order of a side holds what the other side holds; "" if some do."""
+    missing, more = (sorted(set(a.layers) - set(b.layers)) for a, b in ((other, mine), (mine, other)))
+    for layers, where in ((missing, "this side lacks"), (more, "the other side lacks")):
+        if layers:
+            return f"{where} layers {number_ranges(layers)}; slice them away: layout.slice(layers=...)"
+    nbytes = [Fraction(side.block_nbytes, side.block_tokens) for side in (mine, other)]
+    if mine.heads == other.heads and nbytes[0] != nbytes[1]:
+        return f"this side holds {float(nbytes[0]):,.7g} bytes a token, and the other side {float(nbytes[1]):,.7g}"
+    return ""
+
+
+def _block_sizes(mine: KVLayout, other: KVLayout) -> tuple[int, ...]:
+    """Return the block sizes to try, in token slots: of this side, of the other side, some halves and multiples."""
+    own, its = other.block_tokens if mine.opaque else mine.block_tokens, other.block_tokens
+    sizes = dict.fromkeys((own, own * 2, its, its * 2, its * 4, own // 2 if own % 2 == 0 else own))
+    return tuple(size for size in sizes if size <= max(MOST_BLOCK_TOKENS, own))
 
 
 def _better(order: Order, present: Numbers | None, price: Price | None) -> bool:
@@ -195,33 +222,11 @@ def _by_price(orders: Sequence[Order]) -> list[Order]:
     least = min((order.price.seconds for order in orders if order.price is not None), default=0.0)
 
     def slow(order: Order) -> tuple[int, bool]:  # how often NEAR fits between the least time and this one
-        seconds = order.price.seconds if order.price is not None else 0.0
-        return int((seconds / least - 1) / NEAR) if least else 0, order.split
+        if order.price is None or not least:
+            return 0, False
+        return int((order.price.seconds / least - 1) / NEAR), order.split
 
     return sorted(orders, key=slow)
-
-
-def _best_of(
-    tried: list[_Tried], mine: KVLayout, other: KVLayout, change: str, pricing: Pricing | None
-) -> Iterator[Order]:
-    """Compile equally good candidates with all layers; yield one order per number of extents, fewest first.
-
-    With a pricing, the best order without split axes is among them: it is easier to read, and may take as long.
-    """
-    closest: dict[Fraction, Candidate] = {}
-    plain: dict[Fraction, Candidate] = {}
-    for one in sorted(tried, key=lambda one: (one.candidate.distance, notation_of(one.candidate, mine))):
-        extents = [Fraction(p.extents(change)[0], p.unit_tokens) for p in one.programs]
-        closest.setdefault(_grown(extents, other), one.candidate)
-        if pricing is not None and "." not in notation_of(one.candidate, mine):
-            plain.setdefault(_grown(extents, other), one.candidate)
-    best = sorted(closest.items(), key=lambda one: one[0])[: SHOWN + 1]  # one may be the present order
-    best += sorted(plain.items(), key=lambda one: one[0])[:1]
-    for candidate in dict.fromkeys(candidate for _, candidate in best):
-        spec = spec_of(candidate, mine, mine.layers)
-        judged = _judged(KVLayout.from_spec(spec), other, change, pricing)
-        page_sizes = sizes_of_page(candidate, mine) if candidate.shared else None
-        yield Order(notation_of(candidate, mine), candidate.block_tokens, spec, *judged, page_sizes)
 
 
 def numbers_of(program: Program, side: str) -> Numbers:
@@ -232,7 +237,7 @@ def numbers_of(program: Program, side: str) -> Numbers:
 
 
 def _judged(mine: KVLayout, other: KVLayout, change: str, pricing: Pricing | None) -> tuple[Numbers, Price | None]:
-    """Compile a pair with all layers; return its numbers, and its price for the routes of the pricing."""
+    """Compile a pair; return its numbers, and its price for the routes of the pricing."""
     src, dst = (mine, other) if change == "src" else (other, mine)
     program = compile_geometry(src.geometry, dst.geometry)
     if pricing is None:
@@ -240,40 +245,3 @@ def _judged(mine: KVLayout, other: KVLayout, change: str, pricing: Pricing | Non
     programs = {route: program if route == direction_of(src, dst) else compile_geometry(dst.geometry, src.geometry)
                 for route in pricing.routes}  # fmt: skip
     return numbers_of(program, change), pricing.of(programs)
-
-
-# ---- few layers stand for all --------------------------------------------------------------------------------
-
-
-class _Layers(NamedTuple):
-    """A number of layers of the side that may change, and the other side with the same number of layers."""
-
-    mine: tuple[int, ...]
-    other: KVLayout
-
-
-def _few_layers(mine: KVLayout, other: KVLayout) -> tuple[_Layers, ...]:
-    """Return the layers to compile: two small sets of layers if these determine the counts of all, otherwise all."""
-    if len(other.layers) > FEW[1] and mine.layers == other.layers and evenly_layered(other):
-        return tuple(_Layers(few, other.slice(layers=few)) for few in (mine.layers[:count] for count in FEW))
-    return (_Layers(mine.layers, other),)
-
-
-def _compiled(candidate: Candidate, mine: KVLayout, change: str, few: Sequence[_Layers]) -> tuple[Program, ...]:
-    """Compile a candidate with each choice of layers; return () if one choice does not compile."""
-    programs = []
-    for part in few:
-        try:
-            layout = KVLayout.from_spec(spec_of(candidate, mine, part.mine))
-            src, dst = (layout, part.other) if change == "src" else (part.other, layout)
-            programs.append(passes(src.geometry, dst.geometry).program)
-        except (IncompatibleLayoutsError, LayoutError):  # LayoutError: past the address space
-            return ()
-    return tuple(programs)
-
-
-def _grown(counts: Sequence[Fraction], other: KVLayout) -> Fraction:
-    """Compute the count of all layers from the counts of few layers."""
-    if len(counts) == 1:
-        return counts[0]
-    return counts[1] + (len(other.layers) - FEW[1]) * (counts[1] - counts[0]) / (FEW[1] - FEW[0])

@@ -2,36 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import pairwise
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from kvplan.base.numbers import number_ranges
-from kvplan.layout.components import Component
-from kvplan.layout.inverse import find, first_from
+from kvplan.draw.program import Place, locate_byte
+from kvplan.layout.inverse import first_from
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.strides import extent
 from kvplan.program.matching import Pair, heads_of
 from kvplan.program.passes import Passes
-from kvplan.program.program import Program
 
 OUTSIDE = ("block", "unit", "end")
-
-
-class Place(NamedTuple):
-    """The coordinates of one byte: layer and head by their global numbers, part, block, token slot, byte of the row.
-
-    In an opaque part, the token slot is the sub-block's number.
-    """
-
-    layer: int
-    part: str
-    block: int
-    token: int
-    head: int
-    byte: int
+AXES = {"block": "block", "layer": "layer", "part": "part", "token": "token", "head": "head", "dim": "byte"}
 
 
 class Onward(NamedTuple):
@@ -85,125 +70,58 @@ def first_break(src: KVLayout, dst: KVLayout, made: Passes) -> Break:
     >>> found.nbytes, found.holds, found.src.text, found.dst.text, found.axis
     (256, 'one (token, head) row', 'goes on with the next token', 'goes on with the next head', 'token')
     """
-    program = made.program
-    starts = []
-    for group in program.groups:
-        offsets = group.offsets
-        at = int(np.argmin(offsets[1]))
-        first, size = (int(offsets[0][at]) + group.src_base, int(offsets[1][at]) + group.dst_base), int(offsets[2][at])
-        starts.append((first[1], first[0], size))
-    dst_at, src_at, nbytes = min(starts)
-    here, there = _Side(src, made, "src"), _Side(dst, made, "dst")
-    start, last = here.place(src_at), here.place(src_at + nbytes - 1)
-    onward = (here.onward(src_at, nbytes, start, last), there.onward(dst_at, nbytes, start, last))
-    holds = _holds(start, last, nbytes, made.pairs)
+    program, pairs = made.program, made.pairs
+    runs = np.concatenate(
+        [group.packed + np.array([[group.src_base], [group.dst_base], [0]]) for group in program.groups], axis=1
+    )
+    runs = runs[:, np.argsort(runs[1], kind="stable")]
+    at = {"src": int(runs[0, 0]), "dst": int(runs[1, 0])}
+    nbytes = int(runs[2, 0])
+    start, last = (locate_byte(src.components, pairs, "src", at["src"] + byte)[0] for byte in (0, nbytes - 1))
+    units = {"src": program.src_units, "dst": program.dst_units}
+    onward = [_onward(layout, pairs, side, (at[side], at[side] + nbytes), (start, last), units[side])
+              for side, layout in (("src", src), ("dst", dst))]  # fmt: skip
     axis = None
     if nbytes != program.unit_nbytes:
-        axis = _breaking(*onward) or _first_differing(start, here.place(_next_run(program, dst_at)))
-    return Break(nbytes, start, holds, *onward, axis)
+        # The axis along which the source goes on, or the destination, if the source leaves the unit there.
+        inside = [side.axis for side in onward if side.axis not in OUTSIDE]
+        following = [side.axis for side in onward if side.lacked] + inside
+        later = locate_byte(src.components, pairs, "src", int(runs[0, 1]))[0]
+        axis = following[0] if following else _differing(start, later)
+    return Break(nbytes, start, _holds(start, last, nbytes, pairs), onward[0], onward[1], axis)
 
 
-def _next_run(program: Program, begin: int) -> int:
-    """Return the source address of the next run: the run that follows the run at ``begin`` in the destination."""
-    later = [
-        (int(dst), int(src))
-        for group in program.groups
-        for src, dst in zip(group.offsets[0] + group.src_base, group.offsets[1] + group.dst_base, strict=True)
-        if dst > begin
-    ]
-    return min(later)[1]
+def _onward(
+    layout: KVLayout, pairs: Sequence[Pair], side: str, run: tuple[int, int], ends: tuple[Place, Place], units: int
+) -> Onward:
+    """Return the content that follows a run on one side; ``ends`` are its first and last byte."""
+    following = (first_from(component, run[1]) for component in layout.components)
+    at = min((address for address in following if address is not None), default=None)
+    if at is None:
+        return Onward("end", 0, lacked=False, text="ends there")
+    place, pair = locate_byte(layout.components, pairs, side, at)
+    component = getattr(pair, side) if pair else layout.component(place.layer, place.part)
+    moved = [head for each in pairs if (each.layer, each.part) == place[:2] for head in each.heads]
+    lacked = component.form.headed and bool(moved) and place.head not in moved
+    axis = "head" if lacked else _differing(ends[0], place)
+    if lacked:
+        name = f"head {place.head}, which the other side lacks"
+    elif axis == "token" and place.token >= extent(component.form.token) // units:
+        axis, name = "unit", "the next unit of its block"
+    elif axis == "token" and component.form.opaque:
+        axis, name = "subblock", f"sub-block {place.token:,} of its block"
+    else:
+        name = _named(axis, ends[1], place)
+    gap = at - run[1]
+    regions = [max(region.address for region in layout.regions if region.address <= byte) for byte in (run[0], at)]
+    if gap and regions[0] != regions[1]:
+        return Onward(axis, gap, lacked, f"ends a tensor: {name} is in another")
+    return Onward(axis, gap, lacked, f"skips {gap:,} bytes up to {name}" if gap else f"goes on with {name}")
 
 
-def _breaking(src: Onward, dst: Onward) -> str | None:
-    """Return the axis that ends a run, or None.
-
-    It is the axis along which the source continues; or, if the source leaves the unit there, the destination's axis.
-    """
-    for side in (src, dst):
-        if side.lacked:
-            return side.axis
-    for side in (src, dst):
-        if side.axis not in OUTSIDE:
-            return side.axis
-    return None
-
-
-class _Side:
-    """The inverse map of one side, from an address to the content at or after it.
-
-    Attributes:
-        layout: the side's layout.
-        units: units per block.
-        halves: for each (layer, part) of the layout, the parts in its rows, each as (first byte in the row, part).
-            A row of fused K and V holds two parts.
-        heads: for each (layer, part), the heads that move.
-        headed: for each (layer, part), whether it has a head axis.
-    """
-
-    def __init__(self, layout: KVLayout, made: Passes, side: str) -> None:
-        self.layout = layout
-        self.units = made.program.src_units if side == "src" else made.program.dst_units
-        self.halves: dict[tuple[int, str], list[tuple[int, str]]] = {}
-        self.heads: dict[tuple[int, str], range] = {}
-        for pair in made.pairs:
-            held, at = (pair.src, pair.src_dim) if side == "src" else (pair.dst, pair.dst_dim)
-            self.halves.setdefault((held.layer, held.part), []).append((at, pair.part))
-            known = self.heads.setdefault((held.layer, pair.part), pair.heads)  # separate heads give several pairs
-            both = range(min(known.start, pair.heads.start), max(known.stop, pair.heads.stop))
-            self.heads[held.layer, pair.part] = both
-        self.headed = {(c.layer, part): c.form.headed for c in layout.components
-                       for _, part in self.halves.get((c.layer, c.part), [(0, c.part)])}  # fmt: skip
-
-    def place(self, address: int) -> Place:
-        """Return the coordinates of a byte of content."""
-        found = find(self.layout.components, address)
-        if found is None:
-            raise LookupError(f"no content at {address:#x}")  # never: every byte of a run is content on both sides
-        component, (block, token, head, byte), _ = found
-        part, first = component.part, 0
-        for begin, name in self.halves.get((component.layer, component.part), ()):
-            if byte >= begin:
-                part, first = name, begin
-        return Place(component.layer, part, block, token, head + component.form.head_start, byte - first)
-
-    def onward(self, begin: int, nbytes: int, start: Place, last: Place) -> Onward:
-        """Return the content that follows a run on this side; ``start`` and ``last`` are its first and last byte."""
-        end = begin + nbytes
-        later = (first_from(component, end) for component in self.layout.components)
-        at = min((address for address in later if address is not None), default=None)
-        if at is None:
-            return Onward("end", 0, lacked=False, text="ends there")
-        place = self.place(at)
-        axis = _first_differing(start, place)
-        form = self.layout.component(place.layer, self._held_as(place)).form
-        row = (place.layer, place.part)
-        lacked = row in self.heads and self.headed[row] and place.head not in self.heads[row]
-        if lacked:
-            axis, name = "head", f"head {place.head}, which the other side lacks"
-        elif axis == "token" and place.token >= extent(form.token) // self.units:
-            axis, name = "unit", "the next unit of its block"
-        elif axis == "token" and form.opaque:
-            axis, name = "subblock", f"sub-block {place.token:,} of its block"
-        else:
-            name = _named(axis, last, place)
-        if at == end:
-            return Onward(axis, 0, lacked, f"goes on with {name}")
-        if self._region(begin) != self._region(at):
-            return Onward(axis, at - end, lacked, f"ends a tensor: {name} is in another")
-        return Onward(axis, at - end, lacked, f"skips {at - end:,} bytes up to {name}")
-
-    def _held_as(self, place: Place) -> str:
-        """Return this layout's name of the part of a place: a pair may name K if the layout holds fused K and V."""
-        return place.part if place.part in self.layout.parts else "kv"
-
-    def _region(self, address: int) -> int:
-        return max(region.address for region in self.layout.regions if region.address <= address)
-
-
-def _first_differing(start: Place, later: Place) -> str:
+def _differing(start: Place, later: Place) -> str:
     """Return the outermost axis along which two places differ."""
-    order = {"block": "block", "layer": "layer", "part": "part", "token": "token", "head": "head", "dim": "byte"}
-    return next((axis for axis, name in order.items() if getattr(start, name) != getattr(later, name)), "dim")
+    return next((axis for axis, name in AXES.items() if getattr(start, name) != getattr(later, name)), "dim")
 
 
 def _named(axis: str, last: Place, place: Place) -> str:
@@ -215,40 +133,32 @@ def _named(axis: str, last: Place, place: Place) -> str:
     return f"the next {axis}" if number == getattr(last, axis) + 1 else f"{axis} {number:,}"
 
 
-def _holds(start: Place, last: Place, nbytes: int, pairs: tuple[Pair, ...]) -> str:
+def _holds(start: Place, last: Place, nbytes: int, pairs: Sequence[Pair]) -> str:
     """Describe the content of a run by the axes of which it holds all coordinates."""
-    pair = next(p for p in pairs if (p.layer, p.part) == (start.layer, start.part))
-    layers = {layer: k for k, layer in enumerate(sorted({p.layer for p in pairs}))}
-    parts = {part: k for k, part in enumerate(dict.fromkeys(p.part for p in pairs))}  # layers may hold different parts
-    from_layer, to_layer = sorted((layers[start.layer], layers[last.layer]))
-    from_part, to_part = sorted((parts[start.part], parts[last.part]))
-    counts = {
-        "layer": to_layer - from_layer + 1,
-        "part": to_part - from_part + 1,
-        "token": last.token - start.token + 1,
-        "head": last.head - start.head + 1,
-    }
-    spanned = {(p.layer, p.part) for p in pairs if from_layer <= layers[p.layer] <= to_layer}
-    held = sum(from_part <= parts[part] <= to_part for _, part in spanned)
-    sparse = held != counts["layer"] * counts["part"]  # not every layer holds every part
-    whole = held * max(counts["token"], 1) * max(counts["head"], 1)
-    row = "(token, head) row" if pair.src.form.headed or pair.dst.form.headed else "token row"
-    if pair.src.form.opaque and pair.dst.form.opaque:
-        row = "sub-block" if pair.src.form.subblocks > 1 or pair.dst.form.subblocks > 1 else "block"
+    pair = next(pair for pair in pairs if (pair.layer, pair.part) == start[:2])
+    form = pair.src.form
+    layers, parts = sorted({pair.layer for pair in pairs}), list(dict.fromkeys(pair.part for pair in pairs))
+    across = sorted((layers.index(start.layer), layers.index(last.layer)))
+    along = sorted((parts.index(start.part), parts.index(last.part)))
+    counts = {"layer": across[1] - across[0] + 1, "part": along[1] - along[0] + 1,
+              "token": last.token - start.token + 1, "head": last.head - start.head + 1}  # fmt: skip
+    inside = {pair[:2] for pair in pairs if across[0] <= layers.index(pair.layer) <= across[1]}
+    count = sum(along[0] <= parts.index(part) <= along[1] for _, part in inside)
+    whole = count * max(counts["token"], 1) * max(counts["head"], 1)
+    row = "(token, head) row" if form.headed or pair.dst.form.headed else "token row"
+    if form.opaque and pair.dst.form.opaque:
+        row = "sub-block" if form.subblocks > 1 or pair.dst.form.subblocks > 1 else "block"
     if whole * pair.nbytes != nbytes:
-        if whole == 1:
-            return f"part of one {row}: {nbytes:,} of {pair.nbytes:,} bytes"
-        return "no whole number of rows"
+        return f"part of one {row}: {nbytes:,} of {pair.nbytes:,} bytes" if whole == 1 else "no whole number of rows"
     if whole == 1:
         return f"one {row}"
-    both = {start.part, last.part} == {"k", "v"} and counts["part"] == 2
+    both = counts["part"] == 2 and {start.part, last.part} == {"k", "v"}
     names = {"part": "K and V" if both else f"{counts['part']} parts"}
-    if pair.src.form.opaque:
+    if form.opaque:
         names["token"] = f"{counts['token']:,} sub-blocks"
-    if sparse:
-        names |= {"part": f"{held:,} parts of layers"}
-        counts = {**counts, "layer": 1, "part": held}
-    words = [names.get(axis, f"{count:,} {axis}s") for axis, count in counts.items() if count > 1]
+    if count != counts["layer"] * counts["part"]:  # not every layer holds every part
+        names["part"], counts["layer"], counts["part"] = f"{count:,} parts of layers", 1, count
+    words = [names.get(axis, f"{steps:,} {axis}s") for axis, steps in counts.items() if steps > 1]
     return f"{' x '.join(words)}, whole rows"
 
 
@@ -259,27 +169,3 @@ def untouched(made: Passes) -> Iterator[tuple[str, str]]:
             rest = [head for head in held if head not in heads]
             if rest:
                 yield side, f"heads {number_ranges(rest)} stay where they are"
-
-
-def evenly_layered(layout: KVLayout) -> bool:
-    """Return whether layers are equal, evenly spaced and outermost in a unit, so that counts of few layers suffice.
-
-    If layers lie inside tokens, heads, or K and V, the last layer may touch the next token; then all are needed.
-
-    >>> spec = {"notation": "layer: block token dim", "sizes": {"layer": 8, "block": 4, "token": 16, "dim": 8}}
-    >>> evenly_layered(KVLayout.from_spec(spec))
-    True
-    >>> evenly_layered(KVLayout.from_spec(spec | {"notation": "(block token) layer dim"}))
-    False
-    """
-    lines: dict[str, list[Component]] = {}
-    for component in layout.components:
-        lines.setdefault(component.part, []).append(component)
-    steps, firsts = set(), []
-    for line in lines.values():
-        if [c.layer for c in line] != list(layout.layers) or len({c.form for c in line}) > 1:
-            return False
-        steps |= {b.address - a.address for a, b in pairwise(line)}
-        firsts.append(line[0].address)
-    inner = [stride for c in layout.components for _, stride in c.form.inner]
-    return len(steps) == 1 and min(steps) > max([max(firsts) - min(firsts), *inner])

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kvplan.advise.advise import Advice, Tell, advise
-from kvplan.advise.contents import Candidate, contents_of
-from kvplan.advise.order_specs import spec_of
+from kvplan.advise.advise import Advice, Tell, advise, search
+from kvplan.advise.order_specs import Pool
 from kvplan.advise.prices import Pricing
 from kvplan.cost.policy import Policy
 from kvplan.cost.profile import DeviceProfile
-from kvplan.errors import LayoutError
 from kvplan.layout.kvlayout import KVLayout
 
 TOKENS = 4096  # of one transfer: the cost per transfer is then small beside the cost per byte and per run
@@ -77,9 +75,6 @@ def host_orders(
             count.
         tell: called with the share of the work that is done, and a text.
 
-    Raises:
-        LayoutError: a part differs between layers, so that no order of axes holds all of them.
-
     >>> from kvplan.cost.profile import default
     >>> spec = {"notation": "layer: kv block head dim.0 token dim.1", "device": "cuda:0",
     ...         "sizes": {"layer": 32, "block": 64, "token": 16, "head": 8, "dim": 128, "dim.1": 8}}
@@ -88,35 +83,9 @@ def host_orders(
     >>> best.notation, best.block_tokens, best.numbers.run_nbytes
     ('block token.0 layer kv head dim.0 token.1 dim.1', 64, (32768, 32768))
     """
-    mine = plain_pool(layout, wanted) if present is None else present
-    tokens = mine.block_tokens if wanted.block_tokens is None else wanted.block_tokens
-    sizes = (1,) if mine.opaque else (tokens,)
-    return advise(
-        layout, mine, "dst", pricing=pricing, sizes=sizes, compare=present is not None, single=wanted.single, tell=tell
-    )
-
-
-def plain_pool(layout: KVLayout, wanted: Wanted) -> KVLayout:
-    """Return a pool without memory that holds a layout's content in a plain order.
-
-    Raises:
-        LayoutError: a part differs between layers, so that no order of axes holds all of them.
-    """
-    held = contents_of(layout)
-    if not held:
-        raise LayoutError(
-            "parts differ between layers, so no order holds all of them: give the layers of one kind, by "
-            "layout.slice(layers=...), or a spec for each kind"
-        )
-    tokens = 1 if layout.opaque else wanted.block_tokens or layout.block_tokens
-    dims = []
-    for one in held:
-        content = one if wanted.heads is None or one.heads is None else one._replace(heads=wanted.heads)
-        named = [("block", 1), ("layer", 1), *((("kv", 2),) if one.kv else ())]
-        named += [] if one.opaque else [("token", tokens)]
-        named += [] if content.heads is None else [("head", len(content.heads))]
-        dims.append((content, (*named, ("dim", one.nbytes))))
-    spec = spec_of(Candidate(tuple(dims), tokens, 0), layout, layout.layers)
-    for one_spec in spec.get("layouts", [spec]):
-        one_spec["device"] = wanted.device
-    return KVLayout.from_spec(spec)
+    if present is not None:
+        tokens = present.block_tokens if wanted.block_tokens is None else wanted.block_tokens
+        return advise(layout, present, "dst", pricing=pricing, sizes=(tokens,), single=wanted.single, tell=tell)
+    tokens = layout.block_tokens if wanted.block_tokens is None else wanted.block_tokens
+    pool = Pool(wanted.device, layout.num_blocks * layout.block_tokens, wanted.heads)
+    return search(layout, pool, (tokens,), "dst", pricing, single=wanted.single, tell=tell)

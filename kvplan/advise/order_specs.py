@@ -1,137 +1,138 @@
-"""Write an order of axes as notation, and as a spec from which a layout is built."""
+"""Orders of axes for what a layout holds, written as notation, as sizes, and as a spec."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fractions import Fraction
 from math import lcm, prod
-from typing import Any
+from typing import Any, NamedTuple
 
-from kvplan.advise.contents import Candidate, Content, parts_held
+from kvplan.layout.components import Component
 from kvplan.layout.dtypes import ITEMSIZE
-from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.spec import DEVICE_BASE, HOST_BASE
 
 Dims = tuple[tuple[str, int], ...]
 
 
-def notation_of(candidate: Candidate, mine: KVLayout) -> str:
-    """Return the notation of a candidate; if contents have different notations, all of them.
+class Atom(NamedTuple):
+    """One loop of a block: its axis, its steps, and bytes from step to step in the layout; 0 if the layout lacks it."""
 
-    Contents of one page stand behind ``|``, as :func:`kvplan.allocate` takes them; others are joined by ``" + "``.
+    axis: str
+    steps: int
+    stride: int
+
+
+class Kind(NamedTuple):
+    """Parts of one shape, and the layers that hold them.
+
+    Attributes:
+        parts: names of the parts; K and V of one shape are two.
+        layers: global numbers of the layers.
+        dtype: name of the elements; ``uint8`` if rows are no whole elements.
+        heads: global numbers of the pool's heads; None without an axis of heads.
+        first: the first component.
+        outer: the atoms of blocks, of units of a block, of shares of the heads, of layers, and of K and V.
+        inner: the atoms of one unit, in order of memory.
     """
-    several = [in_elements(dims, dtype_of(mine, one))[0] for one, dims in candidate.dims]
-    if not candidate.shared:
-        return " + ".join(dict.fromkeys(_words(named) for named in several))
-    sections: list[tuple[tuple[str, ...], Dims]] = []
-    for (one, _), named in zip(candidate.dims, several, strict=True):
-        inner = named[candidate.shared :]
-        if not one.kv and sections and sections[-1][1] == inner:  # parts of one shape stand before one colon
-            sections[-1] = ((*sections[-1][0], one.part), inner)
-        else:
-            sections.append((parts_held(one), inner))
-    texts = (f"{' '.join(parts)}: {_words(inner)}" for parts, inner in sections)
-    return " | ".join((_words(several[0][: candidate.shared]), *texts))
+
+    parts: tuple[str, ...]
+    layers: tuple[int, ...]
+    dtype: str
+    heads: range | None
+    first: Component
+    outer: tuple[Atom, ...]
+    inner: tuple[Atom, ...]
 
 
-def _words(named: Dims) -> str:
-    return " ".join(name for name, _ in named)
+class Pool(NamedTuple):
+    """The pool that an order is looked for: its device, its token slots, and its heads, None for the layout's."""
+
+    device: str
+    slots: int
+    heads: range | None = None
 
 
-def dtype_of(layout: KVLayout, one: Content) -> str:
-    """Return the dtype of a content's parts in a layout; "" if the parts have several."""
-    held = [next((c.dtype for c in layout.components if c.part == part), "") for part in parts_held(one)]
-    named = {dtype or layout.dtype for dtype in held}
-    return named.pop() if len(named) == 1 else ""
+class Candidate(NamedTuple):
+    """An order of axes.
 
-
-def spec_of(candidate: Candidate, mine: KVLayout, layers: Sequence[int]) -> dict[str, Any]:
-    """Return the spec of a candidate that holds these layers."""
-    blocks = max(mine.num_blocks * mine.block_tokens // candidate.block_tokens, 1)
-    specs = [_one_spec(one, dims, mine, blocks, layers) for one, dims in candidate.dims]
-    if candidate.shared:
-        _put_on_page(specs, candidate.shared, mine.device)
-    return specs[0] if len(specs) == 1 else {"layouts": specs}
-
-
-def _one_spec(one: Content, dims: Dims, mine: KVLayout, blocks: int, layers: Sequence[int]) -> dict[str, Any]:
-    named, dtype = in_elements(dims, dtype_of(mine, one))
-    spec: dict[str, Any] = {
-        "notation": _words(named),
-        "dtype": dtype,
-        "device": mine.device,
-        "sizes": {**dict(named), "layer": len(layers), "block": blocks},
-        "part": one.part,
-        "layers": list(layers),
-    }
-    return spec | ({"head_start": one.heads.start} if one.heads is not None else {})
-
-
-def _put_on_page(specs: Sequence[dict[str, Any]], shared: int, device: str) -> None:
-    """Give specs the addresses and strides of the parts of one page, as :func:`kvplan.allocate` places them.
-
-    Each part begins at a multiple of the bytes of its elements, and so does each page.
-
-    >>> k, v = ({"notation": "block layer dim", "dtype": d, "sizes": {"block": 4, "layer": 2, "dim": n}}
-    ...         for d, n in (("int8", 3), ("fp16", 5)))
-    >>> _put_on_page([k, v], 2, "cpu")
-    >>> v["address"] - k["address"], k["strides"], v["strides"]
-    (4, [28, 14, 1], [14, 7, 1])
+    Attributes:
+        dims: for each kind, its dims, outermost first: name and extent in elements.
+        block_tokens: token slots per block.
+        rank: runs and extents per token, by the strides; smaller is better.
+        far: split axes, and the distance from the usual order; smaller is better if ranks are equal.
+        shared: number of outermost dims that all kinds share, so that one page holds all of them; 0 if each has an
+            allocation.
     """
-    base = DEVICE_BASE.get(device.partition(":")[0], HOST_BASE)
-    end = 0
-    for spec in specs:
-        start = -(-end // ITEMSIZE[spec["dtype"]]) * ITEMSIZE[spec["dtype"]]
-        inner = [spec["sizes"][name] for name in spec["notation"].split()[shared:]]
-        end = start + prod(inner) * ITEMSIZE[spec["dtype"]]
-        spec["address"] = base + start
-    widest = lcm(*(ITEMSIZE[spec["dtype"]] for spec in specs))
-    page = -(-end // widest) * widest
-    for spec in specs:
-        extents = [spec["sizes"][name] for name in spec["notation"].split()]
-        outer = [prod(extents[k + 1 : shared]) * (page // ITEMSIZE[spec["dtype"]]) for k in range(shared)]
-        spec["strides"] = outer + [prod(extents[k + 1 :]) for k in range(shared, len(extents))]
 
+    dims: tuple[tuple[Kind, Dims], ...]
+    block_tokens: int
+    rank: tuple[Fraction, Fraction]
+    far: tuple[int, int]
+    shared: int = 0
 
-def sizes_of_page(candidate: Candidate, mine: KVLayout) -> dict[str, int] | None:
-    """Return the extents of split axes that :func:`kvplan.allocate` needs for a page; None if no call can say them.
+    @property
+    def notation(self) -> str:
+        """The notation; parts of one page stand behind ``|``, and allocations of their own are joined by ``" + "``."""
+        if not self.shared:
+            return " + ".join(dict.fromkeys(words(dims) for _, dims in self.dims))
+        sections: list[tuple[list[str], str]] = []
+        for kind, dims in self.dims:
+            text = words(dims[self.shared :])
+            if sections and sections[-1][1] == text and (kind.parts[0] in sections[-1][0] or "kv" not in text.split()):
+                sections[-1][0].extend(part for part in kind.parts if part not in sections[-1][0])
+            else:
+                sections.append((list(kind.parts), text))
+        shared = words(self.dims[0][1][: self.shared])
+        return " | ".join((shared, *(f"{' '.join(parts)}: {text}" for parts, text in sections)))
 
-    The call has one extent for each name. A name that has several extents is left out, if the other factors of its axis
-    determine it in each part.
-    """
-    several = [dict(in_elements(dims, dtype_of(mine, one))[0]) for one, dims in candidate.dims]
-    extents: dict[str, set[int]] = {}
-    for named in several:
-        for name, size in named.items():
-            if "." in name:
+    @property
+    def sizes(self) -> dict[str, int] | None:
+        """The extents of split axes that :func:`kvplan.allocate` needs for a page; None if no call can say them.
+
+        The call has one extent for each name. A name with several is left out, if the other factors determine it.
+        """
+        extents: dict[str, set[int]] = {}
+        for name, size in (dim for _, dims in self.dims for dim in dims):
+            if "." in name or name == "subblock":
                 extents.setdefault(name, set()).add(size)
-    left_out = {name for name, sizes in extents.items() if len(sizes) > 1}
-    for named in several:
-        axes = [name.partition(".")[0] for name in named if name in left_out]
-        if len(axes) > len(set(axes)):
-            return None
-    return {name: sizes.pop() for name, sizes in extents.items() if name not in left_out}
+        unclear = {name for name, sizes in extents.items() if len(sizes) > 1}
+        for _, dims in self.dims:
+            axes = [name.partition(".")[0] for name, _ in dims if name in unclear]
+            if len(axes) > len(set(axes)) or "subblock" in axes:
+                return None
+        return {name: sizes.pop() for name, sizes in extents.items() if name not in unclear}
+
+    def spec(self, pool: Pool) -> dict[str, Any]:
+        """Return the spec of a pool in this order."""
+        specs: list[dict[str, Any]] = []
+        for kind, dims in self.dims:
+            part = kind.parts[0] if len(kind.parts) == 1 else kind.parts[0].partition("_")[2] or "kv"
+            spec = {"notation": words(dims), "dtype": kind.dtype, "device": pool.device, "sizes": dict(dims),
+                    "part": part, "layers": list(kind.layers)}  # fmt: skip
+            specs.append(spec if kind.heads is None else spec | {"head_start": kind.heads.start})
+        if self.shared:
+            self._place(specs, DEVICE_BASE.get(pool.device.partition(":")[0], HOST_BASE))
+        return specs[0] if len(specs) == 1 else {"layouts": specs}
+
+    def _place(self, specs: Sequence[dict[str, Any]], base: int) -> None:
+        """Give specs the addresses and strides of the parts of one page, as :func:`kvplan.allocate` places them.
+
+        Each part begins at a multiple of the bytes of its elements, and so does each page.
+        """
+        end, elements = 0, [ITEMSIZE[kind.dtype] for kind, _ in self.dims]
+        extents = [[size for _, size in dims] for _, dims in self.dims]
+        for spec, sizes, element in zip(specs, extents, elements, strict=True):
+            start = -(-end // element) * element
+            spec["address"], end = base + start, start + prod(sizes[self.shared :]) * element
+        page = -(-end // lcm(*elements)) * lcm(*elements)
+        for spec, sizes, element in zip(specs, extents, elements, strict=True):
+            outer = [prod(sizes[k + 1 : self.shared]) * (page // element) for k in range(self.shared)]
+            spec["strides"] = outer + [prod(sizes[k + 1 :]) for k in range(self.shared, len(sizes))]
 
 
-def in_elements(dims: Dims, dtype: str) -> tuple[Dims, str]:
-    """Return dims in elements and their dtype; in bytes, as uint8, if rows are no whole elements.
-
-    If the innermost dim is one element, it is left out: the bytes of an element need no dim.
-
-    >>> in_elements((("block", 1), ("dim.0", 128), ("token", 16), ("dim.1", 2)), "bf16")
-    ((('block', 1), ('dim', 128), ('token', 16)), 'bf16')
-    >>> in_elements((("block", 1), ("token", 16), ("dim", 132)), "fp32")
-    ((('block', 1), ('token', 16), ('dim', 33)), 'fp32')
-    """
-    itemsize = ITEMSIZE.get(dtype, 0)
-    name, size = dims[-1]
-    if name.partition(".")[0] != "dim" or not itemsize or size % itemsize:
-        return dims, "uint8"
-    if size > itemsize or name == "dim":
-        return (*dims[:-1], (name, size // itemsize)), dtype
-    rest = dims[:-1]
-    if name == "dim.1":
-        rest = tuple(("dim" if axis == "dim.0" else axis, count) for axis, count in rest)
-    return rest, dtype
+def words(dims: Dims) -> str:
+    """Return the names of dims, as a notation has them."""
+    return " ".join(name for name, _ in dims)
 
 
 def parts_of(spec: dict[str, Any]) -> tuple[str, ...]:

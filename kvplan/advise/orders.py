@@ -1,119 +1,222 @@
-"""List the orders of axes that one side of a pair could have."""
+"""Find the orders of axes in which a pool holds a layout's content in the fewest runs and extents.
+
+The content is cut into atoms: layers, K and V, and each factor of tokens, heads and rows. An order of a pool is a
+permutation of the atoms; its runs and extents follow from the strides of both sides, without a compiler.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 from itertools import combinations, pairwise, permutations
+from math import gcd, prod
+from typing import Any
 
-from kvplan.advise.compare import evenly_layered
-from kvplan.advise.contents import Candidate, Content, contents_of
-from kvplan.advise.mirrored import mirrored
-from kvplan.advise.page_orders import pages
+from kvplan.advise.order_specs import Atom, Candidate, Dims, Kind, Pool, words
+from kvplan.errors import LayoutError
+from kvplan.layout.components import Component
+from kvplan.layout.dtypes import ITEMSIZE
 from kvplan.layout.kvlayout import KVLayout
+from kvplan.layout.strides import coalesce, cut, extent
 
-MOST_BLOCK_TOKENS = 1024
-MOST_LAYERS_WHOLE = 8  # all unequal layers are compiled; if there are more than this, fewer block sizes are tried
+USUAL = ("block", "layer", "kv", "token", "subblock", "head", "dim")  # of equal orders, the nearest to this one wins
+FREE = 6  # atoms that are permuted; if there are more, the innermost ones move together
+FAR = 1 << 80  # a stride that no other continues
 
 
-# ---- the orders ----------------------------------------------------------------------------------------------
-
-
-def candidates(mine: KVLayout, other: KVLayout, *, refused: bool, sizes: tuple[int, ...] = ()) -> Iterator[Candidate]:
-    """Yield every order to try for one side.
+def candidates(layout: KVLayout, pool: Pool, tokens: int) -> tuple[list[Candidate], int]:
+    """Return the best orders of one block size, one for each number of runs and extents, and the number of all tried.
 
     Args:
-        mine: the side that may change.
-        other: the side that does not change.
-        refused: whether the pair cannot be compiled as it is.
-        sizes: token slots per block to try; by default those of both sides, and some halves and multiples.
+        layout: the layout whose content the pool holds.
+        pool: the pool.
+        tokens: token slots per block of the pool.
+
+    Raises:
+        LayoutError: no order of such a pool can be listed; the message says why.
     """
-    sizes, present = sizes or _block_sizes(mine, other), _storage_order(mine)
-    known = set()
-    for held in _contents(mine, other, refused=refused):
-        for tokens in sizes if any(not content.opaque for content in held) else (1,):
-            for order in _orders(held, mine, tokens):
-                distance = _distance(present, order) + 2 * (tokens != mine.block_tokens)
-                made = Candidate(tuple((one, _dims(one, order, tokens)) for one in held), tokens, distance)
-                known.add(made.dims)
-                yield made
-    for tokens in sizes:
-        yield from (one for one in mirrored(mine, other, tokens) if one.dims not in known)
-        yield from pages(mine, other, tokens)
+    unit = gcd(tokens, layout.block_tokens)
+    alone = kinds(layout, pool, tokens)
+    together = paired(alone)
+    best = [_best(kind) for kind in together]
+    several: list[Candidate] = []
+    for n in range(max(len(some) for some, _ in best)):
+        chosen = [some[min(n, len(some) - 1)] for some, _ in best]
+        counts = zip(*(rank + far for rank, far, _ in chosen), strict=True)
+        runs, extents, splits, moves = map(sum, counts)
+        dims = tuple((kind, dims) for kind, (_, _, dims) in zip(together, chosen, strict=True))
+        several.append(Candidate(dims, tokens, (Fraction(runs, unit), Fraction(extents, unit)), (splits, moves)))
+    pages = [*_page(paired(alone, inside=True), tokens, by_layer=True), *_page(together, tokens, by_layer=False)]
+    pages = list(dict.fromkeys(pages)) if len(together) > 1 else []
+    return [*pages, *several], len(pages) + sum(count for _, count in best)
 
 
-def _block_sizes(mine: KVLayout, other: KVLayout) -> tuple[int, ...]:
-    """Return the block sizes to try, in token slots: of this side, of the other side, and some halves and multiples."""
-    if mine.opaque and other.opaque:
-        return (1,)
-    own = other.block_tokens if mine.opaque else mine.block_tokens
-    if _split(other) or (len(other.layers) > MOST_LAYERS_WHOLE and not evenly_layered(other)):
-        return tuple(sorted({own, other.block_tokens}))
-    sizes = {own, own * 2, other.block_tokens, other.block_tokens * 2, other.block_tokens * 4}
-    sizes |= {own // 2} if own % 2 == 0 else set()
-    return tuple(sorted(size for size in sizes if size <= max(MOST_BLOCK_TOKENS, own)))
+# ---- kinds -----------------------------------------------------------------------------------------------------------
 
 
-def _contents(mine: KVLayout, other: KVLayout, *, refused: bool) -> Iterator[tuple[Content, ...]]:
-    """Yield the contents to try: the side's own parts, and the other side's parts if the bytes are the same."""
-    own, theirs = contents_of(mine), contents_of(other)
-    if own:
-        yield own
-    same = _row_nbytes(mine) == _row_nbytes(other) and mine.layers == other.layers
-    if theirs and theirs != own and same and (refused or mine.heads == other.heads):
-        yield theirs
+def kinds(layout: KVLayout, pool: Pool, tokens: int) -> list[Kind]:
+    """Return each part of a layout, and each shape of its layers; parts of one page in the order of their bytes.
+
+    Raises:
+        LayoutError: a unit does not hold whole sub-blocks or factors, or the heads are no share of the pool's.
+    """
+    components: dict[tuple[str, int], list[Component]] = {}
+    for component in sorted(layout.components, key=lambda component: (component.layer, component.form.head_start)):
+        components.setdefault((component.part, component.layer), []).append(component)
+    shapes: dict[tuple[object, ...], list[list[Component]]] = {}
+    for part in layout.parts:
+        for some in (components[key] for key in components if key[0] == part):
+            shapes.setdefault((part, len(some), some[0].form, some[0].dtype), []).append(some)
+    pages: list[list[Kind]] = []
+    for lines in shapes.values():
+        kind = _kind(lines, layout, pool, tokens)
+        stride = min((stride for _, stride in kind.first.form.block), default=0)
+        near = (page for page in pages if abs(page[0].first.address - kind.first.address) < stride)
+        page = next(near, None)
+        pages += [[]] if page is None else []
+        (pages[-1] if page is None else page).append(kind)
+    ordered = [kind for page in pages for kind in sorted(page, key=lambda kind: kind.first.address)]
+    parts = list(dict.fromkeys(kind.parts for kind in ordered))
+    return sorted(ordered, key=lambda kind: (parts.index(kind.parts), kind.layers))
 
 
-def _row_nbytes(layout: KVLayout) -> Fraction:
-    return Fraction(layout.block_nbytes, layout.block_tokens)
+def _kind(lines: Sequence[Sequence[Component]], layout: KVLayout, pool: Pool, tokens: int) -> Kind:
+    first, form, unit = lines[0][0], lines[0][0].form, gcd(tokens, layout.block_tokens)
+    slots, rest = divmod(extent(form.token) * unit, layout.block_tokens)
+    halves = None if rest else cut(form.token, slots)
+    if halves is None:
+        raise LayoutError(f"{first}: {unit:,} tokens, which blocks of both sides hold, are no whole part of its blocks")
+    dtype = first.dtype or layout.dtype
+    row = form.dim[-1] if form.dim else (1, 1)
+    dtype = dtype if row[1] == 1 and row[0] % ITEMSIZE.get(dtype, row[0] + 1) == 0 else "uint8"
+    dim = [*form.dim[:-1], (row[0] // ITEMSIZE[dtype], ITEMSIZE[dtype])]
+    layers = tuple(line[0].layer for line in lines)
+    own = range(form.head_start, lines[0][-1].form.heads.stop)
+    whole = pool.heads if pool.heads is not None and own == layout.heads and form.headed else own
+    if (own.start - whole.start) % len(own) or len(whole) % len(own) or not {own[0], own[-1]} <= set(whole):
+        raise LayoutError(f"heads {own[0]} to {own[-1]} are no equal share of heads {whole[0]} to {whole[-1]}")
+    slot = "subblock" if form.opaque else "token"
+    head = form.head if len(lines[0]) == 1 else ((len(own), _step(lines[0])),)
+    places = _step([line[0] for line in lines])
+    outer = (Atom("block", max(pool.slots // tokens, 1), 0), Atom(slot, tokens // unit, 0),
+             Atom("head", len(whole) // len(own), 0), Atom("layer", len(layers), places))  # fmt: skip
+    axes = ((slot, halves[1]), ("head", head), ("dim", dim))
+    inner = (Atom(axis, *factor) for axis, factors in axes for factor in factors)
+    return Kind(
+        (first.part,), layers, dtype, whole if form.headed else None, first,
+        tuple(atom for atom in outer if atom.steps > 1 or atom.axis == "block"),
+        tuple(sorted((atom for atom in inner if atom.steps > 1), key=lambda atom: -atom.stride)),
+    )  # fmt: skip
 
 
-def _orders(held: Sequence[Content], mine: KVLayout, tokens: int) -> Iterator[tuple[str, ...]]:
-    """Yield the permutations of the axes with an extent above 1; axes of extent 1 keep their usual place."""
-    extents = {
-        "block": 2,
-        "layer": len(mine.layers),
-        "kv": 2 if any(one.kv for one in held) else 1,
-        "token": 1 if all(one.opaque for one in held) else tokens,
-        "head": max(len(one.heads) if one.heads is not None else 1 for one in held),
-    }
-    free = [axis for axis, size in extents.items() if size > 1]
-    still = tuple(axis for axis, size in extents.items() if size == 1)
-    for order in permutations(free):
-        if "token" not in order or order.index("block") < order.index("token"):
-            at = order.index("block") + 1 if "layer" in still else 0
-            yield (*order[:at], *(("layer",) if at else ()), *order[at:], *(axis for axis in still if axis != "layer"))
+def _step(line: Sequence[Component]) -> int:
+    """Return the bytes between neighbours; :data:`FAR` if they differ."""
+    steps = {b.address - a.address for a, b in pairwise(line)}
+    return steps.pop() if len(steps) == 1 and min(steps) > 0 else FAR
 
 
-def _dims(one: Content, order: Sequence[str], tokens: int) -> tuple[tuple[str, int], ...]:
-    extents = {"token": 0 if one.opaque else tokens, "head": 0 if one.heads is None else len(one.heads),
-               "kv": 2 if one.kv else 0, "layer": 1, "block": 1}  # fmt: skip
-    return (*((axis, extents[axis]) for axis in order if extents[axis]), ("dim", one.nbytes))
+def paired(alone: Iterable[Kind], *, inside: bool = False) -> list[Kind]:
+    """Return the kinds with K and V of one shape together; if ``inside``, only where one lies inside the other."""
+    together: list[Kind] = []
+    for kind in alone:
+        mate = next((other for other in together if _mates(kind, other)), None)
+        step = abs(kind.first.address - mate.first.address) if mate else 0
+        if mate is None or (inside and step >= max((atom.stride for atom in kind.inner), default=0)):
+            together.append(kind)
+        else:
+            k, v = sorted((mate, kind), key=lambda each: each.parts)
+            pair = k._replace(parts=k.parts + v.parts, outer=(*k.outer, Atom("kv", 2, step)))
+            together[together.index(mate)] = pair
+    return together
 
 
-def _storage_order(layout: KVLayout) -> tuple[str, ...]:
-    """Return the axes of a layout in order of memory, the largest stride first."""
-    form = layout.components[0].form
-    lines: dict[str, list[int]] = {"layer": [], "kv": []}
-    first = layout.components[0]
-    for c in layout.components:
-        if c.part == first.part:
-            lines["layer"].append(c.address)
-        if c.layer == first.layer:
-            lines["kv"].append(c.address)
-    strides = {axis: max((stride for _, stride in factors), default=0)
-               for axis, factors in (("block", form.block), ("token", form.token), ("head", form.head))}  # fmt: skip
-    if form.table is not None:
-        strides["block"] = 1 << 62
-    for axis, line in lines.items():
-        strides[axis] = min((abs(b - a) for a, b in pairwise(line)), default=0)
-    return tuple(sorted(strides, key=lambda axis: -strides[axis]))
+def _mates(kind: Kind, other: Kind) -> bool:
+    """Return whether two kinds are K and V of one shape."""
+    names = sorted((kind.parts[0], other.parts[0]))
+    same = kind.first.form == other.first.form and kind._replace(parts=other.parts, first=other.first) == other
+    return same and [name[:1] for name in names] == ["k", "v"] and names[0][1:] == names[1][1:]
 
 
-def _distance(present: Sequence[str], order: Sequence[str]) -> int:
-    """Count the pairs of axes that two orders have in opposite order."""
-    return sum(order.index(a) > order.index(b) for a, b in combinations(present, 2))
+# ---- orders ----------------------------------------------------------------------------------------------------------
 
 
-def _split(layout: KVLayout) -> bool:
-    return any(len(factors) > 1 for c in layout.components for factors in (c.form.token, c.form.head, c.form.dim))
+def _best(kind: Kind) -> tuple[list[tuple[Any, Any, Dims]], int]:
+    """Return rank, distance and dims of the best permutations, one for each rank; and the number of permutations."""
+    last = [atom for atom in kind.inner[-1:] if atom.axis == "dim"]  # contiguous content stays innermost
+    free = [*kind.outer, *kind.inner[: len(kind.inner) - len(last)]]
+    groups = [[atom] for atom in free[: FREE - 1]] + ([free[FREE - 1 :]] if len(free) >= FREE else [])
+    # Atoms of one axis keep their order, and blocks stand outside their tokens.
+    tied = {"token": {"block"}, "subblock": {"block"}}
+    axes = [set().union(*({atom.axis} | tied.get(atom.axis, set()) for atom in group)) for group in groups]
+    before = [(a, b) for a, b in combinations(range(len(groups)), 2) if axes[a] & axes[b]]
+    best: dict[Any, tuple[Any, Dims]] = {}
+    tried = 0
+    for order in permutations(range(len(groups))):
+        if all(order.index(a) < order.index(b) for a, b in before):
+            atoms = [*(atom for k in order for atom in groups[k]), *last]
+            dims = _dims(kind, atoms)
+            rank, how = _rank(kind, atoms), (_far(dims), dims)
+            best[rank], tried = min(best.get(rank, how), how), tried + 1
+    return sorted((rank, *how) for rank, how in best.items()), tried
+
+
+def _rank(kind: Kind, atoms: Sequence[Atom]) -> tuple[int, int]:
+    """Return the runs of a unit, and its extents in the pool, from the strides of both sides."""
+    element = stride = ITEMSIZE[kind.dtype]
+    mine, both = [], []
+    for atom in reversed(atoms):
+        if atom.stride:
+            both.append((atom.steps, atom.stride, stride))
+            mine.append((atom.steps, stride, stride))
+        stride *= atom.steps
+    runs, extents = (prod(loop[0] for loop in coalesce(element, loops)[1]) for loops in (both, mine))
+    return runs, extents
+
+
+def _dims(kind: Kind, atoms: Sequence[Atom]) -> Dims:
+    """Return the dims of atoms: neighbours of one axis are one dim, and axes of one step have their usual place."""
+    named: list[tuple[str, int]] = []
+    for axis, steps, _ in atoms:
+        named[-1:] = [(axis, named[-1][1] * steps)] if named and named[-1][0] == axis else [*named[-1:], (axis, steps)]
+    axes = {axis for axis, _ in named}
+    at = len(named) - (named[-1][0] == "dim")
+    still = (("token", not kind.first.form.opaque), ("head", kind.heads is not None))
+    named[at:at] = [(axis, 1) for axis, there in still if there and axis not in axes]
+    if "layer" not in axes:
+        named.insert([axis for axis, _ in named].index("block") + 1, ("layer", 1))
+    counts, seen = Counter(axis for axis, _ in named), Counter[str]()
+    dims = []
+    for axis, size in named:
+        dims.append((axis if counts[axis] == 1 else f"{axis}.{seen[axis]}", size))
+        seen[axis] += 1
+    return tuple(dims)
+
+
+def _far(dims: Dims) -> tuple[int, int]:
+    axes = [USUAL.index(name.partition(".")[0]) for name, _ in dims]
+    return sum("." in name for name, _ in dims), sum(a > b for a, b in combinations(axes, 2))
+
+
+def _page(together: Sequence[Kind], tokens: int, *, by_layer: bool) -> Iterator[Candidate]:
+    """Yield the order in which one page of a block, or of a layer of a block, holds all kinds."""
+    lead = ("block", "token", "subblock", "head", "layer")[: 4 + by_layer]
+    dims = []
+    for kind in together:
+        rest = sorted(
+            [atom for atom in kind.outer if atom.axis not in lead] + [*kind.inner], key=lambda atom: -atom.stride
+        )
+        dims.append((kind, _dims(kind, [*(atom for atom in kind.outer if atom.axis in lead), *rest])))
+    most = min(
+        sum(atom.axis in lead for atom in kind.outer) + (by_layer and len(kind.layers) == 1) for kind in together
+    )
+    shared = 0
+    while shared < most and len({some[shared] for _, some in dims}) == 1:
+        if dims[0][1][shared][0] == "layer" and len({kind.layers for kind in together}) > 1:
+            break
+        shared += 1
+    page = Candidate(tuple(dims), tokens, (Fraction(0), Fraction(0)), (0, 0), shared)
+    # One call has one text for the layers of a part.
+    texts = {(kind.parts, words(some[shared:])) for kind, some in dims}
+    if shared and len(texts) == len({kind.parts for kind in together}) and page.sizes is not None:
+        yield page

@@ -39,7 +39,6 @@ class LIMITS:
     pieces = 1 << 16  # of the common refinement of two layouts, if splits of their axes do not divide each other
     copies = 1 << 24  # of one unit of memory: 128 layers, K and V, 256 tokens, 256 heads, one copy per row
     listed = 1 << 19  # pieces of memory that a file makes us list: copies of a unit, rows of a search or a drawing
-    advised = 1 << 17  # components that are compiled in search of a better order, over all orders tried
 
 
 _OVER = {

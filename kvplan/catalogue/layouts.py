@@ -5,11 +5,13 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
 from types import MappingProxyType
 from typing import Any
 
+from kvplan.base.quoting import quoted
 from kvplan.catalogue.models import Group
 from kvplan.errors import LayoutError
 from kvplan.layout.kvlayout import KVLayout
@@ -42,6 +44,20 @@ STATE = {
     "device": NamedLayout("state", "device", "state", "layer: block dim", "one tensor of states a layer"),
     "host": NamedLayout("state-host", "host", "state", "block layer dim", "page-first pool of states"),
 }
+
+
+# The default layout of each engine, by kind of cache.
+ENGINES = {
+    "vllm": {"mha": "vllm-LBHNC", "mla": "vllm-mla-cross-layer"},
+    "sglang": {"mha": "sglang-device", "mla": "sglang-device-mla"},
+    "flashinfer": {"mha": "flashinfer-NHD", "mla": "mla"},
+    "tensorrt-llm": {"mha": "tensorrt-llm"},
+    "transformers": {"mha": "transformers"},
+}
+HOSTS = {"mha": "page-first", "mla": "mla-page-first"}
+
+# The side of the catalogue, by option of the command line.
+OPTIONS = {"--engine": "device", "--host": "host", "--peer-layout": "device"}
 
 
 @cache
@@ -122,6 +138,51 @@ def layout_for(
         }
     )
     return layout.slice(heads=heads) if shared and len(heads) < geometry.heads else layout
+
+
+def choose(name: str, option: str, kind: str) -> NamedLayout:
+    """Return the layout of an engine, of a layout's name, or of a notation.
+
+    Args:
+        name: empty for the default layout of a host.
+        option: of :data:`OPTIONS`, which the errors name.
+        kind: kind of the model's cache, ``"mha"`` or ``"mla"``.
+
+    Raises:
+        LayoutError: there is no such layout, or it is of another kind.
+
+    >>> choose("vllm", "--engine", "mla").name
+    'vllm-mla-cross-layer'
+    """
+    side = OPTIONS[option]
+    known = {layout.name: layout for layout in named_layouts().values() if layout.side == side}
+    fitting = [layout.name for layout in known.values() if layout.kind == kind]
+    if side == "host" and not name:
+        return known[HOSTS[kind]]
+    if side == "device" and name in ENGINES:
+        if kind not in ENGINES[name]:
+            raise LayoutError(
+                f"{option} {name!r} has no {kind} layout in the catalogue; there are {', '.join(fitting)}"
+            )
+        return known[ENGINES[name][kind]]
+    if name in known:
+        if known[name].kind != kind:
+            raise LayoutError(f"{option} {name!r} is a layout of {known[name].kind} caches, and the model's is {kind}; "
+                              f"{side} layouts of that are {', '.join(fitting)}")  # fmt: skip
+        return known[name]
+    if " " not in name.strip():
+        names = list(dict.fromkeys([*(ENGINES if side == "device" else ()), *fitting]))
+        near = get_close_matches(name, names, n=3)
+        hint = f"did you mean {', '.join(near)}?" if near else f"there are {', '.join(names)}"
+        raise LayoutError(f"{option} {quoted(name)} is neither a layout of the catalogue nor a notation; {hint}")
+    axes = parse(name).axes
+    for axis in ("layer", "block", "token"):
+        if axis not in axes:
+            raise LayoutError(f"{option} '{name}' has no axis {axis!r}, which a model's cache needs")
+    if ("kv" in axes) != (kind == "mha"):
+        has, wanted = ("mla", "a kv axis") if kind == "mha" else ("mha", "no kv axis")
+        raise LayoutError(f"{option} '{name}' is of kind {has}, and the model's cache is {kind}: {wanted}")
+    return NamedLayout("as given", side, kind, name, "the command line")
 
 
 _KINDS = {"mha": "K and V of each head", "mla": "one row per token (MLA)", "state": "opaque states"}

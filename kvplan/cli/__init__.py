@@ -1,7 +1,6 @@
-"""The command line: one file for each command, with ``add_arguments(parser)`` and ``run(args) -> exit code``.
+"""The command line: a file for each command, with ``add_arguments(parser)`` and ``run(args, tell)``: an answer.
 
-Folders for all commands: ``arguments`` reads arguments, ``answers`` makes facts and rows, ``screen`` prints.
-``demo_run`` is the demo.
+``answer`` makes tables, JSON and schema of an answer's fields; ``arguments`` reads arguments, ``screen`` prints.
 """
 
 from __future__ import annotations

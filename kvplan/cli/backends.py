@@ -5,57 +5,67 @@ from __future__ import annotations
 import argparse
 import inspect
 import pkgutil
+from collections.abc import Iterable
 from importlib import import_module
 from typing import Any
 
-from kvplan.cli.screen.documents import print_json
-from kvplan.cli.screen.printing import fact_table, show
+from kvplan.cli.answer import Answer, Part, Table
+from kvplan.cli.screen import Tell
 
-EXAMPLES = """examples:
-  kvplan backends
-  kvplan backends --json"""
+
+class Adapter(Part):
+    """A module of kvplan.backends.
+
+    Attributes:
+        name: of the module.
+        summary: the first line of its docstring; null if it cannot be imported.
+        signature: of its describe; null if it cannot be imported.
+        error: why it cannot be imported; null if it can.
+    """
+
+    name: str
+    summary: str | None
+    signature: str | None
+    error: str | None
+
+    def __str__(self) -> str:
+        return f"cannot be imported: {self.error}" if self.error else f"{self.summary}\n{self.signature}"
+
+
+class BackendsAnswer(Answer):
+    """The engines whose tensors kvplan can describe.
+
+    Attributes:
+        backends: in order of their names.
+    """
+
+    schema = "backends/1"
+    backends: tuple[Adapter, ...]
+
+    def blocks(self) -> Iterable[Any]:
+        """Return a row for each adapter."""
+        return [Table([(one.name, str(one)) for one in self.backends] or [("none", "no adapter is installed")])]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
-    parser.epilog = EXAMPLES
-    parser.add_argument("--json", action="store_true", help="one JSON object (schema kvplan.backends)")
+    parser.epilog = "examples:\n  kvplan backends\n  kvplan backends --json"
 
 
-def run(args: argparse.Namespace) -> int:
-    """Print every adapter. Return 1 if an adapter cannot be imported."""
-    adapters = [adapter_facts(name) for name in adapter_names()]
-    if args.json:
-        print_json("backends", {"backends": adapters})
-    else:
-        rows = [(adapter["name"], _text(adapter)) for adapter in adapters]
-        show(fact_table(rows or [("none", "no adapter is installed")]))
-    return int(any(adapter["error"] for adapter in adapters))
+def run(args: argparse.Namespace, tell: Tell) -> BackendsAnswer:
+    """Return every adapter; a finding if one cannot be imported."""
+    modules = pkgutil.iter_modules(import_module("kvplan.backends").__path__)
+    adapters = tuple(adapter(name) for name in sorted(module.name for module in modules) if name[0] != "_")
+    return BackendsAnswer(adapters, status=int(any(one.error for one in adapters)))
 
 
-def adapter_names() -> list[str]:
-    """Return the names of the adapter modules, in order."""
-    package = import_module("kvplan.backends")
-    return sorted(module.name for module in pkgutil.iter_modules(package.__path__) if module.name[0] != "_")
-
-
-def adapter_facts(name: str) -> dict[str, Any]:
+def adapter(name: str) -> Adapter:
     """Return the summary and signature of one adapter, or the error of its import."""
-    facts: dict[str, Any] = {"name": name, "summary": None, "signature": None, "error": None}
     try:
         module = import_module(f"kvplan.backends.{name}")
-        signature = f"describe{_names_only(inspect.signature(module.describe))}"
+        signature = inspect.signature(module.describe)
     except Exception as error:  # noqa: BLE001  # one broken adapter does not hide the others
-        return facts | {"error": f"{type(error).__name__}: {' '.join(str(error).split())}"}
-    return facts | {"summary": (module.__doc__ or "").strip().partition("\n")[0], "signature": signature}
-
-
-def _names_only(signature: inspect.Signature) -> inspect.Signature:
-    parameters = [one.replace(annotation=inspect.Parameter.empty) for one in signature.parameters.values()]
-    return inspect.Signature(parameters)
-
-
-def _text(adapter: dict[str, Any]) -> str:
-    if adapter["error"]:
-        return f"cannot be imported: {adapter['error']}"
-    return f"{adapter['summary']}\n{adapter['signature']}"
+        return Adapter(name, None, None, f"{type(error).__name__}: {' '.join(str(error).split())}")
+    names = [one.replace(annotation=inspect.Parameter.empty) for one in signature.parameters.values()]
+    summary = (module.__doc__ or "").strip().partition("\n")[0]
+    return Adapter(name, summary, f"describe{inspect.Signature(names)}", None)

@@ -5,46 +5,127 @@ from __future__ import annotations
 import argparse
 import re
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from kvplan.base.numbers import rate, rounded
+from kvplan.base.numbers import duration, rate, rounded
 from kvplan.base.quoting import quoted
-from kvplan.cli.answers.process_findings import in_words, is_process, peer_name, process_bench
-from kvplan.cli.arguments.values import gpu
-from kvplan.cli.screen.documents import check_file, json_text, print_json, write_file
-from kvplan.cli.screen.printing import note, number_table, progress, show
+from kvplan.cli.answer import Answer, Number, Table, json_text, plain, table
+from kvplan.cli.arguments import counts, gpu, names, sizes_in_bytes
+from kvplan.cli.screen import Tell, check_file, note, write_file
 from kvplan.errors import KVPlanError, TransferError
 from kvplan.measure.rows import IDLE, SUFFIXES, Ceilings, Missing, Row, grouped, pooled, where
 
-if TYPE_CHECKING:
-    from kvplan.measure.grid import Bench
-
 EXAMPLES = """examples:
-  kvplan bench
   kvplan bench --quick --device cpu
-  kvplan bench --paths "staged,kernel,torch indexing" --sizes 4K,28K \\
-      --plot bench.svg
-  kvplan bench --beside decode --seconds 120 --output bench.json
-  kvplan bench --peer cuda:1 --plot peers.svg
+  kvplan bench --beside decode --seconds 120 --plot bench.svg
   kvplan bench --peer process --output processes.json"""
 
-# The lines of a column's title, each at most as long as "broken": so eight columns fit into 80 characters.
-TITLES = {
-    "copy_engine": "copy_\nengine",
-    "copy_engine_2d": "copy_\nengine\n_2d",
-    "cuMemcpyBatchAsync": "cuMem\ncpy\nBatch",
-    "cuMemcpyAsync a run": "cuMem\ncpy\na run",
-    "torch indexing": "torch\nindex-\ning",
-    "numpy memcpy": "numpy\nmemcpy",
-    "host on 1 thread": "host\non 1\nthread",
-    "one large copy": "one\nlarge\ncopy",
-    "NCCL send/recv": "NCCL\nsend/\nrecv",
-}
-UNITS = {"": 0, "K": 10, "M": 20, "G": 30}
 NAMED = 4  # most measurements that are named if several were left out for one reason
+PROCESS = "process"
+
+
+class BenchAnswer(Answer):
+    """Paths and baselines, timed.
+
+    Attributes:
+        device: cuda:0, or cpu.
+        name: of the GPU, or CPU.
+        seconds: that it took.
+        asked: the measurements that were asked for.
+        ceilings: of one large copy; null if nothing was measured.
+        broken: number of broken rows.
+        rows: the figures.
+        missing: measurements that were not made.
+        peer: the GPU that holds the pool, or process if another process does; absent for host memory.
+        peer_name: of the peer.
+        link: to the peer, in words; absent within one GPU.
+        peer_device: the other process's device, by this process's number; only with peer process.
+        processes: times of a meeting and of one block, in seconds; only with peer process.
+    """
+
+    schema = "bench/1"
+    device: str
+    name: str
+    seconds: float
+    asked: dict[str, Any]
+    ceilings: Ceilings | None
+    broken: int
+    rows: tuple[Row, ...]
+    missing: tuple[Missing, ...]
+    peer: str | None = None
+    peer_name: str | None = None
+    link: str | None = None
+    peer_device: str | None = None
+    processes: dict[str, Any] | None = None
+
+    def blocks(self) -> Iterable[Any]:
+        """Return tables of each direction and host layout, alone and beside compute, and what has no figure."""
+        return [*self._tables()] or ["nothing was measured"]
+
+    def _tables(self) -> Iterator[Any]:
+        rows, ceilings = self.rows, self.ceilings
+        if ceilings is not None:
+            far = f" and {self.peer_name} ({self.peer_device or self.peer}), {self.link}" if self.link else ""
+            far += "; the pool is another process's" if self.processes else ""
+            apart = ", ".join(f"{route} {rate(gbps)}" for route, gbps in ceilings.measured.items())
+            each = apart if ceilings.hard else rate(next(iter(ceilings.measured.values()), 0.0))
+            yield Table([(f"{self.name} ({self.device}){far}; {ceilings.what}: {each}",)])
+        for direction, host in sorted({(row.direction, row.host) for row in rows if row.beside == IDLE}):
+            yield f"{direction}, {pooled(direction, host)}: GB/s"
+            yield _alone([row for row in rows if (row.direction, row.host, row.beside) == (direction, host, IDLE)])
+        for kind, on in sorted({(row.beside, row.beside_on) for row in rows if row.beside != IDLE}):
+            some = [row for row in rows if (row.beside, row.beside_on) == (kind, on)]
+            moved = f"{some[0].runs:,} runs of {rounded(some[0].run_nbytes)}, {pooled(some[0].direction, some[0].host)}"
+            yield f"beside {where(kind, on)}: GB/s, and how much slower compute gets;\n{moved}"
+            yield table(some, {"path, programs": "label", "way": "direction", "GB/s": _figure, "compute": _slower})
+        broken = [f"broken: {row.label}, {row.direction}, {row.host}, {rounded(row.run_nbytes)} x {row.runs:,}"
+                  f"{'' if row.beside == IDLE else f', beside {where(row.beside, row.beside_on)}'}: {row.broken}"
+                  for row in rows if row.broken]  # fmt: skip
+        left = [f"not measured: {why}: {_some(what)}" for why, what in grouped(self.missing).items()]
+        yield from (Table([(line,) for line in lines]) for lines in (broken, left) if lines)
+        if self.processes:
+            yield _process_words(self.processes)
+
+
+def _some(what: Sequence[str]) -> str:
+    more = f" and {len(what) - NAMED} more" if len(what) > NAMED else ""
+    return "; ".join(what[:NAMED]) + more
+
+
+def _alone(rows: Sequence[Row]) -> Table:
+    """Return a row for each transfer, and a column for each path."""
+    paths = list(dict.fromkeys(row.path for row in rows))
+    by_case = {(row.run_nbytes, row.runs, row.path): row for row in rows}
+    lines = [(rounded(size), f"{runs:,}", *(_figure(by_case.get((size, runs, path))) for path in paths))
+             for size, runs in sorted({case[:2] for case in by_case})]  # fmt: skip
+    titles = (re.sub(r"[_ ]|(?<=cuMem)|(?<=cpy)", "\n", path) for path in paths)
+    return Table(lines, ("run", "runs", *titles), range(len(paths) + 2))
+
+
+def _figure(row: Row | None) -> str:
+    if row is None or row.broken or row.gbps is None:
+        return Number("-" if row is None else "broken")
+    return Number(f"{row.gbps:.1f}" if row.gbps >= 9.995 else f"{row.gbps:.2f}")
+
+
+def _slower(row: Row) -> str:
+    return Number("-" if row.broken or row.slowdown is None else f"x{row.slowdown:.2f}")
+
+
+def _process_words(found: dict[str, Any]) -> str:
+    """Return the times of a meeting and of one block in words."""
+    meets = (duration(sorted(found[name])[len(found[name]) // 2]) for name in ("meet", "meet_layers") if found[name])
+    block = f"a block of {rounded(found['block_nbytes'])}"
+    medians = (
+        f"{block} until {name}: {duration(found[name]['median'])}"
+        for name in ("seen", "submit")
+        if found[name]["samples"]
+    )
+    return f"transport {found['transport']}; a meeting, and one of many layers: {', '.join(meets)}\n" + "\n".join(
+        medians
+    )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,157 +135,74 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
     add = parser.add_argument
     add("--device", type=_device, metavar="cuda:N|cpu", help="default: cuda:0; cpu where there is no GPU")
-    add("--peer", type=peer_name, metavar="cuda:M|process", help="the pool is memory of this GPU, which may be "
-        "--device itself, or of another process (process:cuda:M names its GPU); default: host memory")  # fmt: skip
-    add("--sizes", type=_sizes, metavar="BYTES,...",
-        help="of a run (default 512,2K,8K,32K,128K,1M; with --peer 512,2K,8K,64K,1M)")  # fmt: skip
-    add("--counts", type=_counts, metavar="RUNS,...",
-        help="of a transfer; 0: as many as --memory holds (default 16,1024,65536; with --peer 160,0)")  # fmt: skip
-    add("--directions", type=_names, metavar="WAY,...",
-        help="default: load,store; with --peer push,pull, or device within one GPU")  # fmt: skip
-    add("--hosts", type=_names, metavar="LAYOUT,...", help="default: contiguous,scattered")
-    add("--paths", type=_names, metavar="PATH,...",
-        help=f"by default all: {', '.join(paths_of('cuda:0'))}; on the CPU {', '.join(paths_of('cpu'))}")  # fmt: skip
-    add("--beside", type=_names, metavar="KIND,...",
-        help="compute that runs at the same time (default: decode,prefill on a GPU), or none")  # fmt: skip
-    add("--beside-on", type=_names, metavar="GPU,...",
-        help="GPU of that compute: device, which runs the transfers, or peer (default: both)")  # fmt: skip
+    peer = "the pool is memory of this GPU, or of another process (process:cuda:M names its GPU); default: host memory"
+    add("--peer", type=_peer_name, metavar="cuda:M|process", help=peer)
+    sizes = "of a run (default 512,2K,8K,32K,128K,1M; with --peer 512,2K,8K,64K,1M)"
+    add("--sizes", type=sizes_in_bytes, metavar="BYTES,...", help=sizes)
+    runs = "of a transfer; 0: as many as --memory holds (default 16,1024,65536; with --peer 160,0)"
+    add("--counts", type=counts, metavar="RUNS,...", help=runs)
+    ways = "default: load,store; with --peer push,pull, or device within one GPU"
+    add("--directions", type=names, metavar="WAY,...", help=ways)
+    add("--hosts", type=names, metavar="LAYOUT,...", help="default: contiguous,scattered")
+    paths = f"by default all: {', '.join(paths_of('cuda:0'))}; on the CPU {', '.join(paths_of('cpu'))}"
+    add("--paths", type=names, metavar="PATH,...", help=paths)
+    beside = "compute that runs at the same time (default: decode,prefill on a GPU), or none"
+    add("--beside", type=names, metavar="KIND,...", help=beside)
+    on = "GPU of that compute: device, which runs the transfers, or peer (default: both)"
+    add("--beside-on", type=names, metavar="GPU,...", help=on)
     add("--seconds", type=float, metavar="S", help="start no measurement after this time (default 60)")
-    add("--memory", type=_size, metavar="BYTES", help="of the largest transfer (default 256M; with --peer 1G)")
+    add("--memory", type=sizes_in_bytes, metavar="BYTES", help="of the largest transfer (default 256M; with --peer 1G)")
     add("--quick", action="store_true", help="two sizes, one count, decode: a few seconds; other options override it")
-    add("--json", action="store_true", help="one JSON object (schema kvplan.bench)")
     add("--output", type=Path, metavar="FILE", help="also write the JSON object to a file")
-    add("--plot", type=_plot, metavar="FILE", help="draw the bandwidth, .png or .svg; figures beside compute become "
-        "FILE-frontier, where FILE has no suffix")  # fmt: skip
+    plot = "draw the bandwidth, .png or .svg; figures beside compute become FILE-frontier, where FILE has no suffix"
+    add("--plot", type=_plot, metavar="FILE", help=plot)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Measure, print, save and draw. Return 1 if bytes did not arrive or a figure is broken."""
+def run(args: argparse.Namespace, tell: Tell) -> BenchAnswer:
+    """Measure, save and draw; a finding if bytes did not arrive or a figure is broken."""
     from kvplan.measure.bench import Run
     from kvplan.measure.processes.process_bench import ProcessBench, ProcessRun
 
-    for option, path in (
-        ("--output", args.output),
-        ("--plot", args.plot),
-        ("--plot", args.plot and _frontier_of(args.plot)),
-    ):
+    plots = {"bandwidth": args.plot, "frontier": args.plot and _frontier_of(args.plot)}
+    for option, path in (("--output", args.output), *(("--plot", path) for path in plots.values())):
         if path is not None:
             check_file(option, str(path))
-    if args.plot:
-        _plots()
-    other = is_process(args.peer)
+    drawn = _plots() if args.plot else None
+    other = (args.peer or "").startswith(PROCESS)
     device, name = _found(args.device or (None if other else args.peer and "cuda:0"))
-    bench = process_bench(args, device, _visible) if other else _asked(args, device)
+    bench = _asked(args, device, other=other)
     peer = _peer(bench.device, bench.peer)
     _need_torch(device)
     start = time.perf_counter()
     measured: Any = ProcessRun(bench) if isinstance(bench, ProcessBench) else Run(bench)
-    with progress() as measured.progress:
-        rows = list(measured.rows())
-    found = {
-        "device": bench.device,
-        "name": name,
-        **peer,
-        "seconds": round(time.perf_counter() - start, 2),
-        "asked": bench.document() if isinstance(bench, ProcessBench) else asdict(bench),
-        "ceilings": measured.ceilings.document() if measured.ceilings else None,
-        "broken": sum(bool(row.broken) for row in rows),
-        "rows": [row.document() for row in rows],
-        "missing": [asdict(one) for one in measured.missing],
-    }
+    measured.progress = tell
+    rows = tuple(measured.rows())
+    more: dict[str, Any] = {}
     if other:
-        found |= {"peer": "process", "peer_device": bench.peer, "processes": measured.findings.document()}
-    if args.json:
-        print_json("bench", found)
-    else:
-        far = f" and {peer['peer_name']} ({bench.peer}), {peer['link']}" if "link" in peer else ""
-        far += "; the pool is another process's" if other else ""
-        shown = screen(f"{name} ({device}){far}", measured.ceilings, rows, measured.missing)
-        show(*shown, *([in_words(measured.findings)] if other else []))
+        more = {"peer": PROCESS, "peer_device": bench.peer, "processes": measured.findings.document()}
+    answer = BenchAnswer(
+        bench.device,
+        name,
+        round(time.perf_counter() - start, 2),
+        plain(bench),
+        measured.ceilings,
+        sum(bool(row.broken) for row in rows),
+        rows,
+        tuple(measured.missing),
+        **(peer | more),
+        status=int(any(row.broken for row in rows)),
+    )
     if args.output:
-        write_file("--output", str(args.output), f"{json_text('bench', found)}\n".encode())
+        write_file("--output", str(args.output), f"{json_text(answer)}\n".encode())
         note(f"saved {args.output}")
-    if args.plot:
-        _draw(args.plot, rows, measured.ceilings)
-    return int(any(row.broken for row in rows))
-
-
-def screen(name: str, ceilings: Ceilings | None, rows: Sequence[Row], missing: Sequence[Missing]) -> list[Any]:
-    """Return the results as tables and sentences of at most 80 columns."""
-    shown: list[Any] = []
-    if ceilings is not None:
-        apart = [f"{route} {rate(gbps)}" for route, gbps in ceilings.measured.items()]
-        same = rate(next(iter(ceilings.measured.values()), 0.0))
-        shown.append(f"{name}; {ceilings.what}: {', '.join(apart) if ceilings.hard else same}")
-    panels = list(dict.fromkeys((row.direction, row.host) for row in rows if row.beside == IDLE))
-    for direction, host in sorted(panels):
-        some = [row for row in rows if (row.direction, row.host, row.beside) == (direction, host, IDLE)]
-        shown += [f"{direction}, {pooled(direction, host)}: GB/s", _alone(some)]
-    for kind, on in sorted({(row.beside, row.beside_on) for row in rows if row.beside != IDLE}):
-        some = [row for row in rows if (row.beside, row.beside_on) == (kind, on)]
-        first = some[0]
-        moved = f"{first.runs:,} runs of {rounded(first.run_nbytes)}, {pooled(first.direction, first.host)}"
-        shown += [f"beside {where(kind, on)}: GB/s, and how much slower compute gets;\n{moved}", _beside(some)]
-    broken = [f"broken: {row.label}, {row.direction}, {row.host}, {rounded(row.run_nbytes)} x {row.runs:,}"
-              f"{'' if row.beside == IDLE else f', beside {where(row.beside, row.beside_on)}'}: {row.broken}"
-              for row in rows if row.broken]  # fmt: skip
-    left = [f"not measured: {why}: {_some(what)}" for why, what in grouped(missing).items()]
-    shown += ["\n".join(lines) for lines in (broken, left) if lines]
-    return shown or ["nothing was measured"]
-
-
-def _some(what: Sequence[str]) -> str:
-    more = f" and {len(what) - NAMED} more" if len(what) > NAMED else ""
-    return "; ".join(what[:NAMED]) + more
-
-
-def _ordered(rows: Iterable[Row]) -> list[str]:
-    """Return the paths in order: kvplan's paths, then the baselines."""
-    from kvplan.measure import baselines
-    from kvplan.measure.grid import paths_of
-
-    pairs = (("cuda:0", None), ("cuda:0", "cuda:1"), ("cpu", None))
-    known = dict.fromkeys(path for pair in pairs for path in paths_of(*pair))
-    others = {path for pair in pairs for path in baselines.names(*pair)}
-    order = [path for path in known if path not in others] + [path for path in known if path in others]
-    there = {row.path for row in rows}
-    return [path for path in order if path in there] + sorted(there - set(order))
-
-
-def _alone(rows: Sequence[Row]) -> Any:
-    paths = _ordered(rows)
-    by_case = {(row.run_nbytes, row.runs, row.path): row for row in rows}
-    cases = sorted({(row.run_nbytes, row.runs) for row in rows})
-    lines = [(rounded(size), f"{runs:,}", *(_figure(by_case.get((size, runs, path))) for path in paths))
-             for size, runs in cases]  # fmt: skip
-    return number_table(("run", "runs", *(TITLES.get(path, path) for path in paths)), lines,
-                        right=range(len(paths) + 2))  # fmt: skip
-
-
-def _beside(rows: Sequence[Row]) -> Any:
-    ways = sorted({row.direction for row in rows})
-    by_case = {(row.label, row.direction): row for row in rows}
-    # Rows of one path keep the order in which they were measured: by programs.
-    labels = [label for path in _ordered(rows) for label in dict.fromkeys(
-        row.label for row in rows if row.path == path)]  # fmt: skip
-    lines = []
-    for label in labels:
-        found = [by_case.get((label, way)) for way in ways]
-        lines.append((label, *(cell for row in found for cell in (_figure(row), _slower(row)))))
-    header = ("path, programs", *(title for way in ways for title in (way, "compute")))
-    return number_table(header, lines, right=range(1, 2 * len(ways) + 1))
-
-
-def _figure(row: Row | None) -> str:
-    if row is None:
-        return "-"
-    if row.broken or row.gbps is None:
-        return "broken"
-    return f"{row.gbps:.1f}" if row.gbps >= 9.995 else f"{row.gbps:.2f}"
-
-
-def _slower(row: Row | None) -> str:
-    return "-" if row is None or row.broken or row.slowdown is None else f"x{row.slowdown:.2f}"
+    for kind, path in plots.items():
+        if drawn is not None and (kind == "bandwidth" or any(row.beside != IDLE for row in rows)):
+            try:
+                drawn.save(getattr(drawn, kind)(rows, measured.ceilings), path)
+                note(f"drawn {path}")
+            except KVPlanError as error:
+                note(f"kvplan: {path} was not drawn: {error}")
+    return answer
 
 
 def _found(device: str | None) -> tuple[str, str]:
@@ -220,12 +218,6 @@ def _found(device: str | None) -> tuple[str, str]:
             raise
         note(f"kvplan: {error}; measuring the CPU")
         return "cpu", "CPU"
-
-
-def _visible() -> int:
-    from kvplan.cuda.driver import driver
-
-    return driver().devices()
 
 
 def _peer(device: str, peer: str | None) -> dict[str, str]:
@@ -261,19 +253,39 @@ def _need_torch(device: str) -> None:
         raise KVPlanError(f"torch {torch.__version__} reaches no GPU; install a build with CUDA, or give --device cpu")
 
 
-def _asked(args: argparse.Namespace, device: str) -> Bench:
-    from kvplan.measure.grid import EQUAL_NBYTES, Bench, usual
+def _asked(args: argparse.Namespace, device: str, *, other: bool) -> Any:
+    """Return the bench that the arguments ask for."""
+    from kvplan.measure import grid
+    from kvplan.measure.processes import process_bench
 
-    told: dict[str, Any] = {name: value for name, value in (
-        ("sizes", args.sizes), ("counts", args.counts), ("directions", args.directions), ("hosts", args.hosts),
-        ("paths", args.paths), ("beside", args.beside), ("seconds", args.seconds), ("most_nbytes", args.memory),
-        ("beside_on", args.beside_on),
-    ) if value is not None}  # fmt: skip
-    if told.get("beside") == ("none",):
-        told["beside"] = ()
-    if args.plot and not args.counts and not args.peer:
-        told["equal_nbytes"] = EQUAL_NBYTES  # a plot compares transfers of equal bytes
-    return Bench(device, **(usual(device, args.peer, quick=args.quick) | told))
+    named = ("sizes", "counts", "directions", "hosts", "paths", "beside", "seconds", "beside_on")
+    told = {name: getattr(args, name) for name in named if getattr(args, name) is not None}
+    told |= {} if args.memory is None else {"most_nbytes": args.memory[0]}
+    if not other:
+        if told.get("beside") == ("none",):
+            told["beside"] = ()
+        if args.plot and not args.counts and not args.peer:
+            told["equal_nbytes"] = grid.EQUAL_NBYTES  # a plot compares transfers of equal bytes
+        return grid.Bench(device, **(grid.usual(device, args.peer, quick=args.quick) | told))
+    for name in ("counts", "paths", "beside", "beside_on", "plot"):
+        if getattr(args, name) is not None:
+            raise KVPlanError(f"--{name.replace('_', '-')} does not go with --peer {quoted(args.peer).strip(chr(39))}")
+    kib, mib = process_bench.KIB, process_bench.MIB
+    if args.quick:
+        told = {"sizes": (8 * kib, 64 * kib), "most_nbytes": 64 * mib, "seconds": 30.0} | told
+    if device == "cpu":
+        usual = {"sizes": (2 * kib, 8 * kib, 64 * kib), "most_nbytes": process_bench.HOST_NBYTES, "layer_nbytes": mib}
+        told = usual | told
+    peer = args.peer.partition(":")[2]
+    return process_bench.ProcessBench(device, peer or _other_gpu(device), **told)
+
+
+def _other_gpu(device: str) -> str:
+    """Return a GPU that is not the device, or the device if there is no other."""
+    from kvplan.cuda.driver import driver
+
+    gpus = [] if device == "cpu" else [f"cuda:{k}" for k in range(driver().devices())]
+    return next((other for other in gpus if other != device), device)
 
 
 def _plots() -> Any:
@@ -291,21 +303,6 @@ def _plots() -> Any:
     return plots
 
 
-def _draw(path: Path, rows: Sequence[Row], ceilings: Ceilings | None) -> None:
-    plots = _plots()
-    made = [("bandwidth", path)]
-    if any(row.beside != IDLE for row in rows):
-        made.append(("frontier", _frontier_of(path)))
-    for name, to in made:
-        try:
-            figure = getattr(plots, name)(rows, ceilings)
-        except KVPlanError as error:
-            note(f"kvplan: {to} was not drawn: {error}")
-            continue
-        plots.save(figure, to)
-        note(f"drawn {to}")
-
-
 def _frontier_of(path: Path) -> Path:
     """Return the file of the plot beside compute.
 
@@ -319,30 +316,14 @@ def _device(text: str) -> str:
     return text if text == "cpu" else gpu(text)
 
 
-def _size(text: str) -> int:
-    """Read a number of bytes.
+def _peer_name(text: str) -> str:
+    """Read a peer: a GPU, another process, or another process with its GPU.
 
-    >>> _size("512"), _size("28K"), _size("1MiB")
-    (512, 28672, 1048576)
+    >>> _peer_name("cuda:1"), _peer_name("process"), _peer_name("process:cuda:1")
+    ('cuda:1', 'process', 'process:cuda:1')
     """
-    found = re.fullmatch(r"(\d{1,15})([KMG]?)(?:iB)?", text.strip(), re.ASCII | re.IGNORECASE)
-    if found is None or int(found[1]) == 0:
-        raise argparse.ArgumentTypeError(f"{quoted(text)} is not a size; give bytes, as in 512, 4K or 1M")
-    return int(found[1]) << UNITS[found[2].upper()]
-
-
-def _sizes(text: str) -> tuple[int, ...]:
-    return tuple(_size(one) for one in text.split(","))
-
-
-def _counts(text: str) -> tuple[int, ...]:
-    if not re.fullmatch(r"\s*\d{1,12}\s*(,\s*\d{1,12}\s*)*", text, re.ASCII):
-        raise argparse.ArgumentTypeError(f"{quoted(text)} is not a list of runs; give numbers, as in 16,1024")
-    return tuple(int(one) for one in text.split(","))
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(one.strip() for one in text.split(",") if one.strip()))
+    head, _, rest = text.partition(":")
+    return gpu(text) if head != PROCESS else f"{PROCESS}:{gpu(rest)}" if rest else PROCESS
 
 
 def _plot(text: str) -> Path:

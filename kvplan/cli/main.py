@@ -26,9 +26,8 @@ COMMANDS = {
     "demo": "move the cache of a running engine away and back, and compare its tokens",
     "inspect": "print the facts of a layout and the place of its bytes",
     "plan": "print the copies that move some blocks from one layout to another",
-    "diff": "compare two layouts, and suggest a better order",
+    "explain": "compare two layouts: their copy program, better orders, the path of a plan",
     "advise": "find the best order of a host pool for a layout, by predicted time",
-    "explain": "print the copy program of two layouts pass by pass, and the path of a plan",
     "which": "print what lies at an address: layer, part, block, token, head, byte",
     "report": "put all of this on one page, to attach to an issue",
     "pairs": "print how every device layout of the catalogue moves to every host layout",
@@ -42,9 +41,7 @@ NOTATION_HINT = 'an example is "layer: kv block token head dim"'
 
 # Commands that plan once and measure nothing: loading numba would take longer than planning in numpy.
 SPARING = ("plan", "explain", "report")
-
-# With one of these options, `inspect` describes a model's cache, and has other options.
-MODEL_OPTIONS = ("--model", "--config")
+RENAMED = {"diff": "'diff' is now 'kvplan explain SRC DST', which prints the comparison, too"}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -86,30 +83,35 @@ def main(argv: Sequence[str] | None = None) -> int:
         return OK
     except OSError as error:
         _drop_the_rest()
-        where = f" to {error.filename!r}" if error.filename else ""
-        return _complain(f"cannot write{where}: {error.strerror or error}; is the disk full?", USAGE)
+        return _complain(f"cannot write: {error.strerror or error}; is the disk full?", USAGE)
     except KeyboardInterrupt:
         return _complain("interrupted", INTERRUPTED)
     return code
 
 
 def _dispatch(arguments: list[str]) -> int:
-    named = next((argument for argument in arguments if not argument.startswith("-")), None)
-    asks_a_model = any(argument.partition("=")[0] in MODEL_OPTIONS for argument in arguments)
-    module = f"kvplan.cli.{'inspect_model' if named == 'inspect' and asks_a_model else named}"
+    named = next((argument for argument in arguments if not argument.startswith("-")), "")
+    if named in RENAMED:
+        return _complain(RENAMED[named], USAGE)
     try:
-        args = _parser(named, module).parse_args(arguments)
+        args = _parser(named).parse_args(arguments)
     except SystemExit as stop:  # argparse has printed help, the version or an error
         return int(stop.code or OK)
-    try:
-        with sparing(wanted=args.command in SPARING):
-            return int(import_module(args.module).run(args))
-    except IncompatibleLayoutsError as error:
-        if getattr(args, "json", False):
-            from kvplan.cli.screen.documents import print_json
+    from kvplan.cli.answer import Finding, json_text
+    from kvplan.cli.screen import progress, show
 
-            print_json("finding", {"command": args.command, "finding": _one_line(error)})
-        return _complain(_one_line(error), FINDING)
+    try:
+        with sparing(wanted=named in SPARING), progress(silent=args.json) as tell:
+            try:
+                answer = import_module(f"kvplan.cli.{named}").run(args, tell)
+            except IncompatibleLayoutsError as error:
+                answer = Finding(named, _one_line(error), status=FINDING)
+        if isinstance(answer, Finding):
+            _complain(answer.finding, FINDING)
+        if args.json:
+            print(json_text(answer))
+        else:
+            show(answer.blocks())
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "rich":
             raise
@@ -122,9 +124,10 @@ def _dispatch(arguments: list[str]) -> int:
         return _complain("the input is nested too deeply; a spec has two levels", USAGE)
     except MemoryError:
         return _complain("not enough memory; ask for fewer blocks or smaller extents", USAGE)
+    return int(answer.status)
 
 
-def _parser(named: str | None, module: str) -> argparse.ArgumentParser:
+def _parser(named: str) -> argparse.ArgumentParser:
     parser = _Parser(
         prog="kvplan",
         description="Describe two KV-cache layouts, compile the pair, plan transfers.",
@@ -144,8 +147,8 @@ def _parser(named: str | None, module: str) -> argparse.ArgumentParser:
             allow_abbrev=False,
         )
         if name == named:
-            import_module(module).add_arguments(command)
-            command.set_defaults(module=module)
+            import_module(f"kvplan.cli.{name}").add_arguments(command)
+            command.add_argument("--json", action="store_true", help=f"one JSON object (schema kvplan.{name})")
             parser.named = name
     return parser
 

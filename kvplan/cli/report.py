@@ -5,162 +5,155 @@ from __future__ import annotations
 import argparse
 import platform
 import random
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Any
 
-from kvplan.base.numbers import exact
+from kvplan.base.numbers import duration, exact
 from kvplan.base.version import __version__
-from kvplan.cli.answers.diff_rows import FACT_HEADER, advice_rows, fact_rows, told_rows
-from kvplan.cli.answers.difference import Difference, difference_of
-from kvplan.cli.answers.layout_facts import layout_facts
-from kvplan.cli.answers.layout_rows import axis_rows, summary_rows, view_title
-from kvplan.cli.answers.place_rows import place_rows
-from kvplan.cli.answers.plan_facts import candidates_of, plan_of
-from kvplan.cli.answers.verdict import called, commands_of, order_bars, path_bars, times_of, verdict_rows
-from kvplan.cli.arguments.sources import add_advice, add_blocks, add_pair, add_reinterpret, pair_of, source_of
-from kvplan.cli.arguments.values import span
-from kvplan.cli.screen.documents import check_file, print_json, write_file
-from kvplan.cli.screen.printing import PATIENCE, Tell, progress
-from kvplan.draw.page import Section, bars, figure, folded, page, sides, table, text
-from kvplan.errors import IncompatibleLayoutsError, KVPlanError, LayoutError
-from kvplan.layout.places import locate
-
-if TYPE_CHECKING:
-    from kvplan.layout.kvlayout import KVLayout
+from kvplan.cli.answer import Answer, Table
+from kvplan.cli.arguments import add_blocks, add_pair, add_shared, pair_of, source_of, span
+from kvplan.cli.doctor import doctor
+from kvplan.cli.explain import ExplainAnswer, explain
+from kvplan.cli.inspect import LayoutAnswer, times
+from kvplan.cli.screen import Tell, check_file, write_file
+from kvplan.cli.which import which
+from kvplan.draw.page import Section, bars, figure, folded, page, table, text
+from kvplan.errors import KVPlanError, LayoutError
+from kvplan.layout.kvlayout import KVLayout
 
 EXAMPLES = """examples:
-  kvplan report examples/specs/gpu_split_kv.toml --output report.html
-  kvplan report examples/specs/host_block_first.toml \\
-      examples/specs/gpu_split_kv.toml --blocks 0-15 --output report.html
-  kvplan report dump.json --which 16@0x7f0000002000 --output report.html"""
+  kvplan report examples/specs/gpu_split_kv.toml --output report.html"""
+REPEATED = ("sizes", "src_sizes", "dst_sizes", "dtype", "src_device", "dst_device", "reinterpret", "blocks", "src",
+            "dst", "profile", "overlap")  # fmt: skip
+
+
+class ReportAnswer(Answer):
+    """A page about one or two layouts.
+
+    Attributes:
+        path: the page.
+        nbytes: its bytes.
+        sections: their titles.
+        compiles: whether the pair can be compiled.
+        verified: whether every byte arrived, there and back; null if that was not tried.
+    """
+
+    schema = "report/1"
+    path: str
+    nbytes: int
+    sections: tuple[str, ...]
+    compiles: bool
+    verified: bool | None
+
+    def blocks(self) -> Iterable[Any]:
+        """Return one line."""
+        return [f"{self.path}: {', '.join(self.sections)}; {exact(self.nbytes)}"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.epilog = EXAMPLES
-    add_pair(parser, ("A", "B"), both=False)
-    add_reinterpret(parser)
+    add_pair(parser, ("a", "b"), "?")
+    add_shared(parser, "--reinterpret", "--advice")
     parser.add_argument("--output", required=True, metavar="FILE", help="the page")
-    add_blocks(parser, ("A", "B"))
-    add_advice(parser)
+    add_blocks(parser)
     parser.add_argument("--which", type=span, metavar="BYTES@ADDRESS", help="an address of A to describe")
-    parser.add_argument("--json", action="store_true", help="one JSON object (schema kvplan.report)")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Write the page. Return 1 if the pair cannot be compiled, or if a byte did not arrive."""
+def run(args: argparse.Namespace, tell: Tell) -> ReportAnswer:
+    """Write the page; a finding if the pair cannot be compiled, or if a byte did not arrive."""
     check_file("--output", args.output)
-    sections, compiles, verified = _sections(args)
-    now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    title = f"kvplan: {called(args.source)}" + (f" to {called(args.destination)}" if args.destination else "")
-    page_text = page(title, f"kvplan {__version__}, Python {platform.python_version()}, {now}", sections)
-    made = page_text.encode(errors="backslashreplace")  # a file name need not be UTF-8
-    write_file("--output", args.output, made)
-    nbytes = len(made)
-    if args.json:
-        titles = [section.title for section in sections]
-        print_json("report", {"path": args.output, "nbytes": nbytes, "sections": titles, "compiles": compiles,
-                              "verified": verified})  # fmt: skip
-    else:
-        print(f"{args.output}: {', '.join(section.title for section in sections)}; {exact(nbytes)}")
-    return int(not compiles or verified is False)
-
-
-def _sections(args: argparse.Namespace) -> tuple[list[Section], bool, bool | None]:
-    """Return the sections, whether the pair compiles, and whether every byte arrived (None: not tried)."""
+    compiles, verified = True, None
     if args.destination is None:
         if args.blocks or args.src or args.dst:
             raise KVPlanError("blocks are for a plan between two layouts; give B as well")
-        layout = source_of(args)
-        shown = Section("Layout", _facts(layout) + _picture(layout))
-        return [shown, *_address(layout, args), _machine(), *_commands(args)], True, None
-    src, dst = pair_of(args)
-    with progress(silent=args.json, after=PATIENCE) as tell:
-        return _pair_sections(src, dst, args, tell)
+        src = source_of(args)
+        sections = [Section("Layout", _layout(src))]
+    else:
+        src, dst = pair_of(args)
+        answer = explain(src, dst, args, tell)
+        compiles, verification = answer.compiled is not None, Section("Verification", "")
+        sides = "".join(f"<h3>{name}</h3>{_layout(side)}" for name, side in (("A: src", src), ("B: dst", dst)))
+        sections = [
+            Section("Layouts", sides),
+            Section("Difference", _html([answer.sides, Table([*answer.rows()]), *answer.orders()])),
+        ]
+        if answer.compiled is not None:
+            tell(None, "verifying")
+            verification, verified = _verified(src, dst, reinterpret=args.reinterpret)
+            program = figure(answer.compiled.diagram(), "the runs of one unit") + text(answer.text or "")
+            plan = [Section("Plan", text(answer.plan.text))] if answer.plan else []
+            sections += [Section("Program", program), *plan, verification]
+        sections.insert(0, _verdict(answer, verified))
+    if args.which is not None:
+        nbytes, address = args.which
+        sections.append(Section("Address", _html(which([src], address, nbytes).blocks())))
+    sections.append(Section("Machine", _html(doctor(busy=False).blocks())))
+    commands = "\n".join(_commands(args))
+    sections += [Section("Commands", text(commands))] if commands else []
+    now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    title = f"kvplan: {_called(args.source)}" + (f" to {_called(args.destination)}" if args.destination else "")
+    about = f"kvplan {__version__}, Python {platform.python_version()}, {now}"
+    content = page(title, about, sections).encode(errors="backslashreplace")  # a file name need not be UTF-8
+    write_file("--output", args.output, content)
+    titles, status = tuple(section.title for section in sections), int(not compiles or verified is False)
+    return ReportAnswer(args.output, len(content), titles, compiles, verified, status=status)
 
 
-def _pair_sections(
-    src: KVLayout, dst: KVLayout, args: argparse.Namespace, tell: Tell
-) -> tuple[list[Section], bool, bool | None]:
-    tell(None, "comparing")
-    found = difference_of(src, dst, reinterpret=args.reinterpret, advice=args.advice, tell=tell)
-    told = table([*told_rows(found), *advice_rows(found)])
-    beside = sides(f"<h3>A</h3>{_facts(src)}", f"<h3>B</h3>{_facts(dst)}")
-    # Half a page is too narrow for a picture.
-    pictures = f"<h3>A, block 0</h3>{_picture(src)}<h3>B, block 0</h3>{_picture(dst)}"
-    made = [
-        Section("Layouts", beside + pictures),
-        Section("Difference", table(fact_rows(found), FACT_HEADER) + told),
-    ]
-    verified = None
-    if found.made is not None:
-        tell(None, "verifying")
-        section, verified = _verified(src, dst, reinterpret=args.reinterpret)
-        made += [*_program(src, dst, args), section]
-    verdict = _verdict(found, args, verified)
-    return [verdict, *made, *_address(src, args), _machine(), *_commands(args)], found.made is not None, verified
+def _html(blocks: Iterable[Any]) -> str:
+    return "".join(table(one.rows, one.header, right=tuple(one.right)) if isinstance(one, Table) else text(one)
+                   for one in blocks)  # fmt: skip
 
 
-def _verdict(found: Difference, args: argparse.Namespace, verified: bool | None) -> Section:
-    """Return the verdict, and bars of the predicted times of paths and of better orders."""
-    from kvplan.cost.policy import Policy
-
-    times = times_of(found, args.profile if args.blocks or args.src else None, Policy(overlap=args.overlap))
-    charts = (("time by path", path_bars(times)), ("time by order", order_bars(found)))
-    drawn = "".join(f"<h3>{title}</h3>{bars(rows)}" for title, rows in charts if rows)
-    return Section("Verdict", table(verdict_rows(found, times, verified)) + drawn)
-
-
-def _commands(args: argparse.Namespace) -> Iterator[Section]:
-    made = commands_of(args)
-    if made:
-        yield Section("Commands", text("\n".join(made)))
-
-
-def _facts(layout: KVLayout) -> str:
-    facts = layout_facts(layout)
-    axes = "".join(
-        table(axis_rows(view), (view_title(view, facts), "extent", "stride in bytes"), right=(1, 2))
-        for view in facts["views"]
-    )
-    return table(summary_rows(facts)) + folded("axes", axes)
-
-
-def _picture(layout: KVLayout) -> str:
+def _layout(layout: KVLayout) -> str:
+    """Return the facts of a layout, its axes and a picture of a block."""
     from kvplan.draw.block import block_picture
     from kvplan.draw.svg import block_svg
 
+    facts_table, *axes = LayoutAnswer.read(layout).blocks()
     try:
-        return figure(block_svg(block_picture(layout.built)), f"block 0 of {layout.notation}")
+        picture = figure(block_svg(block_picture(layout.built)), f"block 0 of {layout.notation}")
     except LayoutError as error:  # too many runs to draw
-        return text(str(error))
+        picture = text(str(error))
+    return _html([facts_table]) + folded("axes", _html(axes)) + picture
 
 
-def _program(src: KVLayout, dst: KVLayout, args: argparse.Namespace) -> Iterator[Section]:
-    from kvplan.cost.policy import Policy
-    from kvplan.plan.copy_program import compile_quietly
-
-    policy = Policy(overlap=args.overlap)
-    try:
-        program = compile_quietly(src, dst, reinterpret=args.reinterpret)
-    except IncompatibleLayoutsError:  # the difference already says this
-        return
-    yield Section(
-        "Program", figure(program.diagram(), "the runs of one unit") + folded("passes", text(program.explain()))
+def _verdict(answer: ExplainAnswer, verified: bool | None) -> Section:
+    """Return the answer in a few rows, and bars of the predicted times of paths and of orders."""
+    rows: list[tuple[str, str]] = []
+    charts: dict[str, list[tuple[str, float]]] = {}
+    advice = answer.advice
+    if answer.compiled is None:
+        rows.append(("compiles", f"no: {answer.refused}"))
+    else:
+        arrived = {None: "not tried", True: "every byte arrived, there and back", False: "a byte did NOT arrive"}
+        rows.append(
+            ("runs", f"{times(answer.runs, *answer.run_nbytes)} a unit of {answer.compiled.program.unit_words}")
+        )
+        rows.append(("verified", f"{arrived[verified]}: see Verification"))
+    if answer.plan is not None:
+        rows.append(("path", answer.plan.verdict))
+        charts["time by path"] = [(one["path"], one["wall"]) for one in answer.plan.candidates if not one["refused"]]
+    if advice is not None and advice.orders:
+        orders = (one for one in (advice.present, *advice.orders) if one is not None and one.times)
+        charts["time by order"] = [(f"{one.rank}: {one.notation}", sum(t.seconds for t in (one.times or {}).values()))
+                                   for one in orders]  # fmt: skip
+    drawn = (
+        f"<h3>{title}</h3>{bars([(*bar, duration(bar[1])) for bar in some])}" for title, some in charts.items() if some
     )
-    plan = plan_of(args, program)
-    if plan is not None:
-        yield Section("Plan", text(candidates_of(plan, args.profile, policy)[1]))
+    return Section("Verdict", _html([Table(rows), *answer.orders()]) + "".join(drawn))
 
 
 def _verified(src: KVLayout, dst: KVLayout, *, reinterpret: bool) -> tuple[Section, bool | None]:
-    """Move markers to the other layout and back, between reserved CPU memory with the strides of both."""
+    """Move markers there and back, between reserved CPU memory with the strides of both."""
     from kvplan.memory.reserve import reserve
     from kvplan.verification.verify import block_counts, verify
 
-    counts = block_counts(src, dst, None)
     drawn = random.Random(0)  # noqa: S311  # the same blocks each time
+    counts = block_counts(src, dst, None)
     ids = [drawn.sample(range(side.num_blocks), some) for side, some in zip((src, dst), counts, strict=True)]
     try:
         here, there = reserve(src), reserve(dst)
@@ -172,16 +165,22 @@ def _verified(src: KVLayout, dst: KVLayout, *, reinterpret: bool) -> tuple[Secti
     return Section("Verification", table(rows)), out.ok and back.ok
 
 
-def _address(layout: KVLayout, args: argparse.Namespace) -> Iterator[Section]:
-    if args.which is not None:
-        nbytes, address = args.which
-        places = locate(layout, address, nbytes)
-        yield Section("Address", table(place_rows(layout, places, address, nbytes)))
+def _commands(args: argparse.Namespace) -> Iterator[str]:
+    """Return the command that prints the content of the page; folders of files are left out, which are private."""
+    sides = [_called(side) for side in (args.source, args.destination) if side is not None]
+    words: list[str] = []
+    for name in REPEATED:
+        value = getattr(args, name)
+        if isinstance(value, dict):
+            value = ",".join(f"{axis}={size}" for axis, size in value.items())
+        elif isinstance(value, tuple):
+            value = ",".join(f"{some.start}-{some.stop - 1}" if len(some) > 1 else f"{some.start}" for some in value)
+        if value:
+            words += [f"--{name.replace('_', '-')}", *([] if value is True else [value])]
+    if len(sides) == 2 or not words:
+        yield shlex.join(["kvplan", "explain" if len(sides) == 2 else "inspect", *sides, *words])
 
 
-def _machine() -> Section:
-    from kvplan.measure.doctor import examine, gather
-
-    found = examine(gather(busy=False))
-    rows = [(one.name, one.state, f"{one.what}\n{one.advice}".strip()) for one in found]
-    return Section("Machine", table(rows, ("", "", "found, and what to do")))
+def _called(source: str) -> str:
+    """Return the name of a file without its folders, which are private; return a notation unchanged."""
+    return Path(source).name if Path(source).is_file() else source

@@ -1,172 +1,34 @@
-"""Describe one block of a layout as drawing data: nested bands, gaps between bands, and folds (bands left out).
-
-The data is integers and names. :mod:`kvplan.draw.svg` and :mod:`kvplan.draw.text` draw it.
-"""
+"""The picture of one block of a layout: nested bands; each row shows the inside of a band above it."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from itertools import pairwise
+from math import prod
+from typing import NamedTuple
 
 from kvplan.base.integers import integer
-from kvplan.base.numbers import between, nbytes_text
-from kvplan.draw.content import Content, Gap
-from kvplan.draw.nest import Item, Leaf, Node, Repeat, Tally, item_of, nest, parts_of, runs_of
-from kvplan.errors import BlockIndexError
-from kvplan.layout.components import Built
+from kvplan.base.numbers import between, nbytes_text, number_ranges
+from kvplan.draw import bands
+from kvplan.draw.bands import Band, Label, Line, Picture, Ribbon, Row
+from kvplan.errors import BlockIndexError, IncompatibleLayoutsError, KVPlanError, LayoutError
+from kvplan.layout.components import Built, Component, Geometry
+from kvplan.layout.inverse import first_from
 from kvplan.layout.padding import stretches_of
+from kvplan.layout.strides import Factors, span
+from kvplan.program.passes import compile_geometry
 
-MAX_CELLS = 7  # bands and gaps per row; if there are more, bands are folded, so that every label has room
-
-
-@dataclass(frozen=True)
-class Band:
-    """The bytes of one coordinate of an axis, or of one part, from the first to the last.
-
-    Attributes:
-        name: ``"layer 0"``, ``"k"``, ``"token 3"``.
-        parts: names of the parts inside, in order of address.
-        nbytes: bytes from the first to the last, gaps included.
-        content: bytes of this block, gaps excluded.
-        runs: number of maximal contiguous runs inside.
-        axis: axis of the bands inside; empty if they belong to no axis, or if there are no bands.
-        count: number of bands inside, folded bands included.
-        stride: bytes from each band inside to the next; None if the strides differ or there is only one band.
-        cells: bands, folds and gaps inside, in order of address; empty for plain bytes.
-        alike: a key; bands that differ only in names have equal keys.
-    """
-
-    name: str
-    parts: tuple[str, ...]
-    nbytes: int
-    content: int
-    runs: int
-    axis: str = ""
-    count: int = 0
-    stride: int | None = None
-    cells: tuple[Cell, ...] = ()
-    alike: object = None
-
-    @property
-    def solid(self) -> bool:
-        """Return whether the band is one run, or a part of one run."""
-        return self.nbytes == self.content
-
-    @property
-    def each(self) -> Band:
-        """Return the first band inside."""
-        return next(cell for cell in self.cells if isinstance(cell, Band))
+SHOWN, CELLS = 4, 7  # bands of a row, and bands and gaps; if there are more, bands are left out
+BETWEEN = 18  # pixels between rows
+ALLOCATIONS = (Band("", bands.APART, bands.SPACE),)  # lies between them
+Gaps = Callable[[int, int], tuple[Band, ...]]  # what lies between two addresses
 
 
-@dataclass(frozen=True)
-class Fold:
-    """Bands that the picture leaves out.
-
-    Attributes:
-        count: number of bands.
-        content: bytes of this block in these bands.
-        like: the band that stands for these bands; if they differ, the first band.
-        same: whether all these bands are equal to ``like``.
-        gaps: the gaps after each band.
-        touching: whether each band begins where the band before it ends.
-    """
-
-    count: int
-    content: int
-    like: Band
-    same: bool = True
-    gaps: tuple[Gap, ...] = ()
-    touching: bool = False
-
-
-Cell = Band | Gap | Fold
-
-
-@dataclass(frozen=True)
-class Zoom:
-    """A row of the picture, which shows the inside of one band.
-
-    Attributes:
-        path: names of the bands around the row, the outermost first; empty for the whole block.
-        band: the band whose inside is drawn.
-        parent: index of the row in which this band is a cell, or None.
-        others: names of other bands that look the same inside.
-    """
-
-    path: tuple[str, ...]
-    band: Band
-    parent: int | None
-    others: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class BlockPicture:
-    """The drawing data of one block.
-
-    Attributes:
-        notation: the layout's notation.
-        block, num_blocks: the block's id, and the number of blocks.
-        content: bytes of the block, padding excluded.
-        runs: number of maximal contiguous runs; runs of two allocations are never joined.
-        run_nbytes: bytes of the smallest and of the largest run.
-        allocations: number of allocations with bytes of the block.
-        parts: names of the parts, in the order of the layout.
-        stretches: a band for each kind of allocation; it stands for one allocation or for several equal allocations.
-        nodes: for each allocation, the address of the block's first byte, and the block's bytes as nested loops.
-    """
-
-    notation: str
-    block: int
-    num_blocks: int
-    content: int
-    runs: int
-    run_nbytes: tuple[int, int]
-    allocations: int
-    parts: tuple[str, ...]
-    stretches: tuple[Band, ...]
-    nodes: tuple[tuple[int, Node], ...]
-
-    @property
-    def headline(self) -> str:
-        """Return a description of the block in one line."""
-        low, high = self.run_nbytes
-        sizes = f"{between(low, high)} bytes"
-        where = "" if self.allocations == 1 else f", in {self.allocations:,} allocations"
-        if self.runs == 1:
-            return f"block {self.block:,}: {nbytes_text(self.content)} in one contiguous run"
-        return f"block {self.block:,}: {nbytes_text(self.content)} in {self.runs:,} runs of {sizes}{where}"
-
-    @property
-    def gaps(self) -> tuple[str, ...]:
-        """Return the names of the gaps that are drawn, in a fixed order."""
-        found = {cell.name for zoom in self.rows() for cell in zoom.band.cells if isinstance(cell, Gap)}
-        return tuple(name for name in ("padding", "other blocks") if name in found)
-
-    def rows(self) -> list[Zoom]:
-        """Return the rows to draw. Each shows the inside of a band of an earlier row; of equal bands, only one."""
-        rows: list[Zoom] = []
-        for band in self.stretches:
-            _open(rows, Zoom((), band, None, ()))
-        return rows
-
-    def each_run(self) -> Iterator[tuple[int, int]]:
-        """Yield the address and bytes of every run, allocation by allocation, in order of address."""
-        for address, node in self.nodes:
-            at, size = -1, 0
-            for start, nbytes in runs_of(node, address):
-                if start == at + size:
-                    size += nbytes
-                    continue
-                if size:
-                    yield at, size
-                at, size = start, nbytes
-            yield at, size
-
-
-def block_picture(layout: Built, block: int = 0) -> BlockPicture:
-    """Return the bytes of one block of a layout, as nested bands.
+def block_picture(layout: Built, block: int = 0) -> Picture:
+    """Return the bytes of one block of a layout as a picture.
 
     Args:
         layout: plain data of any layout.
@@ -174,129 +36,272 @@ def block_picture(layout: Built, block: int = 0) -> BlockPicture:
 
     Raises:
         BlockIndexError: the layout has no such block.
+        LayoutError: the block has too many runs to draw.
 
     >>> from kvplan import KVLayout
     >>> layout = KVLayout.from_spec({"notation": "layer: kv block token head dim", "dtype": "bf16",
     ...     "sizes": {"layer": 80, "block": 64, "token": 16, "head": 2, "dim": 128}})
     >>> picture = block_picture(layout.built)
-    >>> picture.headline
+    >>> picture.heading[1]
     'block 0: 1,310,720 bytes in 160 runs of 8,192 bytes, in 80 allocations'
-    >>> [row.band.axis for row in picture.rows()]
-    ['allocation', 'part', 'token', 'head']
+    >>> picture.rows[1].caption
+    ('k and v', ', 8,192 bytes each, 524,288 bytes apart, in layer 0', '2 runs')
     """
     block = integer("block", block, right="it is a block id", error=BlockIndexError)
     if not 0 <= block < layout.num_blocks:
         raise BlockIndexError(f"block {block}; blocks are 0 to {layout.num_blocks - 1}")
+    memory = Geometry(layout.components, layout.num_blocks, layout.block_tokens)
+    try:
+        runs, least, most = compile_geometry(memory, memory).extents("src")
+    except IncompatibleLayoutsError as error:
+        raise LayoutError(f"too many runs to draw: {error}") from None
+    kinds, allocations = _allocations(layout, block)
+    rows: list[Row] = []
+    for kind in kinds:
+        _open(kind, (kind.name,) if len(kinds) > 1 else (), rows, inside=False)
+    sizes = "one contiguous run" if runs == 1 else f"{runs:,} runs of {between(least, most)} bytes"
+    where = f", in {allocations:,} allocations" if allocations > 1 else ""
+    headline = f"block {block:,}: {nbytes_text(layout.block_nbytes)} in {sizes}{where}"
+    described = (f"{''.join(row.caption[:2])}: {'; '.join(c.words for c in row.cells if c.words)}." for row in rows)
+    gaps = {cell.fill for row in rows for cell in row.cells}
+    return Picture(
+        f"Block {block:,} of {layout.num_blocks:,}: {layout.notation}",
+        " ".join((f"Layout {layout.notation}; {headline}.", *described)),
+        (layout.notation, headline),
+        bands.part_fills(layout.parts),
+        (*layout.parts, *(gap for gap in (bands.PADDING, bands.OTHERS) if gap in gaps), bands.RUN),
+        tuple(rows),
+        BETWEEN,
+    )
+
+
+# ---- rows ------------------------------------------------------------------------------------------------------------
+
+
+def _open(band: Band, path: tuple[str, ...], rows: list[Row], *, inside: bool) -> None:
+    """Append the row of a band's inside, and a row of each kind of band in it; ``inside`` one run, or not."""
+    what, nbytes = _caption(band)
+    place = f", in {', '.join(path)}" if path else ""
+    note = "same run" if inside else "one run" if band.runs == 1 else f"{band.runs:,} runs"
+    forms = tuple(map(_lines, zip(*(cell.labels for cell in band.cells), strict=True)))
+    rows.append(Row((what, f", {nbytes}{place}", note), band.cells, forms, outlined=not inside))
+    here = len(rows) - 1
+    kinds: dict[object, list[int]] = {}
+    for k, cell in enumerate(band.cells):
+        if cell.cells and not cell.pale:
+            kinds.setdefault(cell.shape, []).append(k)
+    for k, *others in kinds.values():
+        cell = band.cells[k]
+        if here == len(rows) - 1:
+            rows[here] = replace(rows[here], ribbons=(Ribbon(k, 0, len(cell.cells) - 1),))
+        # Coordinates of a loop are always alike, but parts need not be: so the picture names equal parts.
+        alike = f" ({', '.join(band.cells[n].name for n in others)} alike)" if others and band.axis == "part" else ""
+        around = () if band.axis == "allocation" else path
+        _open(cell, (*around, cell.name + alike), rows, inside=band.runs == 1)
+
+
+def _lines(labels: Sequence[tuple[str, str]]) -> tuple[Line, ...]:
+    return tuple(Line(tuple(Label(k, k, text) for k, text in enumerate(texts))) for texts in zip(*labels, strict=True))
+
+
+def _caption(band: Band) -> tuple[str, str]:
+    """Return the axis and the number of the bands inside, and the bytes of each."""
+    each = next(cell for cell in band.cells if not cell.gap)
+    what = band.axis or "bytes"
+    if band.axis == "part":
+        what = " and ".join(band.parts) if band.count <= 3 else f"{band.count} parts"
+    elif band.step is not None or band.axis == "allocation":
+        what = f"{band.axis} x {band.count:,}"
+    if band.axis == "allocation":
+        return what, f"{nbytes_text(each.content)} of the block in each"
+    if band.step is None:
+        return what, nbytes_text(band.content)
+    spaced = "no gaps" if band.step == each.nbytes else f"{nbytes_text(band.step)} apart"
+    return what, f"{nbytes_text(each.content)} each, {spaced}"
+
+
+# ---- from addresses to bands -----------------------------------------------------------------------------------------
+
+
+class _Loop(NamedTuple):
+    """One factor of an axis: ``steps`` steps of ``stride`` bytes, each of ``place`` coordinates, from ``first`` on."""
+
+    axis: str
+    first: int
+    place: int
+    steps: int
+    stride: int
+
+    def name(self, k: int) -> str:
+        start = self.first + k * self.place
+        noun = "byte" if self.axis == "dim" else self.axis
+        return f"{noun} {start}" if self.place == 1 else f"{noun}s {start}-{start + self.place - 1}"
+
+
+class _Item(NamedTuple):
+    """What a component holds of the block: loops over contiguous bytes, the largest stride first."""
+
+    address: int
+    layer: int
+    part: str
+    head: int
+    loops: tuple[_Loop, ...]
+    nbytes: int
+
+    @property
+    def end(self) -> int:
+        return self.address + span(tuple((loop.steps, loop.stride) for loop in self.loops)) + self.nbytes
+
+
+def _item(component: Component, block: int) -> _Item:
+    form = component.form
+    axes = (("subblock" if form.opaque else "token", form.token, 0), ("head", form.head, form.head_start),
+            ("dim", form.dim, 0))  # fmt: skip
+    loops = sorted((loop for axis in axes for loop in _loops(*axis)), key=lambda loop: -loop.stride)
+    row = loops.pop() if loops and loops[-1].axis == "dim" and loops[-1].stride == 1 else None
+    address, nbytes = component.address + form.block_offset(block), 1 if row is None else row.steps
+    return _Item(address, component.layer, component.part, form.head_start, tuple(loops), nbytes)
+
+
+def _loops(axis: str, factors: Factors, first: int) -> list[_Loop]:
+    places = [prod(count for count, _ in factors[k + 1 :]) for k in range(len(factors))]
+    return [_Loop(axis, first, place, *factor) for place, factor in zip(places, factors, strict=True) if factor[0] > 1]
+
+
+def _allocations(layout: Built, block: int) -> tuple[list[Band], int]:
+    """Return a band for each kind of allocation, which stands for one or for several, and the number of all."""
     memory = stretches_of(layout.regions)
     begins = [stretch.start for stretch in memory]
-    held: dict[int, list[Item]] = {}
+    within: dict[int, list[Component]] = {}
     for component in layout.components:
-        item = item_of(component, block)
-        number = bisect_right(begins, item.address) - 1  # each component lies in one stretch
-        held.setdefault(number, []).append(item)
-    kinds: dict[object, list[tuple[int, int, Node, list[Item]]]] = {}
-    for number, items in held.items():
-        address, node = nest(items)
-        kinds.setdefault(node.key, []).append((number, address, node, items))
-    stretches = []
+        address = component.address + component.form.block_offset(block)
+        within.setdefault(bisect_right(begins, address) - 1, []).append(component)
+    heads_apart = len(layout.components) > len({(c.layer, c.part) for c in layout.components})
+    named = partial(_name, parts=len(layout.parts) > 1, heads=heads_apart)
+    kinds: dict[object, list[tuple[Band, list[Component]]]] = {}
+    for number, components in within.items():
+        gaps = _gaps(components, memory[number].stop)
+        band = _nest([_item(component, block) for component in components], gaps)
+        end = [gap for gap in gaps(band.stop, memory[number].stop) if gap.fill == bands.PADDING][:1]
+        cells = (*(band.cells or (replace(band, name=band.fill),)), *end)
+        nbytes = band.nbytes + sum(gap.nbytes for gap in end)
+        band = replace(band, nbytes=nbytes, cells=cells, name=named(components))
+        kinds.setdefault(band.kind, []).append((band, components))
+    several = []
     for alike in kinds.values():
-        number, address, node, items = alike[0]
-        content = Content(layout, memory[number])
-        band = _allocation(_called(items), node, address, content)
-        if len(alike) > 1:
-            band = _allocations(band, [_called(entry[3]) for entry in alike], node)
-        stretches.append(band)
-    nodes = tuple((address, node) for alike in kinds.values() for _, address, node, _ in alike)
-    tally = nodes[0][1].tally
-    for _, node in nodes[1:]:
-        tally = tally.then(node.tally, touching=False)
-    return BlockPicture(
-        layout.notation, block, layout.num_blocks, layout.block_nbytes, tally.count, tally.sizes, len(nodes),
-        layout.parts, tuple(stretches), nodes,
-    )  # fmt: skip
+        each = [band for band, _ in alike]
+        band = each[0] if len(each) == 1 else _row("allocation", len(each), each.__getitem__, lambda *_: ALLOCATIONS)
+        name = named([component for _, components in alike for component in components])
+        several.append(replace(band, name=name))
+    return several, len(within)
 
 
-# ---- bands -----------------------------------------------------------------------------------------------------------
+def _name(components: Sequence[Component], *, parts: bool, heads: bool) -> str:
+    """Return the layers of components, and their part and their heads, if these lie apart."""
+    layers = sorted({component.layer for component in components})
+    name = f"layer{'s' * (len(layers) > 1)} {number_ranges(layers, ',')}"
+    own_parts = {component.part for component in components}
+    own_heads = {number_ranges(component.form.heads) for component in components}
+    name += f" {min(own_parts)}" if parts and len(own_parts) == 1 else ""
+    return name + (f" head {min(own_heads)}" if heads and len(own_heads) == 1 else "")
 
 
-def _called(items: Sequence[Item]) -> str:
-    layers = sorted({item.layer for item in items})
-    return f"layer {layers[0]}" if len(layers) == 1 else f"layers {layers[0]}-{layers[-1]}"
+def _gaps(components: Sequence[Component], end: int) -> Gaps:
+    """Return a function that divides the bytes between two addresses into padding, and content of other blocks."""
+
+    def gaps(start: int, stop: int) -> tuple[Band, ...]:
+        try:
+            following = (first_from(component, start) for component in components)
+            content = min((at for at in following if at is not None), default=stop)
+        except KVPlanError:  # strides interleave in too many ways
+            content = start
+        content = min(content, stop, end)
+        lengths = ((bands.PADDING, content - start), (bands.OTHERS, stop - content))
+        return tuple(Band(name, nbytes, name) for name, nbytes in lengths if nbytes > 0)
+
+    return gaps
 
 
-def _allocation(name: str, node: Node, address: int, content: Content) -> Band:
-    """Return the band of one allocation, with the padding that follows the block in this allocation."""
-    band = _band(name, node, address, content)
-    inside = band.cells or (_band(parts_of(node)[0], node, address, content),)
-    padding = content.padding_after(address + node.span)
-    end = (Gap(padding, padding),) if padding else ()
-    return replace(band, name=name, nbytes=band.nbytes + padding, count=band.count or 1, cells=(*inside, *end))
+def _nest(items: Sequence[_Item], gaps: Gaps) -> Band:
+    """Return the band of all bytes of some items."""
+    low, first = min(item.address for item in items), items[0]
+    if len(items) == 1 and not first.loops:
+        return Band("", first.nbytes, first.part, first.nbytes, start=low)
+    inside = [item._replace(loops=item.loops[1:]) for item in items]
+    same = len({item.loops[:1] for item in items}) == 1 and first.loops
+    if same and max(item.end for item in inside) - low <= first.loops[0].stride:
+        outer, child = first.loops[0], _nest(inside, gaps)
+        at = lambda k: replace(child, name=outer.name(k), start=low + k * outer.stride)  # noqa: E731
+        return _row(outer.axis, outer.steps, at, gaps, outer.stride)
+    for axis in ("part", "layer", "head"):
+        groups: dict[object, list[_Item]] = {}
+        for item in sorted(items, key=lambda item: item.address):
+            groups.setdefault(getattr(item, axis), []).append(item)
+        if len(groups) > 1 and all(max(i.end for i in a) <= b[0].address for a, b in pairwise(groups.values())):
+            return _in_order(axis, groups, gaps)
+    # Items that interleave in no order of loops are drawn as one band.
+    pieces = [prod(loop.steps for loop in item.loops) for item in items]
+    content = sum(item.nbytes * count for item, count in zip(items, pieces, strict=True))
+    return Band("", max(item.end for item in items) - low, bands.MIXED, content, runs=sum(pieces), start=low)
 
 
-def _allocations(first: Band, names: Sequence[str], node: Node) -> Band:
-    # If each part has its own allocation, the name needs the part too; the layer comes first.
-    if len(first.parts) == 1 and len(set(names)) == len(names):
-        names = [f"{name} {first.parts[0]}" for name in names]
-    bands = [replace(first, name=name) for name in names]
-    cells: tuple[Cell, ...] = tuple(bands)
-    if len(bands) > 3:
-        cells = (bands[0], Fold(len(bands) - 2, (len(bands) - 2) * first.content, bands[1]), bands[-1])
-    count = len(bands)
-    return Band("", first.parts, count * first.nbytes, count * node.content, count * first.runs, "allocation", count,
-                None, cells)  # fmt: skip
+def _in_order(axis: str, items: dict[object, list[_Item]], gaps: Gaps) -> Band:
+    """Return the band of groups of items in order of address; equal and evenly spaced neighbours are a band, too."""
+    known: dict[object, Band] = {}  # layers that lie alike are looked at once
+    groups: list[list[Band]] = []
+    for key, some in items.items():
+        start = some[0].address
+        alike = tuple(item._replace(address=item.address - start, layer=0, head=0) for item in some)
+        known[alike] = known.get(alike) or _nest(some, gaps)
+        band = replace(known[alike], name=f"{axis} {key}".removeprefix("part "), start=start)
+        group = groups[-1] if groups else []
+        even = len(group) < 2 or start - group[-1].start == group[1].start - group[0].start
+        if axis != "part" and group and even and group[0].kind == band.kind:
+            group.append(band)
+        else:
+            groups.append([band])
+    loops = []
+    for group in groups:
+        numbers = "-".join(band.name.rpartition(" ")[2] for band in (group[0], group[-1]))
+        several = len(group) > 1 and _row(axis, len(group), group.__getitem__, gaps, group[1].start - group[0].start)
+        loops.append(replace(several, name=f"{axis}s {numbers}") if several else group[0])
+    return loops[0] if len(loops) == 1 else _row(axis, len(loops), loops.__getitem__, gaps)
 
 
-def _band(name: str, node: Node, address: int, content: Content) -> Band:
-    tally: Tally = node.tally
-    common = (name, parts_of(node), node.span, node.content, tally.count)
-    if isinstance(node, Leaf):
-        return Band(*common, alike=node.likeness)
-    if isinstance(node, Repeat):
-        gaps = content.gaps(address + node.child.span, address + node.stride)
-        fits = node.count + (node.count - 1) * len(gaps) <= MAX_CELLS and node.count <= 4
-        shown = list(range(node.count)) if fits else [0, -1, node.count - 1]
-        like = _band(node.names[0], node.child, address, content)
-        cells: list[Cell] = []
-        for k in shown:
-            cells += gaps if cells else ()
-            if k < 0:
-                cells.append(Fold(node.count - 2, (node.count - 2) * like.content, like, gaps=gaps, touching=not gaps))
-            else:
-                cells.append(replace(like, name=node.names[k]))
-        return Band(*common, node.axis, node.count, node.stride, tuple(cells), node.likeness)
-    items = node.items
-    few = len(items) <= 4
-    shown = list(range(len(items))) if few else [0, 1, -1, len(items) - 1]
-    row: list[Cell] = []
-    end = 0
-    for k in shown:
-        if k < 0:
-            left_out = [child for _, _, child in items[2:-1]]
-            like = _band(items[2][1], items[2][2], address + items[2][0], content)
-            row += content.gaps(address + end, address + items[2][0])
-            same = len({child.key for child in left_out}) == 1
-            row.append(Fold(len(left_out), sum(child.content for child in left_out), like, same))
-            end = items[-2][0] + items[-2][2].span
-            continue
-        start, called, child = items[k]
-        row += content.gaps(address + end, address + start)
-        row.append(_band(called, child, address + start, content))
-        end = start + child.span
-    spaces = {b[0] - a[0] for a, b in pairwise(items)}
-    even = len(spaces) == 1 and len({child.likeness for _, _, child in items}) == 1
-    return Band(*common, node.axis, len(items), spaces.pop() if even else None, tuple(row), node.likeness)
+def _row(axis: str, count: int, at: Callable[[int], Band], gaps: Gaps, step: int | None = None) -> Band:
+    """Return the band of some bands in order of address; those of a ``step``, and allocations, are alike."""
+    alike = step is not None or axis == "allocation"
+    first, last = at(0), at(count - 1)
+    every = [first] if alike else [at(k) for k in range(count)]
+    apart = gaps(first.stop, at(1).start)
+    shown = [at(k) for k in range(min(count, SHOWN))]
+    if count + (count - 1) * len(apart) > CELLS or count > SHOWN:
+        begin = 1 if alike else 2
+        left_out = [at(begin), at(count - 2)] if alike else every[begin:-1]
+        between = () if step == first.nbytes else apart or (Band("", 1, bands.SPACE),)
+        shown = [*shown[:begin], _left_out(left_out, count - 1 - begin, between), last]
+    cells = [shown[0]]
+    for band in shown[1:]:
+        cells += [*gaps(cells[-1].stop, band.start), band]
+    touching = (count - 1) * (step == first.nbytes) if alike else sum(a.stop == b.start for a, b in pairwise(every))
+    if not alike:
+        steps = {b.start - a.start for a, b in pairwise(every)}
+        step = steps.pop() if len(steps) == len({band.shape for band in every}) == 1 else None
+    parts = tuple(dict.fromkeys(part for cell in cells for part in cell.parts))
+    content, runs = (
+        sum(counts) * (count if alike else 1) for counts in zip(*((b.content, b.runs) for b in every), strict=True)
+    )
+    fill = parts[0] if len(parts) == 1 else bands.MIXED
+    return Band(
+        "", last.stop - first.start, fill, content, tuple(cells), runs - touching, axis, count, step, start=first.start
+    )
 
 
-def _open(rows: list[Zoom], row: Zoom) -> None:
-    """Append a row, and the rows of each kind of band in this row."""
-    rows.append(row)
-    here = len(rows) - 1
-    kinds: dict[object, list[Band]] = {}
-    for cell in row.band.cells:
-        if isinstance(cell, Band) and cell.cells:
-            kinds.setdefault(cell.alike, []).append(cell)
-    for alike in kinds.values():
-        first = alike[0]
-        # Coordinates of a loop are always alike, but parts need not be: so the picture names equal parts.
-        others = tuple(band.name for band in alike[1:]) if row.band.axis == "part" else ()
-        _open(rows, Zoom((*row.path, first.name), first, here, others))
+def _left_out(left_out: Sequence[Band], count: int, apart: tuple[Band, ...]) -> Band:
+    """Return a pale band for some bands, of which all, or the first and the last, are given, with three examples."""
+    like, alike = left_out[0], len({band.kind for band in left_out}) == 1
+    content = count * like.content if alike else sum(band.content for band in left_out)
+    name = f"{count:,} {'more' if alike else 'others'}"
+    nbytes = left_out[-1].stop - like.start
+    cells = (like, *apart, like, *apart, like)
+    return Band(name, nbytes, like.fill, content, cells, count=count, pale=True, start=like.start)

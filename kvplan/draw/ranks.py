@@ -1,17 +1,20 @@
-"""Draw a resharding as SVG: blocks of source ranks above, blocks of destination ranks below, copies between them."""
+"""The picture of a resharding: blocks of source ranks above, blocks of destination ranks below, copies between them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from kvplan.base.numbers import count_of, rounded
-from kvplan.draw.ribbons import BAND, COLOURS, MARGIN, WIDTH, Line, document, ribbon, text_at
+from kvplan.draw.bands import NEAR, OTHERS, PATTERNS, Band, Label, Line, Picture, Ribbon, Row, spaced
+from kvplan.draw.svg import svg
 
-GAP, CAPTION = 110, 18  # heights in pixels: the space that ribbons cross, a line of text
-BETWEEN = 14  # pixels between ranks
-MAX_DRAWN = 600  # copies; if there are more, evenly chosen copies are drawn
-PALETTE = (*COLOURS, "#999933", "#882255")  # eight ranks; Paul Tol's muted olive and wine beside Okabe and Ito's
+GAP = 110  # pixels that ribbons cross
+MOST, MANY = 600, 100  # copies that are drawn, evenly chosen; bands without spaces between them
+WHOLE = 1 << 20  # the length of each rank
+# Colours of eight ranks; Paul Tol's muted olive and wine beside Okabe and Ito's.
+PALETTE = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#999933", "#882255")
 
 
 class RankCopy(NamedTuple):
@@ -51,57 +54,47 @@ class RankPicture(NamedTuple):
 def ranks(picture: RankPicture) -> str:
     """Draw some blocks of every rank as SVG text, in order of address, and the copies between them.
 
-    A small space stands for bytes of a rank that no copy touches. All ranks of a side have the same width. Each rank's
-    name has the bytes and the runs that it sends or receives.
+    A small space stands for bytes of a rank that no copy touches. All ranks of a side have the same length. Below each
+    rank's name are the bytes and the runs that it sends or receives.
     """
-    copies = picture.copies
-    shown = copies[:: -(-len(copies) // MAX_DRAWN)] if copies else []
-    note = "" if len(shown) == len(copies) else f"; {len(shown)} of {len(copies)} copies drawn"
-    counts = [count_of(len(names), "rank") for names in picture.names]
-    upper = MARGIN + 6 * CAPTION
-    lower = upper + BAND + GAP
-    page = [
-        text_at(MARGIN, MARGIN + 8, f"{counts[0]} to {counts[1]}: {picture.content}{note}"),
-        text_at(MARGIN, MARGIN + 8 + CAPTION, picture.blocks, kind="small"),
-    ]
-    lines = [_lines(copies, side, len(picture.names[side]), top) for side, top in ((0, upper), (1, lower))]
-    for side, names in enumerate(picture.names):
-        for k, (line, name) in enumerate(zip(lines[side], names, strict=True)):
-            page += line.bands()
-            held = _held(copies, side, k)
-            if side == 0:
-                page += _name(line.left, upper - 8 - 3 * CAPTION, (*name, *held), PALETTE[k % len(PALETTE)])
-            else:
-                page += _name(line.left, lower + BAND + 16, (*name, *held))
-    for one in shown:
-        ends = lines[0][one.source], lines[1][one.destination]
-        page += ribbon(*ends, one.src, one.dst, one.nbytes, PALETTE[one.source % len(PALETTE)])
-    return document(picture.title, lower + BAND + 4 * CAPTION + MARGIN, page)
+    copies = picture.copies[:: max(-(-len(picture.copies) // MOST), 1)]
+    note = f"; {len(copies)} of {len(picture.copies)} copies drawn" * (len(copies) < len(picture.copies))
+    counts = " to ".join(count_of(len(names), "rank") for names in picture.names)
+    (above, upper), (below, lower) = (_side(picture, copies, side) for side in (0, 1))
+    ribbons = []
+    for copy in copies:
+        band = lower[copy.destination, copy.dst, copy.nbytes]
+        ribbons.append(Ribbon(upper[copy.source, copy.src, copy.nbytes], band, band, _rank(copy)))
+    fills = {f"rank {k}": (PALETTE[k % 8], k // 8 % PATTERNS) for k in range(len(picture.names[0]))}
+    heading = (f"{counts}: {picture.content}{note}", picture.blocks)
+    rows = (replace(above, above=True, ribbons=tuple(ribbons)), below)
+    return svg(Picture(picture.title, "", heading, fills, (), rows, GAP))
 
 
-def _lines(copies: Sequence[RankCopy], side: int, count: int, top: int) -> list[Line]:
-    """Return a line for each rank of one side, with the bytes that copies touch."""
-    held: list[list[tuple[int, int]]] = [[] for _ in range(count)]
-    for one in copies:
-        held[one[side]].append((one[2 + side], one[2 + side] + one.nbytes))
-    width = (WIDTH - 2 * MARGIN - BETWEEN * (count - 1)) / count
-    return [Line(ranges, MARGIN + k * (width + BETWEEN), top, width) for k, ranges in enumerate(held)]
+def _rank(copy: RankCopy) -> str:
+    return f"rank {copy.source}"
 
 
-def _held(copies: Sequence[RankCopy], side: int, rank: int) -> tuple[str, str]:
-    """Return the bytes that a rank sends or receives in the picture, and the number of its runs.
-
-    >>> _held([RankCopy(0, 1, 0, 0, 512), RankCopy(0, 0, 512, 0, 1536)], 0, 0)
-    ('2 KiB', '2 runs')
-    """
-    moved = [one.nbytes for one in copies if one[side] == rank]
-    return rounded(sum(moved)), count_of(len(moved), "run")
-
-
-def _name(x: float, y: float, lines: Sequence[str], colour: str = "") -> Iterator[str]:
-    """Draw lines of text, the first at ``y`` and after a sample of the rank's colour."""
-    if colour:
-        yield f'<rect x="{x:.1f}" y="{y - 9}" width="9" height="9" fill="{colour}"/>'
-    yield text_at(x + (14 if colour else 0), y, lines[0])
-    for k, line in enumerate(lines[1:], 1):
-        yield text_at(x, y + k * (CAPTION - 2), line, kind="small")
+def _side(picture: RankPicture, copies: Sequence[RankCopy], side: int) -> tuple[Row, dict[tuple[int, int, int], int]]:
+    """Return the row of one side, and the index of the band at each (rank, address, bytes)."""
+    items: list[tuple[object, Band, bool]] = []
+    keys: list[tuple[int, int, int]] = []
+    for k in range(len(picture.names[side])):
+        mine = sorted({(copy[2 + side], copy.nbytes, _rank(copy)) for copy in copies if copy[side] == k})
+        total = sum(nbytes for _, nbytes, _ in mine)
+        for start, nbytes, fill in mine:
+            touching = bool(keys) and keys[-1][0] == k and sum(keys[-1][1:]) >= start
+            length = max(WHOLE * nbytes // total, 1)
+            items.append((k, Band("", length, fill, length), touching))
+            keys.append((k, start, nbytes))
+        if not mine:
+            items.append((k, Band("", WHOLE, OTHERS), False))
+            keys.append((k, 0, 0))
+    index, row = spaced(items, near=NEAR * (len(items) < MANY))
+    lines: list[list[Label]] = [[] for _ in range(4)]
+    for k, (name, frame) in enumerate(zip(picture.names[side], row.frames, strict=True)):
+        moved = [copy.nbytes for copy in picture.copies if copy[side] == k]
+        for line, text in zip(lines, (*name, rounded(sum(moved)), count_of(len(moved), "run")), strict=True):
+            line.append(Label(*frame, text))
+    forms = (tuple(Line(tuple(line)) for line in lines),)
+    return replace(row, forms=forms, frames=()), dict(zip(keys, index, strict=True))

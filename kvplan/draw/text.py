@@ -1,19 +1,17 @@
-"""Draw a block's bytes in characters, for a terminal."""
+"""Write a picture in characters, for a terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from textwrap import wrap
 from typing import NamedTuple
 
-from kvplan.draw.block import Band, BlockPicture, Cell, Fold
-from kvplan.draw.content import Gap
-from kvplan.draw.fitting import Fitted, divided, fitted, told_apart
-from kvplan.draw.words import TIMES, caption, inside_run, place, scale, verdict
+from kvplan.draw import bands
+from kvplan.draw.bands import Band, Fit, Picture, Row
 
-NARROWEST = 40  # columns: in fewer columns, cells look the same
+NARROWEST = 40  # columns: in fewer columns, bands look the same
+PIXELS = 7  # of a column
 
 
 class Span(NamedTuple):
@@ -25,24 +23,14 @@ class Span(NamedTuple):
 
 Line = tuple[Span, ...]
 
-
-@dataclass(frozen=True)
-class Characters:
-    """The characters that a terminal can show."""
-
-    named: dict[str, str]
-    others: str
-    padding: str
-    between: str
-    cut: str
-    dots: str
-    times: str
-
-
-BLOCKS = Characters(
-    {"k": "█", "v": "▒", "kv": "▓"}, "▚▤▥▦", "\N{BOX DRAWINGS LIGHT DIAGONAL CROSS}", "·", "│", "…", TIMES
+# What stands for parts, for other parts, for gaps, between bands, and for what is left out.
+BLOCKS = (
+    {"k": "█", "v": "▒", "kv": "▓"},
+    "▚▤▥▦",
+    {bands.PADDING: "\N{BOX DRAWINGS LIGHT DIAGONAL CROSS}", bands.OTHERS: "·", bands.SPACE: " "},
+    *"│…",
 )
-ASCII = Characters({"k": "#", "v": "=", "kv": "@"}, "%+&$", "/", ".", "|", "~", "x")
+ASCII = ({"k": "#", "v": "=", "kv": "@"}, "%+&$", {bands.PADDING: "/", bands.OTHERS: ".", bands.SPACE: " "}, *"|~")
 
 
 def encodable(encoding: str | None) -> bool:
@@ -52,14 +40,14 @@ def encodable(encoding: str | None) -> bool:
     (True, False, False)
     """
     try:
-        "".join((*BLOCKS.named.values(), BLOCKS.others, BLOCKS.padding, "·│…")).encode(encoding or "ascii")
+        str(BLOCKS).encode(encoding or "ascii")
     except (UnicodeEncodeError, LookupError):
         return False
     return True
 
 
-def block_lines(picture: BlockPicture, width: int = 80, *, ascii_only: bool = False) -> list[Line]:
-    """Draw the picture as lines of at most ``width`` characters; :func:`plain` turns these into text.
+def block_lines(picture: Picture, width: int = 80, *, ascii_only: bool = False) -> list[Line]:
+    """Draw a picture as lines of at most ``width`` characters; :func:`plain` turns these into text.
 
     Args:
         picture: made by :func:`kvplan.draw.block.block_picture`.
@@ -80,22 +68,19 @@ def block_lines(picture: BlockPicture, width: int = 80, *, ascii_only: bool = Fa
     12 B     4 B      12 B     4 B      12 B     4 B      12 B     4 B
     """
     width = max(width, NARROWEST)
-    chars = ASCII if ascii_only else BLOCKS
-    fills = told_apart(picture.parts, chars.named, chars.others)
-    lines: list[Line] = [(Span(line, "bold"),) for line in wrap(picture.headline, width)]
-    lines += _legend(picture, fills, chars, width)
-    rows = picture.rows()
-    for row in rows:
-        lines.append(())
-        what, nbytes = caption(row)
-        apart = 2 if row.band.axis == "allocation" else 0
-        fit = fitted(row.band, width - apart * (len(row.band.cells) - 1), lambda label: max(map(len, label)) + 2)
-        drawn = scale(row.band, proportional=fit.exact)
-        text = f"{what}, {nbytes}; {verdict(row, inside=inside_run(rows, row))}; {drawn}"
-        if row.path:
-            text = f"{place(row)}: {text}"
-        lines += [(Span(line.replace(TIMES, chars.times), "bold"),) for line in wrap(text, width)]
-        lines += _row(row.band, fit, fills, chars, apart)
+    named, others, gaps, cut, dots = ASCII if ascii_only else BLOCKS
+    rest = [part for part in picture.parts if part not in named]
+    marks = {part: named.get(part) or others[rest.index(part) % len(others)] for part in picture.parts} | gaps
+    lines: list[Line] = [(Span(line, "bold"),) for text in picture.heading[1:] for line in wrap(text, width)]
+    left_out = any(cell.pale for row in picture.rows for cell in row.cells)
+    legend = [(marks[name], name) for name in picture.legend if name in marks] + [(dots, "left out")] * left_out
+    lines += _legend(legend, width)
+    for row in picture.rows:
+        fit = bands.fit(row, width, lambda text: len(text) + 2 if text else 0, 1 / PIXELS)
+        what, rest_of_it, note = row.caption
+        caption = f"{what}{rest_of_it}; {note}; {'' if fit.exact else 'not '}to scale"
+        lines += [(), *((Span(line, "bold"),) for line in wrap(caption, width))]
+        lines += _row(row, fit, marks, cut, dots)
     return lines
 
 
@@ -104,59 +89,45 @@ def plain(lines: Sequence[Line]) -> str:
     return "\n".join("".join(span.text for span in line).rstrip() for line in lines)
 
 
-def _legend(picture: BlockPicture, fills: dict[str, str], chars: Characters, width: int) -> list[Line]:
-    entries = [(char, name, name) for name, char in fills.items()]
-    entries += [(chars.padding if gap == "padding" else chars.between, gap, "gap") for gap in picture.gaps]
-    if any(isinstance(cell, Fold) for row in picture.rows() for cell in row.band.cells):
-        entries.append((chars.dots, "left out", "gap"))
-    lines: list[Line] = []
-    line: list[Span] = []
-    used = 0
-    for char, name, part in entries:
-        if used and used + len(name) + 5 > width:
-            lines.append(tuple(line))
-            line, used = [], 0
-        line += [Span("   " if used else ""), Span(char, part), Span(f" {name}")]
-        used = sum(len(span.text) for span in line)
-    return [*lines, tuple(line)]
+def _legend(entries: Sequence[tuple[str, str]], width: int) -> list[Line]:
+    lines: list[list[Span]] = [[]]
+    for mark, name in entries:
+        if sum(len(span.text) for span in lines[-1]) + len(name) + 5 > width:
+            lines.append([])
+        part = "gap" if name in (bands.PADDING, bands.OTHERS, bands.LEFT_OUT) else name
+        lines[-1] += [Span("   " if lines[-1] else ""), Span(mark, part), Span(f" {name}")]
+    return [tuple(line) for line in lines]
 
 
-def _row(band: Band, fit: Fitted, fills: dict[str, str], chars: Characters, apart: int) -> list[Line]:
-    """Draw the bytes of a row, and two lines of labels below."""
-    ends = [round(end) for end in accumulate(fit.widths)]
+def _row(row: Row, fit: Fit, marks: dict[str, str], cut: str, dots: str) -> list[Line]:
+    """Draw the bands of a row, and its labels below."""
+    ends = [round(end) for end in accumulate(fit.widths, initial=0)]
+    touching = [k > 0 and not cell.gap and not row.cells[k - 1].gap for k, cell in enumerate(row.cells)]
     bar: list[Span] = []
-    names, sizes = "", ""
-    between = " " * apart
-    for k, (cell, label) in enumerate(zip(band.cells, fit.labels, strict=True)):
-        columns = ends[k] - (ends[k - 1] if k else 0)
-        shift = ""
-        spans = _paint(cell, columns, fills, chars)
-        if k and not apart and not isinstance(cell, Gap) and not isinstance(band.cells[k - 1], Gap):
-            # Two bands touch: a line stands between them, in place of the first character.
-            spans = [Span(chars.cut), Span(spans[0].text[1:], spans[0].part), *spans[1:]]
-            shift = " "
-        bar += [Span(between if k else ""), *spans]
-        names += (between if k else "") + f"{shift}{label[0]}"[: columns - 1].ljust(columns)
-        sizes += (between if k else "") + f"{shift}{label[1]}"[: columns - 1].ljust(columns)
-    return [tuple(bar), (Span(names),), (Span(sizes),)]
+    for k, cell in enumerate(row.cells):
+        spans = _paint(cell, ends[k], ends[k + 1], marks, dots)
+        # A line stands between bands that touch, in place of a character.
+        bar += [Span(cut), Span(spans[0].text[1:], spans[0].part), *spans[1:]] if touching[k] else spans
+    lines: list[Line] = [tuple(bar)]
+    for line in fit.lines:
+        text = ""
+        for first, last, label in line.labels:
+            text = (
+                text.ljust(ends[first] + touching[first])
+                + label[: max(ends[last + 1] - ends[first] - touching[first] - 1, 0)]
+            )
+        lines.append((Span(text),))
+    return lines
 
 
-def _paint(cell: Cell, columns: int, fills: dict[str, str], chars: Characters) -> list[Span]:
-    """Draw a cell, and its inside as far as there is room."""
-    if isinstance(cell, Gap):
-        return [Span((chars.padding if cell.name == "padding" else chars.between) * columns, "gap")]
-    if isinstance(cell, Fold):
-        if columns <= 4:
-            return _paint(cell.like, columns, fills, chars)
-        dots = Span(chars.dots * 2, "gap")
-        return [dots, *_paint(cell.like, columns - 4, fills, chars), dots]
-    if len(cell.parts) == 1 and (cell.solid or columns < len(cell.cells)):
-        return [Span(fills[cell.parts[0]] * columns, cell.parts[0])]
-    if not cell.cells or columns < len(cell.cells):
-        return [Span(chars.dots * columns, "gap")]
-    ends = [0, *(round(end) for end in accumulate(divided(cell.cells, columns)))]
-    return [
-        span
-        for inner, (start, end) in zip(cell.cells, pairwise(ends), strict=True)
-        for span in _paint(inner, end - start, fills, chars)
-    ]
+def _paint(cell: Band, start: int, end: int, marks: dict[str, str], dots: str) -> list[Span]:
+    """Draw a band, and its inside as far as there is room."""
+    if cell.pale and end - start > 4:
+        edge = Span(dots * 2, "gap")
+        return [edge, *_paint(cell.cells[0], start + 2, end - 2, marks, dots), edge]
+    spans = []
+    for leaf, x, width, _ in bands.leaves(cell, start, end - start, 1):
+        columns = round(x + width) - round(x)
+        part = "gap" if leaf.gap or leaf.fill not in marks else leaf.fill
+        spans.append(Span(marks.get(leaf.fill, dots) * columns, part))
+    return spans

@@ -44,6 +44,12 @@ class KVLayout:
     (8, 16, ('k', 'v'), 16384)
     """
 
+    num_blocks: int
+    block_tokens: int
+    sizes: dict[str, int]
+    dtype: str
+    notation: str
+
     def __init__(self, built: Built, *, tensors: Any = None) -> None:
         self.built = built
         self._components = built.components
@@ -51,11 +57,11 @@ class KVLayout:
         for component in built.components:
             self._by_key.setdefault((component.layer, component.part), []).append(component)
         self.regions: tuple[Region, ...] = built.regions
-        self.num_blocks: int = built.num_blocks
-        self.block_tokens: int = built.block_tokens
-        self.sizes: dict[str, int] = dict(built.sizes)
-        self.dtype: str = built.dtype
-        self.notation: str = built.notation
+        self.num_blocks = built.num_blocks
+        self.block_tokens = built.block_tokens
+        self.sizes = dict(built.sizes)
+        self.dtype = built.dtype
+        self.notation = built.notation
         self.tensors: Any = tensors
         self.reached: dict[int, Any] = {}  # by the context of a GPU that reaches the memory: see kvplan.cuda.reach
         self.holdings = tuple(r.held for r in self.regions if isinstance(r.held, Holding))
@@ -357,7 +363,7 @@ class KVLayout:
 
     def _repr_html_(self) -> str:
         """Return HTML for notebooks: the facts, and the bytes of block 0 as a picture."""
-        from kvplan.draw.fragment import layout_html
+        from kvplan.draw.notebook import layout_html
 
         return layout_html(self.built, self.layers, self.heads, self.addresses)
 

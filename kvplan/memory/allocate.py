@@ -38,10 +38,11 @@ def allocate(
     Args:
         notation: the pool's notation, for example ``"block layer kv token head dim"``; or ``"auto"`` for the order
             whose loads and stores are predicted to take the least time together, as ``kvplan advise`` prints it. Axes
-            may be split. Parts of different shapes get one page for all, or an allocation each, whichever is better; a
+            may be split. Parts or layers of different shapes get one page for all, or an allocation each; a
             shared pool with a name is one allocation. For parts of several sizes and dtypes on one page, write the axes
             that all parts share, then the parts in the order of their bytes, each with its own axes:
-            ``"block layer | k v: head token dim | k_scale v_scale: head token"``.
+            ``"block layer | k v: head token dim | k_scale v_scale: head token"``. If layers have several shapes, write
+            ``layer`` behind the ``|``: those of each shape then stand together.
         like: the layout whose content the pool will hold. Without ``|``, all its parts must have one size.
         num_blocks: number of blocks of the pool; by default the number of ``like``.
         block_tokens: token slots per block; by default the number of ``like``.
@@ -90,9 +91,8 @@ def allocate(
             raise LayoutError(f"sizes are {quoted(dict(sizes))}; 'auto' chooses the extents of split axes itself")
         wanted = _wanted(like, block_tokens, heads, device)._replace(single=isinstance(shared, str | PathLike))
         alike = partial(
-            allocate, num_blocks=num_blocks, block_tokens=None if like.opaque else block_tokens,
-            layers=tuple(layers) if isinstance(layers, Iterable) else layers,
-            heads=wanted.heads, device=device, pin=pin, shared=shared,
+            allocate, num_blocks=num_blocks, layers=tuple(layers) if isinstance(layers, Iterable) else layers,
+            device=device, pin=pin, shared=shared,
         )  # fmt: skip
         return allocated(like, wanted, alike)
     asked = Asked(num_blocks, block_tokens, layers, heads, dict(sizes or {}))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from kvplan.advise.host_order import Wanted, host_orders, pricing_for
 from kvplan.advise.order_specs import parts_of
@@ -20,36 +19,32 @@ def allocated(like: KVLayout, wanted: Wanted, make: Callable[..., KVLayout]) -> 
     Args:
         like: the layout whose content the pool will hold.
         wanted: block size, heads and device of the pool, and whether it is one allocation, as a pool with a name is.
-        make: allocates one order. It takes a notation, ``like`` and ``sizes``.
+        make: allocates one order. It takes a notation, ``like``, ``sizes``, ``heads`` and ``block_tokens``.
 
     Raises:
         LayoutError: no order of axes holds the content.
     """
     pricing = pricing_for(like, wanted.device, profile_of(None)[0])
-    orders = host_orders(like, pricing, wanted=wanted).orders
-    if not orders:
-        raise LayoutError(_none(like, wanted))
-    best = orders[0]
-    if best.sizes is not None:
-        return make(best.notation, like=like, sizes=best.sizes or None)
-    specs = best.spec.get("layouts", [best.spec])
-    pools = [make(spec["notation"], like=_held(like, parts_of(spec)), sizes=_split(spec)) for spec in specs]
-    return pools[0] if len(pools) == 1 else KVLayout.merge(pools)
-
-
-def _none(like: KVLayout, wanted: Wanted) -> str:
-    if wanted.single:
-        return (
-            f"a shared pool with a name is one allocation, and no order found holds all parts of {like} in one; give a "
-            "notation instead of 'auto', or allocate each part from like.slice(parts=...) under its own name"
+    advice = host_orders(like, pricing, wanted=wanted)
+    if not advice.orders:
+        raise LayoutError(
+            f"'auto' found no order of a pool for {like}: {advice.reason}; give a notation, or allocate each part from "
+            "like.slice(parts=...)"
         )
-    return f"no order of a pool holds the content of {like}; give a notation instead of 'auto'"
+    best = advice.orders[0]
 
+    def pool(notation: str, own: KVLayout, sizes: dict[str, int]) -> KVLayout:
+        # Opaque blocks move whole; scales have no heads, and an index has one of its own.
+        heads = wanted.heads if own.heads == like.heads else None
+        tokens = None if own.opaque else wanted.block_tokens
+        return make(notation, like=own, sizes=sizes or None, heads=heads, block_tokens=tokens)
 
-def _held(like: KVLayout, parts: tuple[str, ...]) -> KVLayout:
-    return like if set(parts) == set(like.parts) else like.slice(parts=parts)
-
-
-def _split(spec: dict[str, Any]) -> dict[str, int] | None:
-    """Return the extents of split axes, and of sub-blocks."""
-    return {name: size for name, size in spec["sizes"].items() if "." in name or name == "subblock"} or None
+    if best.sizes is not None:
+        return pool(best.notation, like, best.sizes)
+    pools = []
+    for spec in best.spec.get("layouts", [best.spec]):
+        parts, layers = parts_of(spec), tuple(spec["layers"])
+        whole = (set(parts), layers) == (set(like.parts), like.layers)
+        sizes = {name: size for name, size in spec["sizes"].items() if "." in name or name == "subblock"}
+        pools.append(pool(spec["notation"], like if whole else like.slice(parts=parts, layers=layers), sizes))
+    return pools[0] if len(pools) == 1 else KVLayout.merge(pools)

@@ -17,6 +17,7 @@ from kvplan.base.quoting import other_case, quoted
 from kvplan.errors import LayoutError, NotationError
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.notation import Notation, parse
+from kvplan.layout.strides import extent
 from kvplan.memory.pool_content import Asked, Content, content_of
 from kvplan.memory.pool_memory import Tensors, viewed
 
@@ -65,7 +66,8 @@ def page_of(text: str, like: KVLayout, asked: Asked) -> Tensors:
     areas: list[_Area] = []
     for parts, dims, column in named:
         whole = _parsed(text, first, dims, column)
-        for held in [parts] if "kv" in whole.axes else [(part,) for part in parts]:
+        apart = [parts] if "kv" in whole.axes else [(part,) for part in parts]
+        for held in (some for each in apart for some in _layers_alike(like.slice(parts=each))):
             content = _content(whole, like, held, asked)
             start = -(-(areas[-1].end if areas else 0) // content.itemsize) * content.itemsize
             areas.append(_Area(content, start, content.shape[shared:]))
@@ -114,36 +116,40 @@ def _check_parts(text: str, named: Sequence[str], like: KVLayout) -> None:
         raise LayoutError(f"{quoted(text)} has no place for part {missing[0]!r} of like; name it, or slice like first")
 
 
-def _content(whole: Notation, like: KVLayout, parts: tuple[str, ...], asked: Asked) -> Content:
-    """Return what the area of one part holds, or of the two halves of a kv axis."""
-    held = like.slice(parts=parts)
-    heads, layers = asked.heads, asked.layers
-    if heads is not None and held.heads != like.heads:  # scales without heads, an index with a head of its own
-        heads = None
-    if layers is not None and held.layers != like.layers:
-        raise LayoutError(
-            f"parts {parts} lie in layers {held.layers}, and like holds {like.layers}; give no layers=, or slice like"
-        )
+def _layers_alike(layout: KVLayout) -> list[KVLayout]:
+    """Return the layers of one shape together, in the order of their first layers."""
+    shapes: dict[object, list[int]] = {}
+    for layer in layout.layers:
+        held = tuple((c.part, c.form.heads, extent(c.form.dim)) for c in layout.components if c.layer == layer)
+        shapes.setdefault(held, []).append(layer)
+    return [layout] if len(shapes) == 1 else [layout.slice(layers=layers) for layers in shapes.values()]
+
+
+def _content(whole: Notation, like: KVLayout, held: KVLayout, asked: Asked) -> Content:
+    """Return what the area of one part holds, or of the two halves of a kv axis, in layers of one shape."""
+    if asked.layers is not None and held.layers != like.layers:
+        raise LayoutError(f"parts {held.parts} lie in layers {held.layers} of like; give no layers=, or slice like")
+    heads = asked.heads if held.heads == like.heads else None  # scales without heads, an index with a head of its own
     names = {str(atom) for dim in whole.dims for atom in dim} | whole.axes
     sizes = {name: size for name, size in asked.sizes.items() if name in names}
     tokens = None if held.opaque else asked.block_tokens
-    return content_of(whole, held, Asked(asked.num_blocks, tokens, layers, heads, sizes))
+    if held.opaque and "subblock" in whole.axes and isinstance(asked.block_tokens, int):
+        sizes.setdefault("subblock", held.block_tokens * asked.block_tokens // like.block_tokens)
+    return content_of(whole, held, Asked(asked.num_blocks, tokens, asked.layers, heads, sizes))
 
 
 def _check_shared(text: str, shared: int, first: Content, other: Content) -> None:
     """Check that two parts agree in the axes that they share: those of the first dims, and those left of a colon."""
     atoms = [*first.notation.nesting, *(str(atom) for dim in first.notation.dims[:shared] for atom in dim)]
-    for name in atoms:
-        if first.extents[name] != other.extents[name]:
+    shared_axes = {name.partition(".")[0] for name in atoms}
+    checks: list[tuple[str, Any, Any]] = [(name, first.extents[name], other.extents[name]) for name in atoms]
+    checks += [("layer", first.layers, other.layers)] * ("layer" in shared_axes)
+    checks += [("head", first.heads, other.heads)] * ("head" in shared_axes)
+    for name, mine, its in checks:
+        if mine != its:
             raise LayoutError(
-                f"{quoted(text)} shares {name!r}, which is {first.extents[name]} for part {first.part!r} and "
-                f"{other.extents[name]} for part {other.part!r}; write the axis behind the '|', for each part"
-            )
-    for axis, one, two in (("layer", first.layers, other.layers), ("head", first.heads, other.heads)):
-        if any(name.partition(".")[0] == axis for name in atoms) and one != two:
-            raise LayoutError(
-                f"{quoted(text)} shares {axis!r}, and parts {first.part!r} and {other.part!r} hold other {axis}s: "
-                f"{one} and {two}; write the axis behind the '|', for each part"
+                f"{quoted(text)} shares {name!r}, which is {mine} for part {first.part!r} and {its} for part "
+                f"{other.part!r}; write the axis behind the '|', for each part"
             )
 
 

@@ -167,10 +167,9 @@ def _parts(notation: Notation, like: KVLayout) -> tuple[str, int]:
                 f"'{notation}' has no kv axis, and must hold parts {like.parts}; write kv, as in (kv dim)"
             )
         return like.parts[0], sizes.pop()
-    pair = like.parts
-    for name in ("kv", *(part.removeprefix("k_") for part in pair)):
-        if pair == (("k", "v") if name == "kv" else (f"k_{name}", f"v_{name}")):
-            return name, sizes.pop()
+    pair, name = like.parts, like.parts[0][1:]
+    if pair == (f"k{name}", f"v{name}"):
+        return name.removeprefix("_") or "kv", sizes.pop()
     hint = next((hint for hint in (other_case(part, ("k", "v")) for part in pair) if hint), "")
     raise LayoutError(f"'{notation}' has a kv axis for parts ('k', 'v'), and like holds {pair}; leave out kv{hint}")
 

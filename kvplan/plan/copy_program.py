@@ -239,14 +239,13 @@ class CopyProgram:
     def diagram(self) -> str:
         """Draw the runs of one unit between source and destination, and return the picture as SVG text.
 
-        Each stripe is a run, with the layer, part, tokens and heads that it holds. Of many runs, those of the first and
-        the last layers, tokens and heads are drawn, and the others are counted.
+        Each band is a run, with the layer, part, tokens and heads that it holds. Of many runs, the first and the last
+        of each loop are drawn, and the others are counted.
         """
-        from kvplan.draw.diagram import diagram
-        from kvplan.draw.stripes import stripes_of
+        from kvplan.draw.program import program_picture
+        from kvplan.draw.svg import svg
 
-        shown = stripes_of(self.program, self.src, self.dst)
-        return diagram(shown, repr(self), (str(self.src), str(self.dst)), (self.runs, *self.run_nbytes))
+        return svg(program_picture(self.program, self.src, self.dst, repr(self)))
 
     def _repr_html_(self) -> str:
         from kvplan.draw.notebook import program_html

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvplan.base.cached_property import cached_property
+from kvplan.base.numbers import binary, count_of, exact
 from kvplan.layout.strides import Factors, Int64Array, Loop, offsets_of
 
 
@@ -38,6 +39,23 @@ def merge_ranges(start: Int64Array, size: Int64Array) -> tuple[Int64Array, Int64
     cuts = np.flatnonzero(first[1:] != last[:-1]) + 1
     begin = np.concatenate((first[:1], first[cuts]))
     return begin, np.concatenate((last[cuts - 1], last[-1:])) - begin
+
+
+class Extents(NamedTuple):
+    """The maximal contiguous byte ranges of a unit on one side.
+
+    Attributes:
+        count: their number.
+        min_nbytes, max_nbytes: bytes of the smallest and of the largest.
+    """
+
+    count: int  # type: ignore[assignment]  # a tuple has a method of this name
+    min_nbytes: int
+    max_nbytes: int
+
+    def __str__(self) -> str:
+        low, high = self.min_nbytes, self.max_nbytes
+        return f"{count_of(self.count, 'extent')} of {binary(high) if low == high else f'{low:,} to {exact(high)}'}"
 
 
 class Run(NamedTuple):
@@ -237,7 +255,7 @@ class Program:
         common = gcd(*(group.alignment for group in self.groups))
         return common & -common
 
-    def extents(self, side: str) -> tuple[int, int, int]:
+    def extents(self, side: str) -> Extents:
         """Return the number of maximal contiguous byte ranges per unit on one side, and their least and most bytes.
 
         Args:
@@ -253,4 +271,4 @@ class Program:
         for held in blocks.values():
             start, size = (np.concatenate(column) for column in zip(*held, strict=True))
             lengths.extend(merge_ranges(start, size)[1].tolist())
-        return len(lengths), min(lengths), max(lengths)
+        return Extents(len(lengths), min(lengths), max(lengths))

@@ -130,7 +130,7 @@ def test_token_major():
     found = advise(GPU, layout("kv (block token) layer head dim"), "dst")
     assert found.present[2:4] == (2560, (512, 512))
     assert told(found) == [
-        ("block kv layer token head dim", 16, 160, (8192, 8192), 1),
+        ("block layer kv token head dim", 16, 160, (8192, 8192), 1),
         ("kv block layer token head dim", 16, 160, (8192, 8192), 2),
         ("layer block kv token head dim", 16, 160, (8192, 8192), 80),
     ]
@@ -157,6 +157,13 @@ def test_a_pair_that_an_order_would_mend():
     assert found.orders[0].numbers.runs == 160
     lacking = advise(GPU, layout("layer: kv block token head dim", layer=32), "dst")
     assert (lacking.tried, lacking.orders) == (0, ())
+    assert lacking.reason == "this side lacks layers 32-79; slice them away: layout.slice(layers=...)"
+
+
+def test_a_search_that_tries_nothing_says_why():
+    pool = layout("block layer kv token head dim", head=3)  # the device has heads 0-1 of them
+    assert advise(GPU, pool, "dst").reason == "heads 0 to 1 are no equal share of heads 0 to 2"
+    assert advise(GPU, GPU, "dst").reason == ""
 
 
 # ---- laws ----------------------------------------------------------------------------------------------------

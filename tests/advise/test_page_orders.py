@@ -8,9 +8,9 @@ import pytest
 import kvplan
 from kvplan import KVLayout, LayoutError
 from kvplan.advise.advise import advise
-from kvplan.advise.host_order import Wanted, host_orders, plain_pool, pricing_for
-from kvplan.advise.order_specs import notation_of, sizes_of_page, spec_of
-from kvplan.advise.page_orders import pages
+from kvplan.advise.host_order import host_orders, pricing_for
+from kvplan.advise.order_specs import Pool
+from kvplan.advise.orders import candidates
 from kvplan.cost.profile import default
 from kvplan.memory.reserve import reserve
 
@@ -88,11 +88,11 @@ def test_a_pool_with_a_name_is_one_page(tmp_path):
 X = {"layer": 3, "block": 8, "token": 4, "head": 2, "dim": 16}
 
 
-def part(notation: str, name: str, dtype: str = "fp16", **sizes: int) -> dict:
+def part(notation: str, name: str, dtype: str = "fp16", layers: list[int] | None = None, **sizes: int) -> dict:
     words = notation.replace(":", " ").replace("(", " ").replace(")", " ").split()
     named = {*words, *(word.partition(".")[0] for word in words)}
     held = {axis: size for axis, size in (X | sizes).items() if axis in named}
-    return {"notation": notation, "part": name, "dtype": dtype, "sizes": held}
+    return {"notation": notation, "part": name, "dtype": dtype, "sizes": held} | ({"layers": layers} if layers else {})
 
 
 CACHES = {
@@ -108,6 +108,13 @@ CACHES = {
     "opaque": [part("layer: block token dim", "kv", "uint8", dim=65), part("layer: block dim", "index", dim=13)],
     "cross layer": [part("block layer token dim", "kv", "uint8", dim=65),
                     part("block token layer dim", "index", dim=13)],
+    "layers of two sizes": [part("layer: block kv token head dim", "kv", layers=[0, 1, 3], layer=3),
+                            part("layer: block kv token head dim", "kv", layers=[2, 4], layer=2, head=1, dim=32)],
+    "index of some layers": [part("layer: block kv token head dim", "kv"),
+                             part("layer: block token dim", "index", layers=[1, 2], layer=2, dim=8)],
+    "pages of an index": [part("layer: block token dim", "kv", "uint8", dim=65),
+                          part("layer: block subblock dim", "index", "uint8", dim=13, subblock=2)],
+    "heads apart": [part("layer head: block token dim", "kv")],
     "no heads": [part("layer: block head token dim", "k"), part("layer: block head token dim", "v", dim=8),
                  part("layer: block token dim", "s", "fp32", dim=1)],
 }  # fmt: skip
@@ -130,23 +137,36 @@ def from_first(layout: KVLayout) -> dict:
     return {row: address - min(rows.values()) for row, address in rows.items()}
 
 
-@pytest.mark.parametrize("tokens", [2, 4, 8, 16])
-@pytest.mark.parametrize("kind", CACHES)
+def pages(cache: KVLayout, tokens: int) -> list:
+    pool = Pool("cpu", cache.num_blocks * cache.block_tokens)
+    return [(pool, one) for one in candidates(cache, pool, tokens)[0] if one.shared]
+
+
+@pytest.mark.parametrize("tokens", [4, 8, 16])
+@pytest.mark.parametrize("kind", set(CACHES) - {"heads apart"})
 def test_a_page_is_the_same_in_a_spec_and_in_allocate(kind, tokens):
     cache = cache_of(kind)
-    mine = plain_pool(cache, Wanted(tokens))
-    tried = list(pages(mine, cache, tokens))
+    tried = pages(cache, tokens)
     assert tried
-    for candidate in () if kind == "opaque" and tokens != 4 else tried:  # opaque blocks move whole
-        spec = KVLayout.from_spec(spec_of(candidate, mine, mine.layers))
-        notation, sizes = notation_of(candidate, mine), sizes_of_page(candidate, mine)
-        pool = kvplan.allocate(
-            notation, like=cache, num_blocks=spec.num_blocks, block_tokens=tokens, sizes=sizes, pin=False
-        )
-        assert from_first(pool) == from_first(spec)
-        assert len(pool.regions) == 1
-        assert kvplan.compile(cache, pool).runs == kvplan.compile(cache, spec).runs
-        assert kvplan.verify(cache, pool).ok
+    for pool, candidate in tried:
+        spec = KVLayout.from_spec(candidate.spec(pool))
+        made = kvplan.allocate(
+            candidate.notation, like=cache, num_blocks=spec.num_blocks, block_tokens=tokens, sizes=candidate.sizes,
+            pin=False,
+        )  # fmt: skip
+        assert from_first(made) == from_first(spec)
+        assert len(made.regions) == 1
+        assert kvplan.compile(cache, made).runs == kvplan.compile(cache, spec).runs
+        assert kvplan.verify(cache, made).ok
+
+
+@pytest.mark.parametrize("tokens", [None, 8, 16])
+@pytest.mark.parametrize("kind", CACHES)
+def test_an_automatic_pool_moves_every_byte(kind, tokens):
+    cache = cache_of(kind)
+    pool = kvplan.allocate("auto", like=cache, num_blocks=4, block_tokens=tokens)
+    assert kvplan.verify(cache, pool).ok
+    assert pool.block_tokens == tokens or cache.block_tokens
 
 
 @pytest.mark.parametrize("kind", CACHES)
@@ -194,11 +214,11 @@ def test_parts_that_no_call_can_put_on_a_page_have_an_allocation_each(tmp_path):
     specs = [part("layer: block head dim.0 token dim.1", "k", dim=24, **{"dim.1": 8}),
              part("layer: block head dim.0 token dim.1", "v", **{"dim.1": 4})]  # fmt: skip
     cache = reserve(KVLayout.from_spec({"layouts": specs}))
-    assert list(pages(plain_pool(cache, Wanted()), cache, 4)) == []
+    assert pages(cache, 4) == []
     pool = kvplan.allocate("auto", like=cache)
     assert (len(pool.regions), kvplan.compile(cache, pool).runs) == (2, 6)
     assert kvplan.verify(cache, pool).ok
-    with pytest.raises(LayoutError, match="a shared pool with a name is one allocation, and no order found holds"):
+    with pytest.raises(LayoutError, match="no order holds all parts in one allocation"):
         kvplan.allocate("auto", like=cache, shared=str(tmp_path / "pool"))
 
 
@@ -207,8 +227,8 @@ def test_parts_that_no_call_can_put_on_a_page_have_an_allocation_each(tmp_path):
 def test_no_page_slower_than_what_is_there_is_offered(kind, direction):
     gpu = KVLayout.from_spec({"layouts": [one | {"device": "cuda:0"} for one in CACHES[kind]]})
     pricing = pricing_for(gpu, "cpu", default(), directions=(direction,), tokens=64)
-    for there in ({}, *(order.spec for order in host_orders(gpu, pricing).orders)):
-        host = KVLayout.from_spec(there) if there else plain_pool(gpu, Wanted())
+    for there in (order.spec for order in host_orders(gpu, pricing).orders):
+        host = KVLayout.from_spec(there)
         found = host_orders(gpu, pricing, present=host)
         for order in found.orders:
             pool = KVLayout.from_spec(order.spec)

@@ -123,7 +123,7 @@ TAKES = {
     "locate nbytes": (lambda n: kvplan.locate(spec(address=0), 200, n)[0].nbytes, 250),
     "verified blocks": (lambda n: kvplan.verify(paged(), paged(), blocks=n).nbytes, 3),
     "width": (lambda n: kvplan.compile(spec(), spec()).explain(n), 60),
-    "picture": (lambda n: block_picture(spec().built, n).headline, 60),
+    "picture": (lambda n: block_picture(spec().built, n).heading, 60),
     "layer to wait for": (lambda n: check_layer(kvplan.compile(spec(), spec()).plan([], []), n), 1),
     "policy": (lambda n: kvplan.Policy(threads=n).threads, 100),
     "mla block_tokens": (lambda n: str(mla.describe(np.zeros((256, 8)), block_tokens=n)), 128),

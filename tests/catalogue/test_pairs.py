@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 
 import pytest
 from hypothesis import given
 
-from kvplan.cli.answers.pair_facts import pairs_facts
 from tests.catalogue.named_pairs import KINDS, named, transfers
-from tests.commands import ROOT, answer
+from tests.commands import ROOT, answer, python
 from tests.profiles import examples
 from tests.strategies import layout_of
 
@@ -40,7 +40,7 @@ def test_the_catalogue_lays_out_what_real_arrays_have(case):
 
 @pytest.fixture(scope="module")
 def all_pairs():
-    return pairs_facts()
+    return json.loads(python("-m", "kvplan", "pairs", "--json").stdout)
 
 
 def test_every_pair_is_there_and_none_is_refused(all_pairs):

@@ -1,26 +1,28 @@
 """The demo: what it shows is true, and it can fail."""
 
-import argparse
 import json
 import sys
-from dataclasses import replace
+from functools import partial
 
 import pytest
 
-from kvplan.cli import demo
-from kvplan.cli.demo_run.round_trip import Workload, run
-from kvplan.cli.demo_run.story import facts_of, screen_of
-from kvplan.cli.screen.printing import show
+from kvplan.cli import demo, main
 
 pytestmark = [pytest.mark.slow, pytest.mark.slow]
 
 SMALL = ["--requests", "3", "--tokens", "48", "--speed-mib", "1"]
 
 
-def arguments(*given):
-    parser = argparse.ArgumentParser()
-    demo.add_arguments(parser)
-    return parser.parse_args([*SMALL, *given])
+@pytest.fixture
+def run(monkeypatch):
+    """Run the demo; ``tamper`` gets the pool between store and load."""
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def run(*given, tamper=None):
+        monkeypatch.setattr(demo, "run", partial(demo.run, tamper=tamper))
+        return main(["demo", *SMALL, *given])
+
+    return run
 
 
 def check_facts(facts, *, equal=True):
@@ -61,8 +63,8 @@ def engine():
 
 @pytest.mark.engine
 @pytest.mark.usefixtures("engine")
-def test_tokens_are_those_of_an_undisturbed_engine(capsys):
-    assert demo.run(arguments("--engine", "transformers", "--json")) == 0
+def test_tokens_are_those_of_an_undisturbed_engine(run, capsys):
+    assert run("--engine", "transformers", "--json") == 0
     out, err = capsys.readouterr()
     facts = json.loads(out)
     check_facts(facts)
@@ -74,53 +76,53 @@ def test_tokens_are_those_of_an_undisturbed_engine(capsys):
 
 @pytest.mark.engine
 @pytest.mark.usefixtures("engine")
-def test_what_is_lost_on_the_way_is_found(capsys):
+def test_what_is_lost_on_the_way_is_found(run, capsys):
     def lose_the_first_host_block(pool):
         pool.tensors[0] = 0
 
-    assert demo.run(arguments(), tamper=lose_the_first_host_block) == 1
+    assert run(tamper=lose_the_first_host_block) == 1
     out = capsys.readouterr().out
     lines = out.splitlines()
-    assert [line.split()[-1] for line in lines if line.startswith("request ")] == ["NO", "yes", "yes"]
+    assert [line.split()[-1] for line in lines if line.startswith("request ")][-3:] == ["NO", "yes", "yes"]
     assert lines[-1].startswith("FAIL: generated tokens are equal in only 2 of 3 requests")
     assert max(map(len, lines)) <= 80
 
 
 @pytest.mark.engine
 @pytest.mark.usefixtures("engine")
-def test_an_engine_that_is_done_too_soon_is_no_success(capsys):
-    assert demo.run(arguments("--engine", "transformers", "--tokens", "1")) == 1
+def test_an_engine_that_is_done_too_soon_is_no_success(run, capsys):
+    assert run("--engine", "transformers", "--tokens", "1") == 1
     out, err = capsys.readouterr()
     assert out == ""
     assert err == "kvplan: request 0 has finished already; ask for more tokens (--tokens)\n"
 
 
-def test_a_plain_demo_can_fail(capsys):
+def test_a_plain_demo_can_fail(run, capsys):
     def flip_one_bit(pool):
         pool.tensors.view("u1")[0, 3, 1, 5, 2, 7] ^= 1
 
-    assert demo.run(arguments("--engine", "numpy", "--json"), tamper=flip_one_bit) == 1
+    assert run("--engine", "numpy", "--json", tamper=flip_one_bit) == 1
     facts = json.loads(capsys.readouterr().out)
     check_facts(facts, equal=False)
     assert [request["equal"] for request in facts["requests"]] == [False, True, True]
 
 
 @pytest.mark.engine
-def test_without_the_engine_it_says_so_and_takes_tensors(capsys, monkeypatch):
+def test_without_the_engine_it_says_so_and_takes_tensors(run, capsys, monkeypatch):
     pytest.importorskip("torch")
     monkeypatch.setitem(sys.modules, "transformers", None)
-    assert demo.run(arguments()) == 0
+    assert run() == 0
     out, err = capsys.readouterr()
     assert err.startswith("kvplan: the engine cannot be imported (")
     assert "; this is the plain demo, on tensors. To install the engine, about 250 MB: pip install torch" in err
-    assert "plain torch tensors" in out
+    assert "A cache of plain tensors" in out
     assert out.splitlines()[-1].startswith("PASS: bytes of the cache are equal in all 3 requests")
     assert max(map(len, out.splitlines())) <= 80
 
 
-def test_without_torch_it_says_so_and_takes_arrays(capsys, monkeypatch):
+def test_without_torch_it_says_so_and_takes_arrays(run, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    assert demo.run(arguments("--json")) == 0
+    assert run("--json") == 0
     out, err = capsys.readouterr()
     facts = json.loads(out)
     check_facts(facts)
@@ -130,16 +132,7 @@ def test_without_torch_it_says_so_and_takes_arrays(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("engine", ["transformers", "torch"])
-def test_an_engine_asked_for_by_name_must_be_there(engine, capsys, monkeypatch):
+def test_an_engine_asked_for_by_name_must_be_there(run, engine, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    assert demo.run(arguments("--engine", engine)) == 2
+    assert run("--engine", engine) == 2
     assert capsys.readouterr().err.startswith(f"kvplan: --engine {engine} cannot be imported: ")
-
-
-def test_equal_tokens_prove_nothing_where_the_control_is_equal_too(capsys):
-    outcome = run(Workload(3, 8, 1 << 20, threads=1), lambda share, text: None, framework="numpy")
-    assert outcome.passed
-    toothless = replace(outcome, control_changed=0)
-    assert not toothless.passed
-    show(*screen_of(toothless, facts_of(toothless, [], 1.0)))
-    assert "FAIL: nothing changed even without the load" in capsys.readouterr().out

@@ -26,13 +26,12 @@ def test_without_rich(capsys, monkeypatch):
         assert fails(capsys, *argv) == "needs rich; pip install rich"
         assert main([*argv, "--json"]) == 0
         assert json.loads(capsys.readouterr().out)
-    assert main(["explain", GPU, HOST]) == 0
 
 
 def test_an_interrupt_is_one_line(capsys, monkeypatch):
     import kvplan.cli.inspect
 
-    def interrupted(args):
+    def interrupted(args, tell):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(kvplan.cli.inspect, "run", interrupted)

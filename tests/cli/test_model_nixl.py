@@ -23,8 +23,7 @@ def test_by_nixl_to_another_machine(capsys):
     assert facts["peer"] == {"layout": "flashinfer-NHD", "notation": "layer: block kv token head dim",
                              "block_tokens": 16, "link": "NIXL"}  # fmt: skip
     text = answer(capsys, *LLAMA, *options)
-    assert "peer link  NIXL; the blocks of a prompt are scattered" in text
-    assert "32k   10,485,760   256 bytes                82  up to 32 MiB" in text
+    assert "32,768   10,485,760          256 bytes      82        32 MiB" in text
 
 
 def test_blocks_of_other_sizes_are_cut_for_nixl(capsys):

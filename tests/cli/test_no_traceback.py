@@ -53,8 +53,7 @@ def commands_on(spec):
     yield "inspect", spec, "--json"
     yield "plan", spec, GPU, "--src", "0", "--dst", "0"
     yield "explain", GPU, spec
-    yield "diff", spec, GPU
-    yield "diff", GPU, spec, "--json"
+    yield "explain", spec, GPU, "--json"
 
 
 @pytest.mark.parametrize("name", SPECS_OF)
@@ -75,7 +74,7 @@ def process(*argv, **streams):
     [
         ("inspect", GPU),
         ("inspect", GPU, "--json"),
-        ("diff", GPU, HOST),
+        ("explain", GPU, HOST),
         ("backends",),
         ("--help",),
         ("--version",),
@@ -90,7 +89,7 @@ def test_a_full_disk(argv):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("argv", [("inspect", GPU), ("inspect", GPU, "--json"), ("diff", GPU, HOST), ("--help",)])
+@pytest.mark.parametrize("argv", [("inspect", GPU), ("inspect", GPU, "--json"), ("explain", GPU, HOST), ("--help",)])
 def test_closed_streams(argv):
     done = subprocess.run(  # a shell closes what Python always opens
         ["sh", "-c", '"$@" >&-', "sh", sys.executable, "-m", "kvplan", *argv], cwd=ROOT, check=False, timeout=PATIENCE,

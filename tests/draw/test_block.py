@@ -1,8 +1,8 @@
-"""A block as drawing data: bands by hand; and laws: no byte is drawn twice or lost, gaps are what is between."""
+"""The picture of a block: bands by hand; and laws: no byte is drawn twice or lost, gaps are what is between."""
 
 from __future__ import annotations
 
-from itertools import permutations
+from itertools import pairwise, permutations
 
 import numpy as np
 import pytest
@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvplan import KVLayout
-from kvplan.draw.block import Band, Fold, block_picture
-from kvplan.draw.content import Gap
+from kvplan.draw.bands import OTHERS, PADDING
+from kvplan.draw.block import block_picture
 from kvplan.layout.strides import offset
-from tests.commands import SPECS
 from tests.profiles import examples
 
 BASE = 0x1000
@@ -27,53 +26,31 @@ def content_of(layout, block):
     """Addresses of every byte of a block, by the definition of a layout."""
     found = []
     for c in layout.components:
-        inner = c.form
         starts = [0]
-        for factors in (inner.token, inner.head, inner.dim):
+        for factors in (c.form.token, c.form.head, c.form.dim):
             count = int(np.prod([n for n, _ in factors], initial=1))
             starts = [s + offset(factors, k) for s in starts for k in range(count)]
-        found += [c.address + inner.block_offset(block) + s for s in starts]
+        found += [c.address + c.form.block_offset(block) + s for s in starts]
     return sorted(found)
 
 
-def runs_by_hand(addresses, layout):
-    """Maximal runs of sorted addresses; allocations stay apart."""
-    cuts = {region.address for region in layout.regions} | {region.end for region in layout.regions}
-    runs = []
-    for address in addresses:
-        if runs and address == sum(runs[-1]) and address not in cuts:
-            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
-        else:
-            runs.append((address, 1))
-    return runs
+def runs_by_hand(addresses):
+    """Bytes of the maximal runs of sorted addresses."""
+    cuts = [0, *(k for k in range(1, len(addresses)) if addresses[k] != addresses[k - 1] + 1), len(addresses)]
+    return [b - a for a, b in pairwise(cuts)]
 
 
-def check_band(band):
-    """What is inside a band is all of it, folded or not."""
-    if not band.cells:
-        assert band.solid
-        assert band.runs == 1
-        return
-    bands = [cell for cell in band.cells if isinstance(cell, Band)]
-    folds = [cell for cell in band.cells if isinstance(cell, Fold)]
-    assert sum(cell.content for cell in (*bands, *folds)) == band.content
-    assert len(bands) + sum(fold.count for fold in folds) == band.count
-    if not folds and band.axis != "allocation":
-        assert sum(cell.nbytes for cell in band.cells) == band.nbytes
-    for cell in (*bands, *(fold.like for fold in folds)):
-        check_band(cell)
-
-
-def check_laws(layout, block=0):
+def top(layout, block=0):
+    """The first row of a block in one allocation, whose headline is right."""
     picture = block_picture(layout.built, block)
-    runs = runs_by_hand(content_of(layout, block), layout)
-    assert sorted(picture.each_run()) == runs
-    assert (picture.runs, picture.run_nbytes) == (len(runs), (min(n for _, n in runs), max(n for _, n in runs)))
-    assert sum(band.content for band in picture.stretches) == picture.content == layout.block_nbytes
-    assert sum(band.runs for band in picture.stretches) == picture.runs
-    for band in picture.stretches:
-        check_band(band)
-    return picture
+    runs = runs_by_hand(content_of(layout, block))
+    sizes = f"{min(runs):,}" if min(runs) == max(runs) else f"{min(runs):,}-{max(runs):,}"
+    many = f"{len(runs):,} runs of {sizes} bytes"
+    assert f" in {'one contiguous run' if len(runs) == 1 else many}" in picture.heading[1]
+    row = picture.rows[0]
+    assert row.caption[2] in ("one run" if len(runs) == 1 else f"{len(runs):,} runs", "one run")
+    assert sum(cell.content for cell in row.cells) == layout.block_nbytes
+    return picture.rows
 
 
 # ---- by hand ---------------------------------------------------------------------------------------------------------
@@ -82,27 +59,42 @@ def check_laws(layout, block=0):
 def test_planes_of_a_padded_page():
     # Rows of 4 bytes, 2 to a page of 12 (4 of them padding), 3 pages to a plane.
     layout = spec("kv block token dim", {"kv": 2, "block": 3, "token": 2, "dim": 4}, strides=[36, 12, 4, 1])
-    (row, *inner) = check_laws(layout, 1).rows()
-    k, pad, others, v, end = row.band.cells
-    assert (k.name, k.nbytes, k.runs, k.axis, k.count, k.stride) == ("k", 8, 1, "token", 2, 4)
-    assert (pad, pad.name) == (Gap(4, 4), "padding")
-    # Page 2 of K, its padding, page 0 of V, its padding: 24 bytes, 8 of them nobody's.
-    assert (others, others.name) == (Gap(24, 8), "other blocks")
-    assert (v.name, end) == ("v", Gap(4, 4))
-    assert [(zoom.path, zoom.others, zoom.parent) for zoom in inner] == [(("k",), ("v",), 0)]
-    assert row.band.nbytes == 8 + 4 + 24 + 8 + 4
+    row, inner = top(layout, 1)
+    # Page 2 of K, its padding, page 0 of V, its padding: 24 bytes.
+    assert [(cell.name, cell.nbytes) for cell in row.cells] == [
+        ("k", 8), (PADDING, 4), (OTHERS, 24), ("v", 8), (PADDING, 4),
+    ]  # fmt: skip
+    assert inner.caption == ("token x 2", ", 4 bytes each, no gaps, in k (v alike)", "one run")
 
 
-@pytest.mark.slow
 def test_eighty_layers_are_folded():
     layout = spec("layer: kv block token head dim", {"layer": 80, "block": 4, "token": 16, "head": 2, "dim": 128})
-    picture = check_laws(layout, 3)
-    assert picture.headline == "block 3: 655,360 bytes in 160 runs of 4,096 bytes, in 80 allocations"
-    (band,) = picture.stretches
-    first, fold, last = band.cells
-    assert (band.axis, band.count, first.name, last.name) == ("allocation", 80, "layer 0", "layer 79")
-    assert (fold.count, fold.content, fold.same) == (78, 78 * 8192, True)
-    assert [row.band.axis for row in picture.rows()] == ["allocation", "part", "token", "head"]
+    picture = block_picture(layout.built, 3)
+    assert picture.heading[1] == "block 3: 655,360 bytes in 160 runs of 4,096 bytes, in 80 allocations"
+    first, fold, last = (cell for cell in picture.rows[0].cells if not cell.gap)
+    assert (first.name, fold.name, last.name) == ("layer 0", "78 more", "layer 79")
+    assert (fold.count, fold.content, fold.pale) == (78, 78 * 8192, True)
+    assert [row.caption[0] for row in picture.rows] == ["allocation x 80", "k and v", "token x 16", "head x 2"]
+
+
+def test_each_kind_of_layer_has_its_rows():
+    sizes = {"block": 4, "token": 2, "head": 2}
+    specs = [{"notation": "layer: block kv token head dim", "dtype": "uint8", "layers": layers, "address": start,
+              "sizes": {**sizes, "layer": len(layers), "dim": dim}}
+             for layers, dim, start in (([0, 1, 3], 4, 1 << 20), ([2, 5], 8, 1 << 30))]  # fmt: skip
+    layout = KVLayout.from_spec({"layouts": specs})
+    captions = ["".join(row.caption[:2]) for row in block_picture(layout.built).rows]
+    assert captions[0] == "allocation x 3, 32 bytes of the block in each, in layers 0-1,3"
+    assert "allocation x 2, 64 bytes of the block in each, in layers 2,5" in captions
+    shown = layout._repr_html_()
+    assert "<th>layers 0-1, 3</th><td>k: 2 heads of 4 bytes a token; v: 2 heads of 4 bytes a token</td>" in shown
+    assert "<th>layers 2, 5</th><td>k: 2 heads of 8 bytes a token; v: 2 heads of 8 bytes a token</td>" in shown
+
+
+def test_heads_in_allocations_of_their_own_are_named():
+    layout = spec("layer head: block token dim", {"layer": 2, "head": 4, "block": 4, "token": 2, "dim": 8})
+    names = [cell.name for cell in block_picture(layout.built).rows[0].cells if cell.name]
+    assert names == ["layer 0 head 0", "6 more", "layer 1 head 3"]
 
 
 # ---- laws ------------------------------------------------------------------------------------------------------------
@@ -112,22 +104,9 @@ ORDERS = [*permutations(["layer", "kv", "block", "token", "head", "dim"])]
 
 
 @examples(80)
-@given(order=st.sampled_from(ORDERS), outside=st.integers(0, 2), block=st.integers(0, 2), data=st.data())
-def test_runs_are_those_of_the_definition(order, outside, block, data):
-    outside = outside if {*order[:outside]} <= {"layer", "kv"} else 0
-    notation = f"{' '.join(order[:outside])}: {' '.join(order[outside:])}" if outside else " ".join(order)
-    strides, stride = [], 1
-    for axis in reversed(order[outside:]):
-        strides.insert(0, stride)
-        stride = stride * SIZES[axis] + data.draw(st.sampled_from([0, 0, 1, 5]), label=f"padding of {axis}")
-    check_laws(spec(notation, SIZES, strides=strides), block)
-
-
-@examples(60)
 @given(order=st.sampled_from(ORDERS), pads=st.lists(st.sampled_from([0, 0, 3]), min_size=6, max_size=6),
        block=st.integers(0, 2))  # fmt: skip
-def test_gaps_are_what_is_between(order, pads, block):
-    """Of every gap that lies beside the first bands: its bytes, and how many of them no block owns."""
+def test_all_content_is_drawn_and_gaps_are_what_is_between(order, pads, block):
     strides, stride = [], 1
     for axis, pad in zip(reversed(order), pads, strict=True):
         strides.insert(0, stride)
@@ -135,30 +114,28 @@ def test_gaps_are_what_is_between(order, pads, block):
     layout = spec(" ".join(order), SIZES, strides=strides)
     owned = {address for k in range(layout.num_blocks) for address in content_of(layout, k)}
     mine = content_of(layout, block)
-    own = {*mine}
 
-    def walk(band, at):
-        for cell in band.cells:
-            if isinstance(cell, Fold):
+    def walk(cells, at):
+        for cell in cells:
+            if cell.pale:
                 return  # what follows lies further on
-            if isinstance(cell, Gap):
-                between = range(at, at + cell.nbytes)
-                assert own.isdisjoint(between)
-                assert cell.padding == sum(address not in owned for address in between)
+            held = range(at, at + cell.nbytes)
+            if cell.fill == PADDING:
+                assert not owned.intersection(held)
+            elif cell.fill == OTHERS:
+                assert at in owned
+                assert not set(mine).intersection(held)
             else:
-                assert {at, at + cell.nbytes - 1} <= own
-                walk(cell, at)
+                assert {at, at + cell.nbytes - 1} <= set(mine)
+                assert cell.content == len(set(mine).intersection(held))
+                assert cell.runs == len(runs_by_hand(sorted(set(mine).intersection(held))))
+                walk(cell.cells, at)
             at += cell.nbytes
 
-    (band,) = block_picture(layout.built, block).stretches
-    walk(band, mine[0])
+    walk(top(layout, block)[0].cells, mine[0])
 
 
-def test_the_picture_counts_what_inspect_counts():
-    from kvplan.cli.answers.layout_facts import layout_facts
-
-    for path in SPECS.iterdir():
-        layout = KVLayout.from_spec(path)
-        extents = layout_facts(layout)["block_extents"]
-        picture = block_picture(layout.built)
-        assert (picture.runs, *picture.run_nbytes) == tuple(extents.values()), path.name
+@pytest.mark.parametrize("block", [-1, 3])
+def test_a_block_that_is_not_there(block):
+    with pytest.raises(IndexError, match="blocks are 0 to 2"):
+        block_picture(spec("block dim", {"block": 3, "dim": 4}).built, block)

@@ -23,10 +23,11 @@ def texts(root) -> list[str]:
 
 
 def coloured(root) -> list[tuple[str, float, float]]:
-    """Colour, left edge and width of every copy's end at the destination."""
-    rects = [e for e in root.iter(f"{SVG}rect") if e.get("fill") and e.get("height") == "30"]
+    """Colour, left edge and width of every band of the destination."""
+    rects = [e for e in root.iter(f"{SVG}rect") if "#kvplan-0" in e.get("fill", "")]
     bottom = max(float(e.get("y")) for e in rects)
-    return [(e.get("fill"), float(e.get("x")), float(e.get("width"))) for e in rects if float(e.get("y")) == bottom]
+    return [(f"#{e.get('fill')[-7:-1]}", float(e.get("x")), float(e.get("width"))) for e in rects
+            if float(e.get("y")) == bottom]  # fmt: skip
 
 
 @pytest.mark.slow

@@ -88,8 +88,8 @@ def test_layers_that_hold_different_parts_are_compared(tmp_path, capsys):
     rows = [KVLayout.from_tensors("block dim", one[:, k], part="kv"[k], layers=[k]) for k in (0, 1)]
     KVLayout.merge(rows).save(tmp_path / "m.json")
     path = str(tmp_path / "m.json")
-    assert main(["diff", path, path]) == 0
-    assert "one run a block" in capsys.readouterr().out
+    assert main(["explain", path, path]) == 0
+    assert "nowhere: one run" in capsys.readouterr().out
     assert main(["report", path, path, "--output", str(tmp_path / "page.html")]) == 0
     other = np.zeros((8, 3, 64), np.uint8)
     apart = [KVLayout.from_tensors("block dim", other[:, k], part="kv"[k % 2], layers=[k]) for k in (0, 1, 2)]
@@ -98,7 +98,7 @@ def test_layers_that_hold_different_parts_are_compared(tmp_path, capsys):
     )
     more.save(tmp_path / "a.json")
     KVLayout.merge(apart).save(tmp_path / "b.json")
-    assert main(["diff", str(tmp_path / "a.json"), str(tmp_path / "b.json"), "--json"]) == 0
+    assert main(["explain", str(tmp_path / "a.json"), str(tmp_path / "b.json"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out.partition("\n{")[2].join(["{", ""]))["first_break"]["holds"] == (
         "2 parts of layers, whole rows"
     )

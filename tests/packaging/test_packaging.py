@@ -20,8 +20,6 @@ from kvplan import __version__
 ROOT = Path(__file__).parents[2]
 DATA = (
     "kvplan/catalogue/*.toml",
-    "kvplan/cli/schemas/*.json",
-    "kvplan/cli/schemas/calibration/*.json",
     "kvplan/cost/profiles/*.json",
     "kvplan/cost/wires/*.json",
 )

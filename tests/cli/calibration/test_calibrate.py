@@ -8,7 +8,6 @@ from dataclasses import asdict, replace
 import pytest
 
 from kvplan import KVPlanError, TransferError
-from kvplan.cli import main
 from kvplan.cost import store
 from kvplan.cost.profile import DeviceProfile, default
 from kvplan.cuda import machine
@@ -156,12 +155,3 @@ def test_a_file_that_cannot_be_written(capsys, measures, tmp_path):
     (tmp_path / "file").write_text("")
     path = str(tmp_path / "file" / "x.json")
     assert f"--output {path!r} cannot be written" in complaint(capsys, "--output", path)
-
-
-def test_help(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert main(["calibrate", "--help"]) == 0
-    out = capsys.readouterr().out
-    assert "\n  kvplan calibrate\n" in out
-    assert max(map(len, out.splitlines())) <= 90

@@ -17,7 +17,6 @@ import io
 import json
 import re
 import shlex
-from importlib.resources import files as package_files
 from pathlib import Path
 
 import pytest
@@ -25,6 +24,7 @@ from jsonschema import Draft202012Validator
 
 import kvplan
 from kvplan.cli import main
+from kvplan.cli.screen import schema_of
 from tests.commands import hold
 from tests.unknown import mla_656, padded_split_kv, token_major
 
@@ -69,16 +69,16 @@ ROWS = {
     "plan-rowless": f"plan {EQUAL} --src 0-7 --dst 0-7 --limit 0",
     "plan-sizes": "plan states.json states.json --src 0 --dst 1",
     "plan-impossible": f"plan {GPU} x_packed.toml --src 0 --dst 0",
-    "diff": f"diff {EQUAL} --no-advice",
-    "diff-advice": f"diff {GPU} {HOST} --change B",
-    "diff-impossible": f"diff {GPU} x_packed.toml",
-    "diff-mended": f'diff "block token head dim" "block token dim" {SMALL} --dst-sizes dim=16',
-    "diff-heads": f'diff "block token head dim" "block head token dim" {SMALL} --dst-sizes head=8',
-    "diff-other-side": 'diff "layer: block token dim" "(block token) layer dim" --src-device cuda:0 --dtype uint8 '
-    "--sizes layer=2,block=3,token=4,dim=8",
-    "diff-parts": "diff latents.json latents_by_token.json",
-    "diff-padding": 'diff padded.json "block layer kv token head dim" --dtype uint8 '
+    "explain-equal": f"explain {EQUAL} --no-advice",
+    "explain-advice": f"explain {GPU} {HOST} --change dst",
+    "explain-mended": f'explain "block token head dim" "block token dim" {SMALL} --dst-sizes dim=16',
+    "explain-heads": f'explain "block token head dim" "block head token dim" {SMALL} --dst-sizes head=8',
+    "explain-other-side": 'explain "layer: block token dim" "(block token) layer dim" --src-device cuda:0 '
+    "--dtype uint8 --sizes layer=2,block=3,token=4,dim=8 --change src",
+    "explain-parts": "explain latents.json latents_by_token.json",
+    "explain-padding": 'explain padded.json "block layer kv token head dim" --dtype uint8 '
     "--dst-sizes layer=2,block=8,token=8,head=2,dim=8",
+    "diff": f"diff {GPU} {HOST}",
     "advise": f"advise {GPU} --tokens 1024",
     "advise-host": f"advise {GPU} {LARGE} --direction load --tokens 1024 --overlap decode",
     "explain": f"explain {UNEQUAL}",
@@ -116,7 +116,7 @@ VARY = {
     ("report", "nbytes"),
     ("doctor", "missing"),
 }  # of memory here, and of a page that tells of this machine
-NARROW = ("inspect", "plan", "diff", "explain", "which", "pairs", "backends")  # no line to paste, nor a path
+NARROW = ("inspect", "plan", "explain", "which", "pairs", "backends")  # no line to paste, nor a path
 TEXT_ONLY = {"usage", "usage-option"}
 
 
@@ -227,8 +227,7 @@ def test_json(name, files):
         assert not out
         return
     document = json.loads(out)
-    (schema,) = (package_files("kvplan.cli") / "schemas").rglob(f"{schema_name(document)}.json")
-    errors = Draft202012Validator(json.loads(schema.read_text())).iter_errors(document)
+    errors = Draft202012Validator(schema_of(schema_name(document))).iter_errors(document)
     assert not [f"{error.json_path}: {error.message[:200]}" for error in errors]
     hold(HERE / f"{name}.json", written(masked_document(document, name)))
 
@@ -247,7 +246,7 @@ def in_a_line(found: re.Match[str]) -> str:
 
 
 def schema_name(document: dict) -> str:
-    """``kvplan.inspect-model/1`` is described by ``inspect-model.json``."""
+    """``kvplan.inspect-model/1`` is described by the schema of ``inspect-model``."""
     return document["schema"].removeprefix("kvplan.").partition("/")[0]
 
 
@@ -256,5 +255,5 @@ def test_every_command_has_a_row_and_every_snapshot_too():
         r"^    (\w+)", run("--help")[1].partition("COMMAND\n")[2].partition("options:")[0], re.MULTILINE
     )
     there = {shlex.split(row)[0] for row in ROWS.values() if row}
-    assert set(commands) == there
+    assert {*commands, "diff"} == there  # that name is told where it went
     assert {file.stem for file in HERE.iterdir()} <= set(ROWS)

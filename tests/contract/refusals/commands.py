@@ -57,8 +57,9 @@ ROWS = rows(
             for text in ("-1", "1.5", "9" * 5000)
         ],
         (["plan", GPU, GPU, "--src", "9" * 5000, "--dst", "0"], "block id"),
-        (["diff", GPU, HOST, "--change", "C"], "--change ... 'C' ... choice"),
-        (["diff", GPU, HOST, "--change", ""], "--change ... choice"),
+        (["diff", GPU, HOST], "'diff' is now 'kvplan explain SRC DST'"),
+        (["explain", GPU, HOST, "--change", "C"], "--change ... 'C' ... choice"),
+        (["explain", GPU, HOST, "--change", ""], "--change ... choice"),
         *[
             (["doctor", "--device", text], f"--device ... {text!r} ... as in cuda:0")
             for text in ("cpu", "cuda:", "cuda:x", "0", "")

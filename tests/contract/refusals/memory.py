@@ -13,10 +13,6 @@ from tests.contract.refusals.table import rows, tensors
 
 ROWS = []
 
-UNEVEN = KVLayout.merge([
-    tensors("layer kv block token head dim", 1, 2, 8, 8, 4, 16),
-    tensors("layer kv block token head dim", 1, 2, 8, 8, 4, 32, layers=[1]),
-])  # fmt: skip
 LIKE = tensors("layer kv block token head dim", 3, 2, 8, 16, 4, 8)
 CKV, KPE = tensors("block token dim", 4, 8, 16, part="ckv"), tensors("block token dim", 4, 8, 2, part="kpe")
 SUBBLOCKS = tensors("layer block dim", 2, 6, 8)
@@ -43,7 +39,7 @@ ROWS += rows(
         ("block layer dim", SUBBLOCKS, {"block_tokens": 64}, "no 'token' axis ... 64 ... 'subblock'"),
         ("block subblock dim", CKV, {}, "opaque sub-blocks ... token slots"),
         ("auto", LIKE, {"sizes": {"dim.1": 8}}, "'auto' ... split axes itself"),
-        ("auto", UNEVEN, {}, "parts differ between layers"),
+        ("auto", LIKE, {"heads": range(6)}, "heads 0 to 3 ... no equal share ... 0 to 5"),
     ],
 )
 

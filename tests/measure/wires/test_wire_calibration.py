@@ -177,8 +177,7 @@ def calibrated(monkeypatch, tmp_path):
 def test_the_profile_is_saved_where_agents_look(calibrated, capsys):
     assert main(["calibrate", "--wire"]) == 0
     out, err = capsys.readouterr()
-    assert "UCX over tcp, host memory" in out
-    assert "moves while more is posted" in out
+    assert "UCX over tcp" in out
     assert f"saved {calibrated}" in err
     assert from_json(calibrated.read_text()) == PROFILE
 

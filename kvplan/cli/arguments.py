@@ -1,0 +1,284 @@
+"""Add and read arguments: numbers, block ids, addresses, and layouts, from a spec file or from a notation."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from kvplan.base.quoting import quoted
+from kvplan.errors import KVPlanError, LayoutError, bounded
+from kvplan.layout.components import INT64_MAX
+from kvplan.layout.kvlayout import KVLayout
+from kvplan.layout.notation import parse
+
+SOURCE = "a .toml or .json spec, a dump, or a notation (in quotes), which needs --sizes"
+SIZES = "AXIS=EXTENT,..."
+IN_ELEMENTS = "in elements: layer=80,block=1024,..."
+SIDES = ("src", "dst")
+# Options that several commands have.
+SHARED: dict[str, dict[str, Any]] = {
+    "--advice": {"flag": "--no-advice", "dest": "advice", "action": "store_false",
+                 "help": "search no better orders, which takes most of the time"},
+    "--reinterpret": {"action": "store_true",
+                      "help": "compile although number formats differ; a copy converts no numbers"},
+    "--profile": {"metavar": "NAME", "help": "whose costs: part of a shipped GPU's name, 'default', or a file (default "
+                  "this GPU's)"},
+    "--overlap": {"metavar": "WHAT",
+                  "help": "compute that runs at the same time: idle, decode or prefill (default idle)"},
+}  # fmt: skip
+
+
+def add_shared(parser: Any, *options: str) -> None:
+    """Add options of :data:`SHARED`."""
+    for option in options:
+        told = dict(SHARED[option])
+        parser.add_argument(told.pop("flag", option), **told)
+
+
+def add_layout(parser: Any) -> None:
+    """Add the arguments of one layout, but its name ``layout``; :func:`read_layout` reads them."""
+    parser.add_argument("--sizes", type=sizes, metavar=SIZES, help=f"of a notation, {IN_ELEMENTS}")
+    parser.add_argument("--dtype", help="of a notation (default bf16)")
+    parser.add_argument("--device", help="of a notation (default cpu)")
+
+
+def add_pair(
+    parser: argparse.ArgumentParser, names: tuple[str, str] = SIDES, count: str | None = None, device: str = "cpu"
+) -> None:
+    """Add the arguments that name a source and a destination layout; :func:`pair_of` reads them.
+
+    Args:
+        parser: parser of the command.
+        names: names of the source and the destination in the help.
+        count: ``"?"`` if the destination may be left out; :func:`source_of` then reads the source.
+        device: device of the source, if it is a notation and no option names one.
+    """
+    source, destination = (name.upper() for name in names)
+    parser.set_defaults(devices={"src": device, "dst": "cpu"})
+    parser.add_argument("source", metavar=source, help=SOURCE)
+    parser.add_argument("destination", metavar=destination, nargs=count, help="the same")
+    parser.add_argument("--sizes", type=sizes, metavar=SIZES, help=f"of notations, {IN_ELEMENTS}")
+    parser.add_argument("--dtype", help="of notations (default: the other file's, or bf16)")
+    for side, name, usual in zip(SIDES, (source, destination), (device, "cpu"), strict=True):
+        parser.add_argument(f"--{side}-sizes", type=sizes, metavar=SIZES, help=f"where {name} differs")
+        parser.add_argument(f"--{side}-device", metavar="DEVICE", help=f"of {name}, a notation (default {usual})")
+
+
+def add_blocks(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that name the blocks of a plan, and the profile and policy that choose its path."""
+    parser.add_argument("--blocks", type=block_ids, metavar="IDS", help="of a plan, on both sides: 0,1,4-7")
+    for side in SIDES:
+        parser.add_argument(f"--{side}", type=block_ids, metavar="IDS", help="where that side has other blocks")
+    add_shared(parser, "--profile", "--overlap")
+
+
+def pair_of(args: argparse.Namespace) -> tuple[KVLayout, KVLayout]:
+    """Read the source and destination layouts that :func:`add_pair`'s arguments name.
+
+    A notation beside a file has the file's dtype, unless ``--dtype`` gives another one.
+
+    Raises:
+        KVPlanError: one of them cannot be read, or is not a layout.
+    """
+    sources = {"src": args.source, "dst": args.destination}
+    if all(map(_is_file, sources.values())):
+        _refuse(args.source, {"--sizes": args.sizes, "--dtype": args.dtype})
+    layouts: dict[str, KVLayout] = {}
+    dtype = args.dtype
+    for side in sorted(SIDES, key=lambda side: not _is_file(sources[side])):
+        source, own, device = sources[side], getattr(args, f"{side}_sizes"), getattr(args, f"{side}_device")
+        if _is_file(source):
+            layouts[side] = read_layout(source, own, None, device, f"{side}-")
+            if dtype is None and "+" not in layouts[side].dtype:  # parts of one dtype
+                dtype = layouts[side].dtype
+            continue
+        # --sizes is for both notations: a size that only the other notation names is left out here.
+        notation = parse(source)
+        names = notation.axes | {str(atom) for dim in notation.dims for atom in dim}
+        common = {name: extent for name, extent in (args.sizes or {}).items() if name in names}
+        layouts[side] = read_layout(source, common | (own or {}), dtype, device or args.devices[side])
+    return layouts["src"], layouts["dst"]
+
+
+def source_of(args: argparse.Namespace) -> KVLayout:
+    """Read the source layout that :func:`add_pair`'s arguments name, without a destination."""
+    extents = (args.sizes or {}) | (args.src_sizes or {})
+    device = args.src_device or (None if _is_file(args.source) else args.devices["src"])
+    return read_layout(args.source, extents or None, args.dtype, device)
+
+
+def read_layout(
+    source: str,
+    sizes: dict[str, int] | None = None,
+    dtype: str | None = None,
+    device: str | None = None,
+    side: str = "",
+) -> KVLayout:
+    """Read a layout from a file, or from a notation with its sizes, dtype and device.
+
+    Raises:
+        KVPlanError: it cannot be read, or is not a layout; or a file with what belongs to a notation.
+    """
+    if _is_file(source):
+        _refuse(source, {f"--{side}sizes": sizes, "--dtype": dtype, f"--{side}device": device})
+        return _from_file(source)
+    try:
+        return KVLayout.from_spec({"notation": source, "sizes": sizes or {}, "dtype": dtype or "bf16",
+                                   "device": device or "cpu"})  # fmt: skip
+    except LayoutError as error:
+        lacked = re.search(r"needs sizes\['([a-z.0-9]+)'\]", str(error))
+        if lacked is None:
+            raise
+        raise LayoutError(f"{error}; give --sizes {lacked[1]}=EXTENT,...") from error
+
+
+def _from_file(path: str) -> KVLayout:
+    try:
+        return KVLayout.from_spec(path)
+    except KVPlanError as error:
+        if str(Path(path)) not in str(error):  # name the one of two files
+            error.args = (bounded(f"{path}: {error}"),)
+        raise
+    except RecursionError as error:
+        raise KVPlanError(f"{path}: nested too deeply; a spec has two levels") from error
+    except ValueError as error:  # numbers of thousands of digits, a zero byte in the path
+        raise KVPlanError(f"cannot read the spec {quoted(path)}: {error}") from error
+
+
+def _is_file(source: str) -> bool:
+    if source.endswith((".toml", ".json")) or "/" in source:  # no notation holds a slash
+        return True
+    return not re.search(r"[\s:(]", source) and Path(source).is_file()  # a notation of one word
+
+
+def _refuse(source: str, given: dict[str, Any]) -> None:
+    for option, value in given.items():
+        if value is not None:
+            raise KVPlanError(f"{option} goes with a notation; {quoted(source)} is a file, which states its own")
+
+
+def _match(pattern: str, text: str, expected: str) -> re.Match[str]:
+    """Match a text, or say what was expected."""
+    match = re.fullmatch(pattern, text.strip(), re.ASCII | re.IGNORECASE)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{quoted(text)} is not {expected}")
+    return match
+
+
+def sizes(text: str) -> dict[str, int]:
+    """Read extents by axis.
+
+    >>> sizes("layer=80,head.1=4")
+    {'layer': 80, 'head.1': 4}
+    """
+    extents: dict[str, int] = {}
+    for item in text.split(","):
+        expected = "AXIS=EXTENT, as in layer=80,block=1024"
+        name, extent = _match(r"([a-z]+(?:\.[0-9]+)?)=([0-9]{1,18})", item, expected).groups()
+        if name in extents:
+            raise argparse.ArgumentTypeError(f"{quoted(name)} is given twice in {quoted(text)}")
+        extents[name] = int(extent)
+    return extents
+
+
+def whole(text: str, least: int = 0, most: int = 10**18 - 1) -> int:
+    """Read a whole number.
+
+    >>> whole("12")
+    12
+    """
+    limit = f"a whole number of at least {least}" + ("" if most == 10**18 - 1 else f" and at most {most:,}")
+    number = int(_match("[0-9]{1,18}", text, limit)[0])
+    if not least <= number <= most:
+        raise argparse.ArgumentTypeError(f"{quoted(text)} is not {limit}")
+    return number
+
+
+positive = partial(whole, least=1, most=2**31 - 1)
+
+
+def rate(text: str) -> float:
+    """Read a rate in GB/s, which is 10^9 bytes per second."""
+    number = float(_match(r"[0-9]{0,12}\.?[0-9]{1,12}(e[+-]?[0-9])?", text, "a rate in GB/s above 0")[0])
+    if not number:
+        raise argparse.ArgumentTypeError(f"{quoted(text)} is not a rate in GB/s above 0")
+    return number
+
+
+def context_lengths(text: str) -> tuple[int, ...]:
+    """Read lengths of contexts, in tokens; ``k`` stands for 1,024 tokens.
+
+    >>> context_lengths("500,32k,32K")
+    (500, 32768, 32768)
+    """
+    expected = "a number of tokens from 1 to 2^31 - 1, as in 32k"
+    matches = [(item, _match("([0-9]{1,9})(k?)", item, expected)) for item in text.split(",")]
+    tokens = {item: int(match[1]) * (1024 if match[2] else 1) for item, match in matches}
+    for item, count in tokens.items():
+        if not 0 < count < 2**31:
+            raise argparse.ArgumentTypeError(f"{quoted(item)} is not {expected}")
+    return tuple(tokens[item] for item, _ in matches)
+
+
+def block_ids(text: str) -> tuple[range, ...]:
+    """Read block ids as ranges.
+
+    >>> block_ids("0,1,4-7")
+    (range(0, 1), range(1, 2), range(4, 8))
+    """
+    expected = f"a block id or a range of them in {quoted(text)}, as in 0,1,4-7"
+    ranges = []
+    for item in text.split(","):
+        first, last = _match("([0-9]{1,18})(?:-([0-9]{1,18}))?", item, expected).groups()
+        ranges.append(range(int(first), int(last or first) + 1))
+        if not ranges[-1]:
+            raise argparse.ArgumentTypeError(f"{quoted(item)} is not {expected}")
+    return tuple(ranges)
+
+
+def span(text: str) -> tuple[int, int]:
+    """Read a number of bytes, and the address of the first byte.
+
+    >>> span("16@0x7f00"), span("4096")
+    ((16, 32512), (1, 4096))
+    """
+    number, expected = "(0x[0-9a-f]{1,16}|[0-9]{1,19})", "BYTES@ADDRESS, as in 16@0x7f0000002000"
+    match = _match(f"(?:{number}@)?{number}", text, expected)
+    nbytes, address = (int(one, 16 if one[:2].lower() == "0x" else 10) for one in (match[1] or "1", match[2]))
+    if nbytes < 1 or address + nbytes > INT64_MAX:
+        raise argparse.ArgumentTypeError(f"{quoted(text)} is not {expected}")
+    return nbytes, address
+
+
+def gpu(text: str) -> str:
+    """Read the name of a GPU. Without a number it is the first GPU.
+
+    >>> gpu("cuda"), gpu("cuda:1")
+    ('cuda:0', 'cuda:1')
+    """
+    return "cuda:0" if text == "cuda" else _match(r"cuda:\d{1,5}", text, "a GPU, as in cuda:0")[0]
+
+
+def sizes_in_bytes(text: str) -> tuple[int, ...]:
+    """Read numbers of bytes.
+
+    >>> sizes_in_bytes("512,28K,1MiB")
+    (512, 28672, 1048576)
+    """
+    expected = "a size; give bytes, as in 512, 4K or 1M"
+    matches = [_match(r"(\d{0,14}[1-9]\d{0,14})([KMG]?)(?:iB)?", item, expected) for item in text.split(",")]
+    return tuple(int(match[1]) << 10 * " KMG".index(match[2].upper() or " ") for match in matches)
+
+
+def counts(text: str) -> tuple[int, ...]:
+    """Read whole numbers."""
+    expected = "a list of runs; give numbers, as in 16,1024"
+    return tuple(int(_match(r"\d{1,12}", item, expected)[0]) for item in text.split(","))
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Read words between commas, each once."""
+    return tuple(dict.fromkeys(item.strip() for item in text.split(",") if item.strip()))

@@ -1,1 +1,0 @@
-"""The arguments of commands: layouts, and values with their units."""

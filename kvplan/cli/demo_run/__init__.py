@@ -1,1 +1,0 @@
-"""Run ``kvplan demo``: an engine or plain tensors, the round trip of their blocks, and its results as text."""
