@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -63,7 +62,7 @@ class Link(Watcher):
         self._counted = [0] * LANES  # the last transfer of each lane that has ended, as its GPU counts
         self.leaving = self._lost = False
         self.connection = Connection(met.sock, met.life, name, loop.wake)
-        self._board = SharedWords.opened(os.dup(met.descriptors[0]), BOARD_NBYTES)
+        self._board = SharedWords.opened(met.descriptors[0], BOARD_NBYTES)
         self._notes = NoteWriter(self._board, name)
 
     def open(

@@ -35,7 +35,7 @@ class SharedWords:
     Attributes:
         descriptor: the descriptor to send to the other process; -1 if this process opened the other's.
 
-    >>> with SharedWords() as mine, SharedWords.opened(os.dup(mine.descriptor)) as theirs:
+    >>> with SharedWords() as mine, SharedWords.opened(mine.descriptor) as theirs:
     ...     mine.store(3, 7)
     ...     theirs.load(3), theirs.load(4)
     (7, 0)
@@ -48,7 +48,7 @@ class SharedWords:
 
     @classmethod
     def opened(cls, descriptor: int, nbytes: int = PAGE) -> Self:
-        """Map another process's words. The descriptor is closed, also after an error.
+        """Map another process's words. The caller closes the descriptor.
 
         Raises:
             LayoutError: it has fewer bytes, or is no memory.
@@ -59,8 +59,6 @@ class SharedWords:
             self._map(descriptor, nbytes)
         except (OSError, ValueError) as error:
             raise LayoutError(f"a descriptor of no words of {nbytes} bytes came: {error}") from None
-        finally:
-            os.close(descriptor)
         return self
 
     def _map(self, descriptor: int, nbytes: int) -> None:

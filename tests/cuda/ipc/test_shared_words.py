@@ -14,7 +14,7 @@ from tests.open_files import open_files
 
 def test_a_stream_writes_a_word_after_its_work(entries):
     before = open_files()
-    with SharedWords() as mine, SharedWords.opened(os.dup(mine.descriptor)) as theirs:
+    with SharedWords() as mine, SharedWords.opened(mine.descriptor) as theirs:
         device = Device(0)
         mine.pin(device)
         mine.pin(device)
@@ -43,6 +43,7 @@ def test_a_descriptor_of_another_size_is_refused():
     os.ftruncate(descriptor, PAGE - 1)
     with pytest.raises(LayoutError, match=f"a descriptor of no words of {PAGE} bytes came"):
         SharedWords.opened(descriptor)
+    os.close(descriptor)
     assert open_files() <= before
 
 
@@ -51,5 +52,6 @@ def test_a_descriptor_that_is_no_memory_is_refused():
     reading, writing = os.pipe()
     with pytest.raises(LayoutError, match="a descriptor of no words"):
         SharedWords.opened(reading)
+    os.close(reading)
     os.close(writing)
     assert open_files() <= before
