@@ -16,7 +16,7 @@ from kvplan.agents.agent import Agent
 from kvplan.agents.agent_card import read_card
 from kvplan.agents.by_nixl.nixl_end import NixlEnd
 from kvplan.agents.by_nixl.nixl_packed import PACKED_VERSION, NixlPacked, PackedWay
-from kvplan.agents.packed.end import PATIENCE
+from kvplan.agents.packed.packed_transfer import PATIENCE
 from kvplan.agents.packed.programs import far_memory
 from kvplan.agents.packed.ring import Slots
 from kvplan.base.process import generation

@@ -52,7 +52,7 @@ def install() -> None:
 
 
 def _replace() -> None:
-    from kvplan.engines.nixl.interface import Agent
+    from kvplan.engines.nixl import Agent
 
     try:
         module = importlib.import_module(MODULE)
