@@ -242,8 +242,10 @@ class NixlEnd:
         with self.lock:
             if known := self._metadata.get(peer):  # otherwise the engine of this process connects to it
                 self._remove(peer)
-                for metadata in known:
-                    self.add(peer, metadata)
+                # The newest first: after a restart, NIXL takes no more of what was known before.
+                errors = [error_of(partial(self.add, peer, metadata)) for metadata in reversed(known)]
+                if errors[0] is not None:
+                    raise errors[0]
 
     def hold(self, peer: str) -> None:
         """Let NIXL go on knowing a peer until :meth:`drop` was called as often."""
