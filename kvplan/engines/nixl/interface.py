@@ -20,8 +20,6 @@ from kvplan.layout.strides import Int64Array
 from kvplan.plan.plan import Plan
 from kvplan.plan.row_plans import RowProgram
 
-LOCAL = ("NIXL_INIT_AGENT", "")  # names that stand for this process in prep_xfer_dlist
-OPERATIONS = ("READ", "WRITE")
 log = logging.getLogger("kvplan.engines.nixl")
 
 
@@ -220,7 +218,7 @@ class Peers:
 
     def change(self, descriptors: Any, times: int) -> None:
         """Take it that memory was registered, once, or minus once, which peers then no longer use."""
-        with guarded("left to NIXL", logging.DEBUG):
+        with guarded("kvplan does not offer this memory", logging.DEBUG):
             self.memory.change(descriptors, times)
         for end in self._ends if times < 0 else ():
             with guarded("memory is deregistered while peers may still use it"):
@@ -271,7 +269,7 @@ class Peers:
         prepared = PreparedList(own)
         with guarded("left to NIXL", logging.DEBUG):
             rows = Rows.of(descriptors, kind)
-            if name in LOCAL:
+            if name in {"", "NIXL_INIT_AGENT"}:  # this process
                 prepared.placed = self.memory.place(rows)
             for way in self.ways(name):
                 if prepared.placed is None:
@@ -293,31 +291,33 @@ class Peers:
             note: notification for the peer.
             by_nixl: makes the transfer by NIXL, of a notification and the indices in each list.
         """
-        here, there, neighbour = sides[0].placed, sides[1].placed, sides[1].neighbour
-        if neighbour is None or neighbour.left or here is None or there is None or operation not in OPERATIONS:
+        here, there, way = sides[0].placed, sides[1].placed, sides[1].neighbour
+        if way is None or way.left or here is None or there is None or operation not in {"READ", "WRITE"}:
             return None
         try:
             at, to = indices(chosen[0], here.address.size), indices(chosen[1], there.address.size)
-            plan = None if at is None or to is None else _plan(operation, here, there, at, to)
-            if plan is None or not neighbour.wants(plan):
+            if at is None or to is None or at.size != to.size:
                 return None
-            return TakenTransfer(self.real, neighbour, plan, bytes_of(note), lambda note: by_nixl(note, at, to))
+            plan = _plan(operation, here, there, at, to)
+            if plan is None or not way.wants(plan):
+                return None
+            return TakenTransfer(self.real, way, plan, bytes_of(note), lambda note: by_nixl(note, at, to))
         except Exception as error:  # noqa: BLE001  # NIXL makes it, or refuses it
             log.warning("NIXL moves a transfer: %r", error)
             return None
 
 
 def _plan(operation: str, here: Placed, there: Placed, at: Int64Array, to: Int64Array) -> Plan | None:
-    """Return the plan of rows of two lists; None if their numbers or sizes differ."""
-    if at.size != to.size:
-        return None
+    """Return the plan of rows of two lists; None if their sizes differ."""
     size: Any = here.sizes(at)
     same: Any = size == there.sizes(to)
     if not (same if isinstance(same, bool) else same.all()):
         return None
     pairs = (here, at), (there, to)
     (src, first), (dst, second) = pairs[::-1] if operation == "READ" else pairs
-    units, alignment = np.array((src.address[first], dst.address[second])), min(here.alignment, there.alignment)
+    units, alignment = np.empty((2, at.size), np.int64), min(here.alignment, there.alignment)
+    src.address.take(first, out=units[0], mode="clip")  # all are in range, and checks take longer
+    dst.address.take(second, out=units[1], mode="clip")
     program = RowProgram(src.layout, dst.layout)
     if isinstance(size, int):
         return program.of_units(units, size, alignment)
