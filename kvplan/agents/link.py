@@ -132,8 +132,10 @@ class Link(Watcher):
     # ---- notes -------------------------------------------------------------------------------------------------------
 
     def check_room(self) -> None:
-        """Raise TransferError if the owner does not read its notes."""
-        self._notes.check_room()
+        """Raise TransferError if the link is not open, or the owner does not read its notes."""
+        with self._lock:  # the board stays while it is held
+            self.check_open()
+            self._notes.check_room()
 
     def note(self, note: bytes, sequence: int, lane: int, number: int = 0) -> None:
         """Write the note of a transfer: it is read when the lane's GPU has counted to a number."""

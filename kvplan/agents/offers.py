@@ -9,7 +9,7 @@ from importlib import import_module
 from importlib.util import find_spec
 
 from kvplan.agents.relocation import regions_of
-from kvplan.agents.transport import LOCAL, NIXL, TRANSPORTS, Offer, Table, Transport, close_all
+from kvplan.agents.transport import LOCAL, NIXL, TRANSPORTS, Offer, Transport, close_all
 from kvplan.base.quoting import listed, quoted
 from kvplan.errors import KVPlanError, PathError, TransferError
 from kvplan.layout.components import Region
@@ -109,10 +109,6 @@ class Offered:
     def gpus(self) -> set[int]:
         """Numbers of the GPUs that have the memory."""
         return {gpu for offer in self.offers.values() for gpu in offer.gpus}
-
-    def part(self, transport: str) -> Table:
-        """Return a transport's part of a card."""
-        return self.offers[transport].part
 
     def holds(self, region: Region) -> bool:
         """Whether all of a region is offered."""

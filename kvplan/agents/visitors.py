@@ -207,18 +207,17 @@ class Greeting(Watcher):
         if not hmac.compare_digest(packet[:PROOF_NBYTES], self._proof):
             raise TransferError("the visitor does not hold the key of the card")
         wish = json.loads(packet[PROOF_NBYTES:])
-        words = SharedWords(BOARD_NBYTES)
-        try:
-            with door.offers.entered(wish["offer"]) as offered:
+        with door.offers.entered(wish["offer"]) as offered:
+            files = [file for one in wish["transports"] for file in offered.offers[one].descriptors]
+            words = SharedWords(BOARD_NBYTES)
+            try:
                 door.order.enter(words)
-                files = [file for one in wish["transports"] for file in offered.offers[one].descriptors]
-                welcome(self.sock, [words.descriptor, *files])
-            visitor = Visitor(door, self.sock, name, words, offered)
-        except BaseException:
-            door.order.leave(words)
-            raise
+            except BaseException:
+                door.order.leave(words)
+                raise
+            door.admit(Visitor(door, self.sock, name, words, offered))  # first: nobody is to have memory unseen
+            welcome(self.sock, [words.descriptor, *files])
         door.forget(self)
-        door.admit(visitor)
 
 
 class Visitor(Watcher):

@@ -87,7 +87,7 @@ def test_the_page_opens_with_the_verdict_and_ends_with_the_commands(capsys, monk
     for words in (
         "<th>runs</th><td>2,560 runs of 512 bytes a unit of 16 tokens</td>",
         "<th>verified</th><td>every byte arrived, there and back: see Verification</td>",
-        "<td>best</td><td>block kv layer token head dim</td>",
+        "<td>best</td><td>block layer kv token head dim</td>",
         "<th>path</th><td>kernel is taken: ",
         "<h3>time by path</h3>",
         "<h3>time by order</h3>",

@@ -27,7 +27,7 @@ from benchmarks.gpu.environment import gpu
 from benchmarks.gpu.environment import versions as packages
 from benchmarks.record import versions
 from kvplan.engines.nixl import Agent
-from kvplan.engines.nixl.switch import agent_class
+from kvplan.engines.nixl.own_class import agent_class
 
 LAYERS, TURNS, IN_FLIGHT, SERIES = 80, 30, 4, 5
 

@@ -14,7 +14,7 @@ from kvplan.base.reading import json_of
 from kvplan.engines.nixl.descriptor_rows import EVERY, Placed, RegisteredMemory, Rows, indices
 from kvplan.engines.nixl.metadata import card_in, joined
 from kvplan.engines.nixl.neighbours import ALWAYS, NEVER, End, NearEnd, Neighbour, PackedEnd, guarded
-from kvplan.engines.nixl.switch import own_agent, when_packed
+from kvplan.engines.nixl.own_class import own_agent, when_packed
 from kvplan.engines.nixl.transfers import REMOVED, PreparedList, TakenTransfer, bytes_of, nixl_error
 from kvplan.layout.strides import Int64Array
 from kvplan.plan.plan import Plan

@@ -1,4 +1,4 @@
-"""NIXL's own class of agents, and the switch: ``KVPLAN_NIXL=1`` puts kvplan's in the place of ``nixl._api.nixl_agent``.
+"""The switch: ``KVPLAN_NIXL=1`` puts kvplan's agent in the place of ``nixl._api.nixl_agent``.
 
 Source: vLLM 0.33, ``vllm.plugins`` (entry points of ``vllm.general_plugins``, loaded in each of its processes before a
 connector is built) and ``vllm.distributed.nixl_utils`` (which imports ``nixl._api`` at the first use, and sets an
@@ -7,22 +7,18 @@ environment variable of UCX before). SGLang 0.5.23 loads entry points of ``sglan
 
 from __future__ import annotations
 
-import copy
 import importlib
 import logging
 import os
 import sys
-from typing import Any
 
-from kvplan.base.quoting import listed, quoted
 from kvplan.engines import versions
 from kvplan.engines.after_import import after_import, show_lines
-from kvplan.engines.nixl.neighbours import AUTO, NEVER, WHEN
-from kvplan.errors import KVPlanError, PathError
+from kvplan.engines.nixl.interface import Agent
+from kvplan.engines.nixl.own_class import CLASS, MODULE, replaced
+from kvplan.errors import KVPlanError
 
-VARIABLE, PACKED = "KVPLAN_NIXL", "KVPLAN_NIXL_PACKED"
-PACKAGE, MODULE, CLASS = "nixl", "nixl._api", "nixl_agent"
-_replaced: list[Any] = []  # the class that the switch has replaced
+VARIABLE, PACKAGE = "KVPLAN_NIXL", "nixl"
 log = logging.getLogger("kvplan.engines.nixl")
 
 
@@ -52,8 +48,6 @@ def install() -> None:
 
 
 def _replace() -> None:
-    from kvplan.engines.nixl import Agent
-
     try:
         module = importlib.import_module(MODULE)
         own = getattr(module, CLASS)
@@ -63,55 +57,8 @@ def _replace() -> None:
     if own is Agent:
         return
     versions.check(versions.NIXL)
-    _replaced.append(own)
+    replaced.append(own)
     for place in (module, sys.modules[PACKAGE]):  # the package repeats the names of its modules
         if getattr(place, CLASS, None) is own:
             setattr(place, CLASS, Agent)
     log.info("kvplan's agent stands in front of NIXL's: it takes over transfers within this machine")
-
-
-def agent_class() -> Any:
-    """Return NIXL's own class of agents.
-
-    Raises:
-        PathError: NIXL is not installed.
-    """
-    try:
-        module = importlib.import_module(MODULE)  # which may switch kvplan's agent on
-    except ImportError as error:
-        raise PathError(f"this agent needs NIXL: pip install nixl ({error})") from error
-    return _replaced[-1] if _replaced else getattr(module, CLASS)
-
-
-def own_agent(name: str, config: Any, instantiate_all: bool, when: str) -> tuple[Any, str]:
-    """Make an agent of NIXL; return it, and when its transfers are packed.
-
-    A thread of packed transfers calls it, too, so it gets a config with which NIXL locks its calls. For a config, NIXL
-    ignores ``instantiate_all``.
-    """
-    cls, module = agent_class(), importlib.import_module(MODULE)
-    modes = None if instantiate_all else getattr(module, "nixl_thread_sync_t", None)
-    if when == NEVER or modes is None:
-        return cls(name, config, instantiate_all), NEVER
-    config = copy.copy(config) or module.nixl_agent_config()
-    if config.sync_mode in (None, modes.NIXL_THREAD_SYNC_NONE):
-        config.sync_mode = modes.NIXL_THREAD_SYNC_STRICT
-    return cls(name, config), when
-
-
-def when_packed(packed: str | None) -> str:
-    """Return when transfers are packed.
-
-    Args:
-        packed: an argument of the user's, or None for what the variable ``KVPLAN_NIXL_PACKED`` says.
-
-    Raises:
-        KVPlanError: the value is unknown.
-
-    >>> when_packed("always")
-    'always'
-    """
-    when = (os.environ.get(PACKED) or AUTO) if packed is None else packed
-    if when not in WHEN:
-        raise KVPlanError(f"{PACKED if packed is None else 'packed'} is {quoted(when)}; expected one of {listed(WHEN)}")
-    return when

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from kvplan.engines.nixl import Agent
-from kvplan.engines.nixl.switch import agent_class
+from kvplan.engines.nixl.own_class import agent_class
 from tests.patience import PATIENCE
 
 BLOCK = 1024  # bytes from row to row
