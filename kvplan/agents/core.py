@@ -117,8 +117,7 @@ class Core(Watcher):
 
     def executor_for(self, plan: Plan) -> Executor:
         """Return the executor for a plan: the user's if it serves the device, and otherwise one of the agent's own."""
-        device = _device(plan)
-        given = self._given
+        device, given = _device(plan), self._given
         if given is not None and "cpu" not in (given.device, device):
             return given
         return self.executor_on(device)
@@ -166,8 +165,7 @@ class Core(Watcher):
         Raises:
             TransferError: some have not parted in time.
         """
-        until = time.monotonic() + timeout
-        asked = set[int]()
+        until, asked = time.monotonic() + timeout, set[int]()
         while old := self._holders():
             for visitor in old:
                 if id(visitor) not in asked:

@@ -231,7 +231,7 @@ class PeerTransfer(LatchedTransfer):
         """
         before, self._line.noting = self._line.noting, self
         early = self._number and not isinstance(self._order.after, PeerTransfer)
-        if early and (before is None or before._noted or before._ends):
+        if early and (before is None or before._noted):
             with suppress(TransferError):  # its end tries again
                 self._send_note(self._number)
 
@@ -360,6 +360,8 @@ class PeerTransfer(LatchedTransfer):
             self._tally.fail(self.plan, "agent", error)
         self._order = self._order._replace(after=None)  # otherwise a chain of transfers would stay alive
         self._start = _ended
+        if self._line.noting is self:
+            self._line.noting = None  # otherwise both would keep each other
         self._line.ended.append(self)
 
     def announce(self) -> None:
@@ -402,7 +404,7 @@ class Line:
         lock: held while a transfer is ended, and not while others hear of it.
         wake: wakes the agent's thread.
         ended: transfers that have ended, and of which nobody has heard.
-        noting: the last transfer with a note.
+        noting: the last transfer with a note, until its end.
     """
 
     def __init__(self, lines: Lines) -> None:
