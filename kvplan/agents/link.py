@@ -9,10 +9,10 @@ from typing import Any, Protocol
 
 from kvplan.agents.board import BOARD_NBYTES, LANES, NOTE_NBYTES, NoteWriter
 from kvplan.agents.connection import Connection
+from kvplan.agents.gpu_order import VisitorOrder
 from kvplan.agents.greeting import Met
 from kvplan.agents.loop import Loop, Watcher, guarded
 from kvplan.agents.transport import Opened, Owner, Transport
-from kvplan.agents.visitor_order import VisitorOrder
 from kvplan.base.threads import Latch
 from kvplan.cuda.device import Device
 from kvplan.cuda.ipc.shared_words import SharedWords

@@ -23,7 +23,7 @@ from kvplan.plan.plan import Plan
 if TYPE_CHECKING:
     from kvplan.agents.by_nixl.nixl_link import NixlLink
     from kvplan.agents.core import Core
-    from kvplan.agents.visitor_order import VisitorOrder
+    from kvplan.agents.gpu_order import VisitorOrder
     from kvplan.execute.executor import Executor
 
 # Defaults are compared by identity, since each call of a submit counts.

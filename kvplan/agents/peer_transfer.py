@@ -23,7 +23,7 @@ from kvplan.execute.transfer import Transfer, TransferResult, call_when_done, ca
 from kvplan.plan.plan import Plan
 
 if TYPE_CHECKING:
-    from kvplan.agents.visitor_order import VisitorOrder
+    from kvplan.agents.gpu_order import VisitorOrder
 
 _HOLDS = {
     True: "the destination's blocks hold bytes that may be wrong: do not use them",

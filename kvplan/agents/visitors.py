@@ -12,11 +12,11 @@ import time
 
 from kvplan.agents.board import BOARD_NBYTES, ENDED, LANES, NoteReader
 from kvplan.agents.connection import Connection
+from kvplan.agents.gpu_order import OwnerOrder
 from kvplan.agents.greeting import ANSWER_SECONDS, PACKET, PROOF_NBYTES, REFUSED, challenge, welcome
 from kvplan.agents.identity import Life, peer_of, this_process
 from kvplan.agents.loop import Loop, Watcher
 from kvplan.agents.offers import Offered, Offers
-from kvplan.agents.owner_order import OwnerOrder
 from kvplan.agents.sockets import BACKLOG, Listener
 from kvplan.cuda.ipc.shared_words import RELEASED, SharedWords
 from kvplan.errors import KVPlanError, TransferError

@@ -21,7 +21,6 @@ pre{font:13px/1.45 ui-monospace,monospace;background:var(--sheet);padding:.75rem
 table.bars{width:100%}td.bar{width:50%}td.bar span{display:block;height:.8rem;margin-top:.35rem;background:var(--mark)}
 figure{margin:.75rem 0;overflow-x:auto}img{width:100%;min-width:48rem;height:auto}
 h3{font-size:1rem;margin:1rem 0 .25rem}summary{cursor:pointer;color:var(--mark)}
-.sides{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(26rem,100%),1fr));gap:0 2rem}
 @media print{nav{display:none}img{min-width:0}}
 """.strip()
 
@@ -122,8 +121,3 @@ def figure(svg: str, alt: str) -> str:
 def folded(summary: str, body: str) -> str:
     """Return HTML that is hidden until the user clicks on its summary line."""
     return f"<details><summary>{escape(summary)}</summary>\n{body}</details>"
-
-
-def sides(left: str, right: str) -> str:
-    """Return two pieces of HTML side by side, if the page is wide enough."""
-    return f'<div class="sides"><div>{left}</div><div>{right}</div></div>'

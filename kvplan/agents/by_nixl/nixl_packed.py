@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
 
 from kvplan.agents.by_nixl.nixl_end import NixlEnd
 from kvplan.agents.packed.end import End, PackedWay
@@ -136,11 +134,6 @@ class NixlPacked(End):
                 self._executor(mine.device).prepare(cut.plan(0, side, ids, [mine], mine, start))
 
     # ---- the ring ----------------------------------------------------------------------------------------------------
-
-    @property
-    def opened(self) -> Any:
-        """This end as ``end`` and ``reach``, from the first packed transfer on; None before."""
-        return None if self.ring is None else SimpleNamespace(end=self, reach=self)
 
     @property
     def ring_device(self) -> str:

@@ -17,7 +17,7 @@ from kvplan.agents.packed.line import ENDED, GREETS, OPEN, OVER, Line, Moving, W
 from kvplan.agents.packed.messages import END, HELLO, MAGIC, WORD, Inbox, Message, body_of, fields_of
 from kvplan.agents.packed.packed_transfer import PackedTransfer
 from kvplan.agents.packed.programs import Offer
-from kvplan.agents.packed.ring import Place, Ring, Slots, allocated, enter
+from kvplan.agents.packed.ring import HOST_SLOTS, Place, Ring, Slots, allocated, enter
 from kvplan.agents.packed.traffic import Clock, Traffic
 from kvplan.base.process import check_process, generation
 from kvplan.base.threads import Bell, Worker, error_of
@@ -270,7 +270,7 @@ class End:
 
     def default_slots(self) -> Slots:
         """Return the ring if none was asked for."""
-        raise NotImplementedError
+        return HOST_SLOTS
 
     def end(self) -> Self:
         """Return this end, opened; raise KVPlanError if it is closed, or the ring cannot be allocated or registered."""

@@ -223,9 +223,9 @@ class PackedEnd:
 
     def withdraw(self) -> None:
         """Wait until transfers of peers that have begun have ended, since memory is deregistered; then end the rest."""
-        if self.way.opened is None:
+        if self.way.ring is None:
             return
-        end, begun = self.way.opened.end, list[frozenset[Any]]()
+        end, begun = self.way, list[frozenset[Any]]()
 
         def ended() -> bool:
             return bool(begun) and not begun[0] & end.served()
@@ -239,8 +239,7 @@ class PackedEnd:
     def part_from(self, name: str) -> None:
         """Part from a peer, and wait a little until nothing of it moves any more."""
         self.way.forget(name)
-        opened = self.way.opened
-        if opened is not None and not _awaited(lambda: name not in opened.end.peers, PART_SECONDS):
+        if self.way.ring is not None and not _awaited(lambda: name not in self.way.peers, PART_SECONDS):
             log.warning("%s does not say that its writes have ended; its slots stay unused until then", name)
 
     def notes(self) -> dict[str, list[bytes]]:
@@ -282,8 +281,7 @@ class PackedPeer(_Peer):
 
     def gone(self) -> str | None:
         """Return why the peer can no longer be moved to and from, or None."""
-        opened = self.end.way.opened
-        return "NIXL reports that it is gone" if opened is not None and opened.reach.lost(self.name) else None
+        return "NIXL reports that it is gone" if self.end.way.lost(self.name) else None
 
     def give_up(self, moving: Any) -> None:
         """End a transfer that has begun. This waits for the copies that run here, and not for the peer."""
