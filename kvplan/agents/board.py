@@ -127,16 +127,17 @@ class NoteReader:
     def _read(self) -> None:
         words = self._words
         begun, end = words.load(READ), words.load(WRITTEN)
-        at = begun
+        at, notes = begun, list[tuple[int, _Note]]()
         while at < end:
             word = _RING + at % RING_NBYTES // WORD
             nbytes, sequence, *needs = _HEAD.unpack(words.get(word, _HEAD.size))
             if nbytes == _REST_IS_EMPTY:
                 at += RING_NBYTES - at % RING_NBYTES
                 continue
-            content = words.get(word + _HEAD.size // WORD, nbytes)
-            self._waiting[sequence].append(_Note(at, tuple(needs), content))
+            notes.append((sequence, _Note(at, tuple(needs), words.get(word + _HEAD.size // WORD, nbytes))))
             at += _padded(nbytes)
         for part in range(begun // _PART_NBYTES, end // _PART_NBYTES):
             words.discard(PAGE + part * _PART_NBYTES % RING_NBYTES, _PART_NBYTES)
         words.store(READ, end)
+        for sequence, note in notes:
+            self._waiting[sequence].append(note)
