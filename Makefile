@@ -53,7 +53,7 @@ deep: $(VENV)/test.stamp
 
 # On a machine with a CUDA GPU and its own torch: that one is used, and nothing is installed.
 test-gpu:
-	$(PYTHON) -m pytest -m gpu tests/gpu tests/contract/gpu -n 8 -p no:cacheprovider -p no:benchmark -q --durations=15
+	$(PYTHON) -m pytest -m gpu tests/gpu tests/contract/gpu tests/contract/peers -n 8 -p no:cacheprovider -p no:benchmark -q --durations=15
 
 # Whole engines on such a machine, whose Python has vLLM 0.33. The answers go to a file: RECORD=result.json names it.
 test-gpu-engines:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.contract.peers.pairs import LAYERS, Pair, form
-from tests.contract.peers.transports import agents, every
+from tests.contract.peers.pairs import BLOCKS, LAYERS, Pair, form
+from tests.contract.peers.transports import agents, every, over
 from tests.profiles import examples
 from tests.strategies import Case, cases, neighbour_cases
 
@@ -108,4 +111,15 @@ def test_by_layer(pair, reading, priority):
         pair.near.wait_layer(number, layer)
     pair.near.end(number)
     pair.copied([3, 1], [2, 5], reading=reading)
+    pair.check()
+
+
+@over("cuda_ipc")
+def test_processes_that_number_two_gpus_otherwise(transport, start):
+    if len(list(Path("/dev").glob("nvidia[0-9]"))) < 2:
+        pytest.skip("fewer than two GPUs")
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")[:2]
+    pair = Pair(transport, start(), start(CUDA_VISIBLE_DEVICES=",".join(reversed(seen))))
+    pair.move(range(BLOCKS), range(BLOCKS), reading=True)
+    pair.move([1], [2], reading=False)
     pair.check()

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.slow
 
 BOUND = 30.0  # seconds within which a death is an error
 GENEROUS = 20.0  # seconds beyond a bound, on a machine that does much else
+LONG = 60.0  # seconds that a GPU is busy, beyond every bound
 
 
 class Star:
@@ -81,6 +82,31 @@ def test_a_peer_is_killed_while_a_transfer_waits(transport, start):
     star.fails("dies", number, BOUND + 5.0)
     star.pull("lives")
     star.near.close(BOUND)
+
+
+@over("cuda_ipc")
+def test_an_owner_is_killed_before_the_work_that_it_published(transport, start):
+    star = Star(transport, start, "dies", "lives")
+    star.pull("dies")
+    star.others["dies"].fill(1, LONG)
+    star.others["dies"].publish()
+    number = star.submit("dies", [0], [0], reading=True)
+    star.others["dies"].kill()
+    star.fails("dies", number)
+    star.pull("lives")
+    star.near.close(BOUND)
+
+
+@over("cuda_ipc")
+def test_an_owner_s_stream_goes_on_when_a_visitor_is_killed(transport, start):
+    star = Star(transport, start, "visited")
+    star.pull("visited")
+    star.submit("visited", [0], [0], reading=True, busy=LONG)
+    visited = star.others["visited"]
+    visited.wait_for_visitors()
+    visited.fill(7)
+    star.near.kill()
+    assert {byte for root in visited.content() for byte in root} == {7}
 
 
 @every

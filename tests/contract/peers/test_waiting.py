@@ -134,11 +134,25 @@ def test_streams_are_of_gpus(pair):
 def test_visitors_wait_for_what_the_owner_published(pair):
     """The owner's stream writes late; the visitor is told at once, and reads what was written."""
     for value in range(8):
-        pair.far.fill_late(value)
+        pair.far.fill(value, 0.05)
         pair.far.publish()
         pair.near.end(pair.submit(range(BLOCKS), range(BLOCKS), reading=True))
-        pair.far.wait_for_visitors()
         for root in pair.there.roots:
             root[:] = value
         pair.copied(range(BLOCKS), range(BLOCKS), reading=True)
+        pair.check()
+
+
+@over("cuda_ipc")
+def test_the_owner_s_stream_waits_for_visitors(pair):
+    """A pull waits for the visitor's GPU; the owner may write the blocks again only behind it."""
+    pair.move(range(BLOCKS), range(BLOCKS), reading=True)  # loads the kernels
+    for value in range(8):
+        number = pair.submit(range(BLOCKS), range(BLOCKS), reading=True, busy=0.05)
+        pair.far.wait_for_visitors()
+        pair.far.fill(value)
+        pair.near.end(number)
+        pair.copied(range(BLOCKS), range(BLOCKS), reading=True)
+        for root in pair.there.roots:
+            root[:] = value
         pair.check()

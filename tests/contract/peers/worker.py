@@ -19,6 +19,7 @@ import kvplan
 from kvplan import Agent, KVLayout
 from kvplan.nixl import NixlAgent
 
+CYCLES_A_SECOND = 1.8e9  # about those of a GPU
 SLOTS = (10, 4 << 20)  # of the ring: larger than what the allocator keeps for itself
 
 
@@ -46,10 +47,14 @@ class Written:
 
 
 class Held:
-    """A cache in memory of this process: private, shared, or a GPU's."""
+    """A cache in memory of this process: private, shared, or a GPU's; the last GPU's, unless it is the near process."""
 
-    def __init__(self, written: Written, memory: str) -> None:
+    def __init__(self, written: Written, memory: str, *, near: bool) -> None:
         self.memory = memory
+        if memory == "gpu":
+            import torch
+
+            torch.cuda.set_device(0 if near else torch.cuda.device_count() - 1)
         self.roots = [self.allocate(content) for content in written.roots]
         self.layout = KVLayout.from_tensors(
             written.notation, self.view(written.tensors), sizes=written.told, head_start=written.head_start,
@@ -61,7 +66,7 @@ class Held:
         if self.memory == "gpu":
             import torch
 
-            return torch.from_numpy(array.copy()).to("cuda:0")
+            return torch.from_numpy(array.copy()).cuda()
         if self.memory == "private":
             return array.copy()
         like = KVLayout.from_tensors("block dim", array[None].copy())
@@ -96,7 +101,7 @@ class Worker:
         self, name: str, transport: str, written: Written | None, memory: str = "private", of: str = "Agent"
     ) -> bytes:
         """Make the agent, and return its card."""
-        self.cache = None if written is None else Held(written, memory)
+        self.cache = None if written is None else Held(written, memory, near=name == "near")
         layouts = {} if self.cache is None else {"kv": self.cache.layout}
         if of == "NixlAgent":
             self.agent = NixlAgent(name, layouts)
@@ -147,9 +152,10 @@ class Worker:
 
     def submit(
         self, name: str, mine: Any, theirs: Any, skips: tuple[int, int] = (0, 0), *, reading: bool,
-        event: int | None = None, behind: int | None = None, events: dict[int, int] | None = None, **options: Any,
+        event: int | None = None, behind: int | None = None, events: dict[int, int] | None = None,
+        busy: float = 0.0, **options: Any,
     ) -> int:  # fmt: skip
-        """Begin a transfer, also behind an event or a transfer, or each layer behind an event; return its number."""
+        """Begin a transfer, also behind an event, a transfer or a busy GPU, or each layer behind an event."""
         here, there = self.cache.layout, self.peers[name].layouts["kv"]
         if reading:
             plan = kvplan.compile(there, here).plan(theirs, mine, skips[1], skips[0])
@@ -161,6 +167,9 @@ class Worker:
             options["after"] = self.transfers[behind]
         if events is not None:
             options["after"] = {layer: self.event(each) for layer, each in events.items()}
+        if busy:
+            self.work(busy)
+            options["after"] = self.stream()
         number = next(self.numbers)
         self.transfers[number] = self.peers[name].submit(plan, **options)
         return number
@@ -226,11 +235,15 @@ class Worker:
             seen += [(note, self.content()) for _, note in self.hear(1)]
         return seen
 
-    def fill_late(self, value: int) -> None:
-        """Let the GPU's stream work for some time, and then write all bytes."""
+    def work(self, seconds: float) -> None:
+        """Keep the GPU's stream busy."""
         import torch
 
-        torch.cuda._sleep(100_000_000)
+        torch.cuda._sleep(int(seconds * CYCLES_A_SECOND))
+
+    def fill(self, value: int, busy: float = 0.0) -> None:
+        """Write all bytes by the GPU's stream, behind some work; return at once."""
+        self.work(busy)
         for root in self.cache.roots:
             root.fill_(value)
 
