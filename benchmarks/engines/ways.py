@@ -92,11 +92,6 @@ class Way:
         return self.base == "kvplan"
 
     @property
-    def vllms(self) -> bool:
-        """Whether vLLM's user can set it without another package."""
-        return self.base in ("own", "simple")
-
-    @property
     def by_layer(self) -> bool:
         """Whether kvplan loads layer by layer."""
         return self.ours and LAYERS in self.name.split("-")
