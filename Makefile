@@ -12,7 +12,7 @@ SERIES := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2]
 pip = PIP_CONSTRAINT=$(if $(FREE),,$(wildcard constraints/$(1)-$(SERIES).txt))
 PIP = $(call pip,test) $(BIN)/python -m pip install --quiet
 
-.PHONY: demo fast test coverage deep test-peers test-engines test-gpu test-gpu-engines test-sglang lint docs dist bench
+.PHONY: demo fast test deep test-peers test-engines test-gpu test-gpu-engines test-sglang lint docs dist bench
 .PHONY: clean constraints
 
 # The engine, or plain torch, or numpy alone: the demo takes the best that can be installed, and says which.
@@ -37,10 +37,6 @@ fast: $(VENV)/test.stamp
 
 test: $(VENV)/test.stamp
 	$(PYTEST)
-
-# Hypothesis covers no more lines with many examples than with few, and each costs twice as much while lines are noted.
-coverage: $(VENV)/test.stamp
-	HYPOTHESIS_PROFILE=fast $(PYTEST) -q -m "not package" --cov --cov-report=term
 
 # For hours: eighty times the examples, every point of every sweep, mutants that tests must find; then random transfers,
 # random files, and processes that are killed; each prints its seed.
@@ -147,4 +143,4 @@ constraints:
 	rm -rf $(RENEWED)
 
 clean:
-	rm -rf $(VENV) $(ENGINES) $(SGLANG) $(RENEWED) build dist site *.egg-info .coverage .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(ENGINES) $(SGLANG) $(RENEWED) build dist site *.egg-info .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
