@@ -1,4 +1,4 @@
-"""Hooks of the documentation site: pages from the top of the repository, and links to files outside ``docs/``.
+"""Hooks of the documentation site: pages from the top of the repository, links to files outside ``docs/``, fences.
 
 The pages are written for a reader of the repository. The site has no repository around it. So a file that a page links
 to is copied into the site, and the link is changed to lead there.
@@ -11,9 +11,11 @@ import re
 from pathlib import Path
 from typing import Any
 
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
 from docs.tools.reference_pages import options
+from kvplan.base.version import __version__
 
 ROOT = Path(__file__).parents[2]
 PAGES = {
@@ -25,6 +27,14 @@ PAGES = {
 }
 OPTIONS = "reference/options.md"  # made of the commands' own help when the site is built
 LINK = re.compile(r"\]\((?![a-z]+:)([^)#\s]+)")
+FENCE = re.compile(r"^( *```\w+) .*$", re.MULTILINE)  # the words behind the language are for the tests of examples
+CODE = re.compile(r"<(pre|code|script)\b.*?</\1>", re.DOTALL)
+
+
+def on_config(config: Any) -> Any:
+    """Say the version in the header."""
+    config.site_name = f"kvplan {__version__}"
+    return config
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -52,7 +62,14 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         uri = "evidence/architecture.md" if (ROOT / path).is_dir() else _uri(path)
         return f"]({posixpath.relpath(uri, posixpath.dirname(here))}"
 
-    return LINK.sub(changed, markdown)
+    return FENCE.sub(r"\1", LINK.sub(changed, markdown))
+
+
+def on_post_page(output: str, page: Any, **_: Any) -> str:
+    """The page, whose code is shown as code."""
+    if "```" in CODE.sub("", output):
+        raise PluginError(f"{page.file.src_uri} shows a fence as text")
+    return output
 
 
 def _path(uri: str, target: str) -> str:
