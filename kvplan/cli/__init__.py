@@ -1,4 +1,4 @@
-"""The command line: a file for each command, with ``add_arguments(parser)`` and ``run(args, tell)``: an answer.
+"""The command line: each command has ``add_NAME(parser)`` and ``run_NAME(args, tell)``, which returns an answer.
 
 ``answer`` makes tables, JSON and schema of an answer's fields; ``arguments`` reads arguments, ``screen`` prints.
 """

@@ -33,12 +33,12 @@ from kvplan.errors import KVPlanError
 
 # The document of each name, and the class of its answers: the version rises where a key changes its meaning or goes.
 DOCUMENTS = {
-    "inspect": "inspect:LayoutAnswer", "inspect-model": "model:ModelAnswer", "models": "model:ModelsAnswer",
-    "plan": "plan:PlanAnswer", "explain": "explain:ExplainAnswer", "advise": "advise:AdviseAnswer",
-    "report": "report:ReportAnswer", "which": "which:WhichAnswer", "pairs": "pairs:PairsAnswer",
-    "backends": "backends:BackendsAnswer", "demo": "demo:DemoAnswer", "doctor": "doctor:DoctorAnswer",
-    "calibrate": "calibrate:CalibrateAnswer", "calibrate-wire": "calibrate:WireAnswer", "bench": "bench:BenchAnswer",
-    "layout": "inspect:LayoutFile", "finding": "answer:Finding",
+    "inspect": "layouts:LayoutAnswer", "inspect-model": "catalogue:ModelAnswer", "models": "catalogue:ModelsAnswer",
+    "plan": "pair:PlanAnswer", "explain": "pair:ExplainAnswer", "advise": "advise:AdviseAnswer",
+    "report": "report:ReportAnswer", "which": "layouts:WhichAnswer", "pairs": "catalogue:PairsAnswer",
+    "backends": "machine:BackendsAnswer", "demo": "demo:DemoAnswer", "doctor": "machine:DoctorAnswer",
+    "calibrate": "machine:CalibrateAnswer", "calibrate-wire": "machine:WireAnswer", "bench": "bench:BenchAnswer",
+    "layout": "layouts:LayoutFile", "finding": "answer:Finding",
 }  # fmt: skip
 PLAIN = {int: "integer", float: "number", str: "string", bool: "boolean", NoneType: "null"}
 

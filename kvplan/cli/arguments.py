@@ -142,8 +142,6 @@ def _from_file(path: str) -> KVLayout:
         if str(Path(path)) not in str(error):  # name the one of two files
             error.args = (bounded(f"{path}: {error}"),)
         raise
-    except RecursionError as error:
-        raise KVPlanError(f"{path}: nested too deeply; a spec has two levels") from error
     except ValueError as error:  # numbers of thousands of digits, a zero byte in the path
         raise KVPlanError(f"cannot read the spec {quoted(path)}: {error}") from error
 
@@ -208,19 +206,20 @@ def rate(text: str) -> float:
     return number
 
 
-def context_lengths(text: str) -> tuple[int, ...]:
-    """Read lengths of contexts, in tokens; ``k`` stands for 1,024 tokens.
+def amounts(text: str, least: int = 1) -> tuple[int, ...]:
+    """Read whole numbers, of bytes or of tokens; ``K`` stands for 1,024.
 
-    >>> context_lengths("500,32k,32K")
-    (500, 32768, 32768)
+    >>> amounts("512,28K,1MiB")
+    (512, 28672, 1048576)
     """
-    expected = "a number of tokens from 1 to 2^31 - 1, as in 32k"
-    matches = [(item, _match("([0-9]{1,9})(k?)", item, expected)) for item in text.split(",")]
-    tokens = {item: int(match[1]) * (1024 if match[2] else 1) for item, match in matches}
-    for item, count in tokens.items():
-        if not 0 < count < 2**31:
+    expected = f"a size or number of at least {least}, as in 512, 32k or 1M"
+    numbers = []
+    for item in text.split(","):
+        match = _match(r"(\d{1,12})([KMG]?)(?:iB)?", item, expected)
+        numbers.append(int(match[1]) << 10 * " KMG".index(match[2].upper() or " "))
+        if numbers[-1] < least:
             raise argparse.ArgumentTypeError(f"{quoted(item)} is not {expected}")
-    return tuple(tokens[item] for item, _ in matches)
+    return tuple(numbers)
 
 
 def block_ids(text: str) -> tuple[range, ...]:
@@ -260,23 +259,6 @@ def gpu(text: str) -> str:
     ('cuda:0', 'cuda:1')
     """
     return "cuda:0" if text == "cuda" else _match(r"cuda:\d{1,5}", text, "a GPU, as in cuda:0")[0]
-
-
-def sizes_in_bytes(text: str) -> tuple[int, ...]:
-    """Read numbers of bytes.
-
-    >>> sizes_in_bytes("512,28K,1MiB")
-    (512, 28672, 1048576)
-    """
-    expected = "a size; give bytes, as in 512, 4K or 1M"
-    matches = [_match(r"(\d{0,14}[1-9]\d{0,14})([KMG]?)(?:iB)?", item, expected) for item in text.split(",")]
-    return tuple(int(match[1]) << 10 * " KMG".index(match[2].upper() or " ") for match in matches)
-
-
-def counts(text: str) -> tuple[int, ...]:
-    """Read whole numbers."""
-    expected = "a list of runs; give numbers, as in 16,1024"
-    return tuple(int(_match(r"\d{1,12}", item, expected)[0]) for item in text.split(","))
 
 
 def names(text: str) -> tuple[str, ...]:

@@ -6,13 +6,16 @@ import argparse
 import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from kvplan.base.numbers import duration, rate, rounded
 from kvplan.base.quoting import quoted
 from kvplan.cli.answer import Answer, Number, Table, json_text, plain, table
-from kvplan.cli.arguments import counts, gpu, names, sizes_in_bytes
+from kvplan.cli.arguments import amounts, gpu, names
+from kvplan.cli.machine import need_torch
 from kvplan.cli.screen import Tell, check_file, note, write_file
 from kvplan.errors import KVPlanError, TransferError
 from kvplan.measure.rows import IDLE, SUFFIXES, Ceilings, Missing, Row, grouped, pooled, where
@@ -83,15 +86,13 @@ class BenchAnswer(Answer):
         broken = [f"broken: {row.label}, {row.direction}, {row.host}, {rounded(row.run_nbytes)} x {row.runs:,}"
                   f"{'' if row.beside == IDLE else f', beside {where(row.beside, row.beside_on)}'}: {row.broken}"
                   for row in rows if row.broken]  # fmt: skip
-        left = [f"not measured: {why}: {_some(what)}" for why, what in grouped(self.missing).items()]
+        left = []
+        for why, what in grouped(self.missing).items():
+            more = f" and {len(what) - NAMED} more" * (len(what) > NAMED)
+            left.append(f"not measured: {why}: {'; '.join(what[:NAMED])}{more}")
         yield from (Table([(line,) for line in lines]) for lines in (broken, left) if lines)
         if self.processes:
             yield _process_words(self.processes)
-
-
-def _some(what: Sequence[str]) -> str:
-    more = f" and {len(what) - NAMED} more" if len(what) > NAMED else ""
-    return "; ".join(what[:NAMED]) + more
 
 
 def _alone(rows: Sequence[Row]) -> Table:
@@ -114,21 +115,17 @@ def _slower(row: Row) -> str:
     return Number("-" if row.broken or row.slowdown is None else f"x{row.slowdown:.2f}")
 
 
-def _process_words(found: dict[str, Any]) -> str:
+def _process_words(times: dict[str, Any]) -> str:
     """Return the times of a meeting and of one block in words."""
-    meets = (duration(sorted(found[name])[len(found[name]) // 2]) for name in ("meet", "meet_layers") if found[name])
-    block = f"a block of {rounded(found['block_nbytes'])}"
-    medians = (
-        f"{block} until {name}: {duration(found[name]['median'])}"
-        for name in ("seen", "submit")
-        if found[name]["samples"]
+    meets = (duration(median(times[name])) for name in ("meet", "meet_layers") if times[name])
+    block = f"a block of {rounded(times['block_nbytes'])} until"
+    seen = (
+        f"{block} {name}: {duration(times[name]['median'])}" for name in ("seen", "submit") if times[name]["samples"]
     )
-    return f"transport {found['transport']}; a meeting, and one of many layers: {', '.join(meets)}\n" + "\n".join(
-        medians
-    )
+    return "\n".join([f"transport {times['transport']}; a meeting, and one of many layers: {', '.join(meets)}", *seen])
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_bench(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     from kvplan.measure.grid import paths_of
 
@@ -138,9 +135,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     peer = "the pool is memory of this GPU, or of another process (process:cuda:M names its GPU); default: host memory"
     add("--peer", type=_peer_name, metavar="cuda:M|process", help=peer)
     sizes = "of a run (default 512,2K,8K,32K,128K,1M; with --peer 512,2K,8K,64K,1M)"
-    add("--sizes", type=sizes_in_bytes, metavar="BYTES,...", help=sizes)
+    add("--sizes", type=amounts, metavar="BYTES,...", help=sizes)
     runs = "of a transfer; 0: as many as --memory holds (default 16,1024,65536; with --peer 160,0)"
-    add("--counts", type=counts, metavar="RUNS,...", help=runs)
+    add("--counts", type=partial(amounts, least=0), metavar="RUNS,...", help=runs)
     ways = "default: load,store; with --peer push,pull, or device within one GPU"
     add("--directions", type=names, metavar="WAY,...", help=ways)
     add("--hosts", type=names, metavar="LAYOUT,...", help="default: contiguous,scattered")
@@ -151,14 +148,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     on = "GPU of that compute: device, which runs the transfers, or peer (default: both)"
     add("--beside-on", type=names, metavar="GPU,...", help=on)
     add("--seconds", type=float, metavar="S", help="start no measurement after this time (default 60)")
-    add("--memory", type=sizes_in_bytes, metavar="BYTES", help="of the largest transfer (default 256M; with --peer 1G)")
+    add("--memory", type=amounts, metavar="BYTES", help="of the largest transfer (default 256M; with --peer 1G)")
     add("--quick", action="store_true", help="two sizes, one count, decode: a few seconds; other options override it")
     add("--output", type=Path, metavar="FILE", help="also write the JSON object to a file")
     plot = "draw the bandwidth, .png or .svg; figures beside compute become FILE-frontier, where FILE has no suffix"
     add("--plot", type=_plot, metavar="FILE", help=plot)
 
 
-def run(args: argparse.Namespace, tell: Tell) -> BenchAnswer:
+def run_bench(args: argparse.Namespace, tell: Tell) -> BenchAnswer:
     """Measure, save and draw; a finding if bytes did not arrive or a figure is broken."""
     from kvplan.measure.bench import Run
     from kvplan.measure.processes.process_bench import ProcessBench, ProcessRun
@@ -172,7 +169,7 @@ def run(args: argparse.Namespace, tell: Tell) -> BenchAnswer:
     device, name = _found(args.device or (None if other else args.peer and "cuda:0"))
     bench = _asked(args, device, other=other)
     peer = _peer(bench.device, bench.peer)
-    _need_torch(device)
+    need_torch(device)
     start = time.perf_counter()
     measured: Any = ProcessRun(bench) if isinstance(bench, ProcessBench) else Run(bench)
     measured.progress = tell
@@ -239,20 +236,6 @@ def _peer(device: str, peer: str | None) -> dict[str, str]:
     return found | {"link": link.words}
 
 
-def _need_torch(device: str) -> None:
-    """Check that torch is installed and can use the device.
-
-    Raises:
-        KVPlanError: torch is missing, or can use no GPU.
-    """
-    try:
-        import torch
-    except ModuleNotFoundError:
-        raise KVPlanError("a bench needs torch; pip install torch") from None
-    if device != "cpu" and not torch.cuda.is_available():
-        raise KVPlanError(f"torch {torch.__version__} reaches no GPU; install a build with CUDA, or give --device cpu")
-
-
 def _asked(args: argparse.Namespace, device: str, *, other: bool) -> Any:
     """Return the bench that the arguments ask for."""
     from kvplan.measure import grid
@@ -270,12 +253,11 @@ def _asked(args: argparse.Namespace, device: str, *, other: bool) -> Any:
     for name in ("counts", "paths", "beside", "beside_on", "plot"):
         if getattr(args, name) is not None:
             raise KVPlanError(f"--{name.replace('_', '-')} does not go with --peer {quoted(args.peer).strip(chr(39))}")
-    kib, mib = process_bench.KIB, process_bench.MIB
     if args.quick:
-        told = {"sizes": (8 * kib, 64 * kib), "most_nbytes": 64 * mib, "seconds": 30.0} | told
+        told = {"sizes": (8 << 10, 64 << 10), "most_nbytes": 64 << 20, "seconds": 30.0} | told
     if device == "cpu":
-        usual = {"sizes": (2 * kib, 8 * kib, 64 * kib), "most_nbytes": process_bench.HOST_NBYTES, "layer_nbytes": mib}
-        told = usual | told
+        told = {"sizes": (2 << 10, 8 << 10, 64 << 10), "most_nbytes": process_bench.HOST_NBYTES,
+                "layer_nbytes": 1 << 20} | told  # fmt: skip
     peer = args.peer.partition(":")[2]
     return process_bench.ProcessBench(device, peer or _other_gpu(device), **told)
 

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import field, replace
+from dataclasses import replace
 from functools import partial
-from importlib import import_module
 from itertools import islice
 from math import ceil
 from time import perf_counter
@@ -22,36 +19,26 @@ from kvplan.base.numbers import count_of
 from kvplan.cli.answer import Answer, Finding, Part, Table, facts, table
 from kvplan.cli.arguments import whole
 from kvplan.cli.screen import Tell, note
-from kvplan.cost.policy import Policy
 from kvplan.errors import KVPlanError, LayoutError
 from kvplan.execute.executor import Executor
-from kvplan.execute.host.path import MAX_THREADS
-from kvplan.execute.transfer import TransferResult
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.memory.allocate import allocate
-from kvplan.plan.copy_program import CopyProgram, compile  # noqa: A004
+from kvplan.plan.copy_program import compile  # noqa: A004
 from kvplan.plan.plan import join
 
 STALL_SECONDS = 120.0  # an engine that gives no token for this time has failed
 VOCABULARY = 1024
-ENGINES = ("auto", "transformers", "torch", "numpy")
+ENGINES = ("auto", "transformers", "numpy")
 WRITTEN_FOR = "5.23.0"  # the version of transformers whose members are used; a test compares it with versions
-INSTALL = (
-    "To install the engine, about 250 MB: pip install torch --index-url https://download.pytorch.org/whl/cpu; "
+MISSING = (
+    "the engine cannot be imported ({}); this is the plain demo, on arrays. To install the engine, about 250 MB: "
+    "pip install torch --index-url https://download.pytorch.org/whl/cpu; "
     f"pip install transformers=={WRITTEN_FOR}"
 )
-MISSING = {
-    "transformers": f"the engine cannot be imported ({{}}); this is the plain demo, on tensors. {INSTALL}",
-    "torch": "torch cannot be imported ({}); the tensors are numpy arrays",
-}
-ENGINE = ("model", "control", "new_tokens")  # fields that only the demo of an engine has
 POOL, POOL_TOKENS, PAGE_TOKENS = "block layer kv token head dim", 64, 16
 DESTROYED = 0xFF  # four of these bytes are a NaN in float32
-REPEATS, NEIGHBOURS = 9, 16
-
-
 STORY = (
-    "A cache of plain tensors is filled with random numbers. Its blocks are stored into a host pool whose blocks are "
+    "A cache of plain arrays is filled with random numbers. Its blocks are stored into a host pool whose blocks are "
     "larger, overwritten, and loaded into other blocks; every byte is compared."
 )
 ENGINE_STORY = (
@@ -94,68 +81,43 @@ class CacheLayout(Part, sources=(KVLayout,), names="notation sizes dtype device 
         return f"{self.notation}, blocks of {self.block_tokens} tokens"
 
 
-class ProgramFacts(Part, sources=(CopyProgram,), names="unit_tokens unit_nbytes runs run_nbytes alignment"):
-    """The copies of a unit."""
-
-    shown = "unit_tokens, unit_nbytes, runs, run_nbytes"
-
-
-class Moved(Part, sources=(TransferResult,), names="nbytes seconds path"):
-    """A transfer."""
-
-
 class DemoAnswer(Answer):
     """The cache of an engine, moved away and back.
 
     Attributes:
         passed: whether every request gave the same result, the old blocks were destroyed, and the control changed.
-        engine: transformers, torch or numpy.
-        missing: why better engines were not used.
-        versions: of the packages.
+        engine: transformers, or numpy.
+        missing: why the engine was not used; null if it was, or was not asked for.
         model: of the engine; null without one.
         compared: what was compared with the undisturbed run.
-        equal: whether all of it is equal.
         num_requests: number of requests.
-        new_tokens: tokens that each generates; null without an engine.
         requests: where their blocks were.
         old_blocks_destroyed: whether every byte of them was overwritten.
         control: requests that changed without the load; null without a control run.
         layouts: of the cache and of the pool.
-        program: from cache to pool.
         units: units moved each way.
         nbytes: bytes moved each way.
         descriptors: copies each way: by rows of one (layer, part, token, head), by runs, and after merging.
-        neighbours: copies of consecutive blocks into a pool of the cache's own layout, before and after merging.
-        transfers: the store and the load.
-        speed: of a larger copy of the same program beside a memcpy, GB/s; null without --json.
         seconds: of the whole demo.
     """
 
-    schema = "demo/1"
-    shown = ("engine, model, layouts, program, units, nbytes, descriptors, neighbours, "
-             "old blocks destroyed: old_blocks_destroyed, control")  # fmt: skip
+    schema = "demo/2"
+    shown = ("engine, model, layouts, units, nbytes, descriptors, old blocks destroyed: old_blocks_destroyed, "
+             "control")  # fmt: skip
     passed: bool
     engine: str
-    missing: tuple[str, ...]
-    versions: dict[str, str]
+    missing: str | None
     model: dict[str, Any] | None
     compared: str
-    equal: bool
     num_requests: int
-    new_tokens: int | None
     requests: tuple[Request, ...]
     old_blocks_destroyed: bool
     control: dict[str, int] | None
     layouts: dict[str, CacheLayout]
-    program: ProgramFacts
     units: int
     nbytes: int
     descriptors: dict[str, int]
-    neighbours: dict[str, int]
-    transfers: dict[str, Moved]
-    speed: dict[str, float] | None
     seconds: float
-    compiled: CopyProgram = field(kw_only=True)
 
     def blocks(self) -> Iterable[Any]:
         """Return what happened, the facts, where the blocks were, and the verdict."""
@@ -173,61 +135,52 @@ class DemoAnswer(Answer):
         ]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_demo(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.epilog = "examples:\n  kvplan demo\n  kvplan demo --json | jq .descriptors"
     number = partial(whole, least=1, most=999_999)
-    engines = "transformers: the real engine; torch, numpy: plain tensors; auto: the first that is installed"
+    engines = "transformers: the real engine; numpy: plain arrays; auto: the first that is installed"
     parser.add_argument("--engine", choices=ENGINES, default="auto", help=engines)
     parser.add_argument("--requests", type=number, default=6, metavar="N", help="requests at once (default 6)")
     parser.add_argument("--tokens", type=number, default=64, metavar="N", help="tokens each generates (default 64)")
-    timed = "size of the copy that --json times (default 256)"
-    parser.add_argument("--speed-mib", type=number, default=256, metavar="MIB", help=timed)
 
 
-def run(args: argparse.Namespace, tell: Tell, tamper: Tamper = None) -> Answer:
+def run_demo(args: argparse.Namespace, tell: Tell, tamper: Tamper = None) -> Answer:
     """Run the demo with the first engine that is there; a finding if bytes did not come back or the engine failed.
 
     Args:
-        args: of :func:`add_arguments`.
+        args: of :func:`add_demo`.
         tell: called with the share that is done, and a text.
         tamper: called with the host pool between store and load; with it, tests show that the demo can fail.
 
     Raises:
         KVPlanError: the engine that was named is missing.
     """
-    start, missing = perf_counter(), []
-    for engine in ENGINES[1:] if args.engine == "auto" else (args.engine,):
+    start, missing, way = perf_counter(), None, run_arrays
+    if args.engine != "numpy":
         try:
-            tell(None, f"Importing {engine}")
-            versions = versions_of(engine)
+            tell(None, "Importing transformers")
+            from transformers import ContinuousBatchingConfig  # noqa: F401  # since 5.0
+
+            way = run_engine
         except (ImportError, OSError) as error:  # OSError: a shared library that does not load
             if args.engine != "auto":
-                raise KVPlanError(f"--engine {engine} cannot be imported: {error}") from error
-            missing.append(MISSING[engine].format(error))
-            continue
-        break
+                raise KVPlanError(f"--engine {args.engine} cannot be imported: {error}") from error
+            missing = MISSING.format(error)
     try:
-        trip = run_engine(args, tell, tamper) if engine == "transformers" else plain(args, engine, tell, tamper)
+        trip = way(args, tell, tamper)
     except DemoError as error:
         return Finding("demo", str(error), status=1)
     except (AttributeError, TypeError, LayoutError) as error:  # another version has other members
-        if engine != "transformers":
+        if way is run_arrays:
             raise
         return Finding("demo", f"this engine differs from transformers {WRITTEN_FOR}: {error}", status=1)
-    for reason in missing:
-        note(f"kvplan: {reason}")
-    equal = all(one.equal for one in trip["requests"])
+    if missing:
+        note(f"kvplan: {missing}")
+    equal = all(request.equal for request in trip["requests"])
     passed = equal and trip["old_blocks_destroyed"] and trip["control"] != {"requests_changed": 0}
-    timed = speed(trip["compiled"], args.speed_mib << 20) if args.json else None  # other programs make it noisy
-    about: dict[str, Any] = {
-        "passed": passed,
-        "equal": equal,
-        "engine": engine,
-        "missing": tuple(missing),
-        "versions": versions,
-    }
-    return DemoAnswer(**about, **trip, speed=timed, seconds=perf_counter() - start, status=int(not passed))
+    engine = "transformers" if way is run_engine else "numpy"
+    return DemoAnswer(passed, engine, missing, **trip, seconds=perf_counter() - start, status=int(not passed))
 
 
 def prompts(requests: int, vocabulary: int) -> list[list[int]]:
@@ -240,14 +193,6 @@ def prompts(requests: int, vocabulary: int) -> list[list[int]]:
 def pause_after(tokens: int) -> int:
     """Return the tokens that every request generates before the engine is paused."""
     return max(1, tokens // 8)
-
-
-def _executor() -> Executor:
-    return Executor(device="cpu", policy=Policy(threads=_threads()))
-
-
-def _threads() -> int:
-    return min(os.cpu_count() or 1, MAX_THREADS)
 
 
 def round_trip(
@@ -272,11 +217,9 @@ def round_trip(
         replace(one, host_blocks=(*islice(ids, count),)) for one, count in zip(requests, host_blocks, strict=True)
     ]
     store, restore = compile(cache, pool), compile(pool, cache)
-    near = min(NEIGHBOURS, cache.num_blocks)  # copies of consecutive blocks into a pool of the cache's own layout
-    alike = compile(cache, allocate(cache.notation, like=cache, num_blocks=near))
-    with _executor() as executor:
+    with Executor(device="cpu") as executor:
         plan = join([store.plan(one.old_blocks, one.host_blocks) for one in moving])
-        transfers = {"store": executor.submit(plan).result()}
+        executor.submit(plan).synchronize()
         old = np.concatenate([one.old_blocks for one in moving])
         block_bytes[old] = DESTROYED
         destroyed = bool((block_bytes[old] == DESTROYED).all())
@@ -284,93 +227,40 @@ def round_trip(
             tamper(pool)
         if load:
             back = join([restore.plan(one.host_blocks, one.new_blocks) for one in moving])
-            transfers["load"] = executor.submit(back).result()
+            executor.submit(back).synchronize()
     rows = plan.units * store.unit_tokens * len(cache.heads) * len(cache.layers) * len(cache.parts)
     copies = {"rows": rows, "before": store.runs * plan.units, "after": len(plan.descriptors().size)}
-    merged = len(alike.plan(range(near), range(near)).descriptors().size)
     return {
         "num_requests": len(moving),
         "requests": tuple(moving),
         "old_blocks_destroyed": destroyed,
         "layouts": {"cache": CacheLayout.of(cache), "pool": CacheLayout.of(pool)},
-        "program": ProgramFacts.of(store),
         "units": plan.units,
         "nbytes": plan.nbytes,
         "descriptors": copies,
-        "neighbours": {"blocks": near, "before": alike.runs * near, "after": merged},
-        "transfers": {name: Moved.of(result) for name, result in transfers.items()},
-        "compiled": store,
     }
 
 
-def speed(program: CopyProgram, nbytes: int) -> dict[str, float]:
-    """Time the same program on larger caches, whose blocks move in random order, beside a memcpy of equal size."""
-    cache, pool = program.src, program.dst
-    host_blocks, threads = max(1, nbytes // pool.block_nbytes), _threads()
-    blocks = host_blocks * (pool.block_tokens // cache.block_tokens)
-    counts = ((cache, {"block": blocks}), (pool, {"block": host_blocks}))
-    shapes = [[(one.sizes | count)[axis] for axis in one.notation.split()] for one, count in counts]
-    arrays = [np.ones(shape, cache.dtype) for shape in shapes]  # ones: every page is allocated before the timing
-    large = [KVLayout.from_tensors(one.notation, array) for (one, _), array in zip(counts, arrays, strict=True)]
-    rng = np.random.default_rng(0)
-    plan = compile(*large).plan(rng.permutation(blocks), rng.permutation(host_blocks))
-    source, destination = (array.reshape(-1).view(np.uint8) for array in arrays)
-    cuts = np.linspace(0, source.size, threads + 1).astype(int)
-    times = []
-    with _executor() as executor, ThreadPoolExecutor(threads) as pieces:
-        for _ in range(REPEATS + 1):  # the first warms up
-            start = perf_counter()
-            executor.submit(plan).synchronize()
-            between = perf_counter()
-            list(pieces.map(lambda a, b: np.copyto(destination[a:b], source[a:b]), cuts[:-1], cuts[1:]))
-            times.append((between - start, perf_counter() - between))
-    ours, plain_copy = (plan.nbytes / min(some[1:]) / 1e9 for some in zip(*times, strict=True))
-    return {"nbytes": plan.nbytes, "units": plan.units, "threads": threads, "best_of": REPEATS, "kvplan_gb_per_s": ours,
-            "memcpy_gb_per_s": plain_copy, "ratio": ours / plain_copy}  # fmt: skip
-
-
-def plain(args: argparse.Namespace, framework: str, tell: Tell, tamper: Tamper) -> dict[str, Any]:
+def run_arrays(args: argparse.Namespace, tell: Tell, tamper: Tamper) -> dict[str, Any]:
     """Run the round trip without an engine: the content of the cache is random, and compared byte by byte."""
-    tell(None, f"Filling a cache of plain {framework} tensors")
+    tell(None, "Filling a cache")
     lengths = [len(prompt) + pause_after(args.tokens) for prompt in prompts(args.requests, 2)]
     needed = [ceil(length / PAGE_TOKENS) for length in lengths]
     rng = np.random.default_rng(0)
-    shape = (2 * sum(needed), 4, 2, PAGE_TOKENS, 4, 32)
-    content = rng.standard_normal(shape, dtype=np.float32)
-    tensor: Any = content
-    if framework == "torch":
-        import torch
-
-        tensor = torch.from_numpy(content)
-    undisturbed = content.copy()
-    ids = rng.permutation(shape[0]).tolist()
+    content = rng.standard_normal((2 * sum(needed), 4, 2, PAGE_TOKENS, 4, 32), dtype=np.float32)
+    undisturbed, ids = content.copy(), rng.permutation(len(content)).tolist()
     old, new = iter(ids), iter(ids[sum(needed) :])
     requests = [Request(f"request {k}", length, 0, (*islice(old, count),), (), (*islice(new, count),), equal=False)
                 for k, (length, count) in enumerate(zip(lengths, needed, strict=True))]  # fmt: skip
-    trip = round_trip(
-        KVLayout.from_tensors(POOL, tensor), content.reshape(shape[0], -1).view(np.uint8), requests, tamper
-    )
+    cache = KVLayout.from_tensors(POOL, content)
+    trip = round_trip(cache, content.reshape(len(content), -1).view(np.uint8), requests, tamper)
     equal = {one.id: bool((content[[*one.new_blocks]] == undisturbed[[*one.old_blocks]]).all()) for one in requests}
-    return {**trip, "requests": compared(trip, equal), "compared": "bytes of the cache", **dict.fromkeys(ENGINE)}
+    return {**trip, "requests": compared(trip, equal), "compared": "bytes of the cache", "model": None, "control": None}
 
 
 def compared(trip: dict[str, Any], equal: dict[str, bool]) -> tuple[Request, ...]:
     """Return the requests of a trip, with what was found of each."""
     return tuple(replace(one, equal=equal[one.id]) for one in trip["requests"])
-
-
-def versions_of(engine: str) -> dict[str, str]:
-    """Import what an engine needs, and return the versions.
-
-    Raises:
-        ImportError: it is missing, or transformers is too old for continuous batching.
-    """
-    names = {"transformers": ("transformers", "torch", "numpy"), "torch": ("torch", "numpy"), "numpy": ("numpy",)}[
-        engine
-    ]
-    if engine == "transformers":
-        from transformers import ContinuousBatchingConfig  # noqa: F401  # since 5.0
-    return {name: str(import_module(name).__version__) for name in names}
 
 
 def run_engine(args: argparse.Namespace, tell: Tell, tamper: Tamper) -> dict[str, Any]:
@@ -394,18 +284,12 @@ def run_engine(args: argparse.Namespace, tell: Tell, tamper: Tamper) -> dict[str
         control = generate(model, texts, args.tokens, tell, "Control run, without the load",
                            lambda manager: disturb(manager, load=False))  # fmt: skip
     config = model.config
-    facts = {
-        "architecture": type(model).__name__,
-        "parameters": sum(weight.numel() for weight in model.parameters()),
-        "layers": config.num_hidden_layers,
-        "kv_heads": config.num_key_value_heads,
-        "head_dim": config.head_dim,
-        "dtype": str(model.dtype).removeprefix("torch."),
-    }
+    facts = {"architecture": type(model).__name__, "layers": config.num_hidden_layers,
+             "kv_heads": config.num_key_value_heads, "head_dim": config.head_dim}  # fmt: skip
     equal = {name: disturbed[name] == tokens for name, tokens in undisturbed.items()}
     changed = sum(control[name] != tokens for name, tokens in undisturbed.items())
     return {**trips[0], "requests": compared(trips[0], equal), "compared": "generated tokens", "model": facts,
-            "control": {"requests_changed": changed}, "new_tokens": args.tokens}  # fmt: skip
+            "control": {"requests_changed": changed}}  # fmt: skip
 
 
 def generate(

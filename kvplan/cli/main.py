@@ -21,20 +21,21 @@ from kvplan.plan.loops import sparing
 
 OK, FINDING, USAGE, INTERRUPTED = 0, 1, 2, 130
 
-# The help text of each command. Only the module of the command that was named is imported.
+# The module of each command, and its help. A module has `add_NAME(parser)` and `run_NAME(args, tell)`; only that of the
+# command that was named is imported.
 COMMANDS = {
-    "demo": "move the cache of a running engine away and back, and compare its tokens",
-    "inspect": "print the facts of a layout and the place of its bytes",
-    "plan": "print the copies that move some blocks from one layout to another",
-    "explain": "compare two layouts: their copy program, better orders, the path of a plan",
-    "advise": "find the best order of a host pool for a layout, by predicted time",
-    "which": "print what lies at an address: layer, part, block, token, head, byte",
-    "report": "put all of this on one page, to attach to an issue",
-    "pairs": "print how every device layout of the catalogue moves to every host layout",
-    "backends": "list the engines whose tensors kvplan can describe",
-    "calibrate": "measure this GPU, so that transfers take the fastest path",
-    "bench": "time every path on this machine, and other programs that move the same blocks",
-    "doctor": "name what slows transfers on this machine, and give advice",
+    "demo": ("demo", "move the cache of a running engine away and back, and compare its tokens"),
+    "inspect": ("layouts", "print the facts of a layout and the place of its bytes"),
+    "plan": ("pair", "print the copies that move some blocks from one layout to another"),
+    "explain": ("pair", "compare two layouts: their copy program, better orders, the path of a plan"),
+    "advise": ("advise", "find the best order of a host pool for a layout, by predicted time"),
+    "which": ("layouts", "print what lies at an address: layer, part, block, token, head, byte"),
+    "report": ("report", "put all of this on one page, to attach to an issue"),
+    "pairs": ("catalogue", "print how every device layout of the catalogue moves to every host layout"),
+    "backends": ("machine", "list the engines whose tensors kvplan can describe"),
+    "calibrate": ("machine", "measure this GPU, so that transfers take the fastest path"),
+    "bench": ("bench", "time every path on this machine, and other programs that move the same blocks"),
+    "doctor": ("machine", "name what slows transfers on this machine, and give advice"),
 }
 
 NOTATION_HINT = 'an example is "layer: kv block token head dim"'
@@ -103,7 +104,7 @@ def _dispatch(arguments: list[str]) -> int:
     try:
         with sparing(wanted=named in SPARING), progress(silent=args.json) as tell:
             try:
-                answer = import_module(f"kvplan.cli.{named}").run(args, tell)
+                answer = getattr(import_module(f"kvplan.cli.{COMMANDS[named][0]}"), f"run_{named}")(args, tell)
             except IncompatibleLayoutsError as error:
                 answer = Finding(named, _one_line(error), status=FINDING)
         if isinstance(answer, Finding):
@@ -138,7 +139,7 @@ def _parser(named: str) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"kvplan {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name, summary in COMMANDS.items():
+    for name, (module, summary) in COMMANDS.items():
         command = commands.add_parser(
             name,
             help=summary,
@@ -147,7 +148,7 @@ def _parser(named: str) -> argparse.ArgumentParser:
             allow_abbrev=False,
         )
         if name == named:
-            import_module(f"kvplan.cli.{name}").add_arguments(command)
+            getattr(import_module(f"kvplan.cli.{module}"), f"add_{name}")(command)
             command.add_argument("--json", action="store_true", help=f"one JSON object (schema kvplan.{name})")
             parser.named = name
     return parser

@@ -144,49 +144,41 @@ def add_pictures(parser: Any) -> None:
     asked = "draw one block's bytes below the facts (default on a terminal where they fit)"
     parser.add_argument("--picture", action="store_true", help=asked)
     parser.add_argument("--svg", metavar="FILE", help="write the picture as SVG")
-    parser.add_argument("--png", metavar="FILE", help="write the picture as PNG (needs cairosvg)")
     parser.add_argument("--block", type=whole, default=0, metavar="N", help="the block that is drawn (default 0)")
 
 
 def pictures(args: argparse.Namespace, layout: KVLayout) -> Any:
-    """Write the pictures that the arguments name, and return the one for the screen, or None.
+    """Write the picture that the arguments name, and return the one for the screen, or None.
 
     Raises:
         BlockIndexError: the layout has no such block.
-        KVPlanError: a picture for the screen together with JSON, a file that cannot be written, no cairosvg, or a block
-            of too many runs.
+        KVPlanError: a picture for the screen together with JSON, a file that cannot be written, or a block of too many
+            runs.
     """
     if not 0 <= args.block < layout.num_blocks:
         raise BlockIndexError(f"--block {args.block}; blocks are 0 to {layout.num_blocks - 1}")
     if args.json and args.picture:
         raise KVPlanError("--picture draws in the terminal and --json prints one object; give one of the two")
-    asked = {option: name for option, name in (("--svg", args.svg), ("--png", args.png)) if name is not None}
-    for option, name in asked.items():
-        check_file(option, name)
+    if args.svg is not None:
+        check_file("--svg", args.svg)
     size = shutil.get_terminal_size()
     uninvited = not args.json and sys.stdout.isatty() and size.columns >= WIDE_ENOUGH
-    if not (args.picture or asked or uninvited):
+    if not (args.picture or args.svg is not None or uninvited):
         return None
     from kvplan.draw.block import block_picture
-    from kvplan.draw.png import check_png, png_of
-    from kvplan.draw.svg import block_svg, colours
-    from kvplan.draw.text import block_lines, encodable
+    from kvplan.draw.svg import colours, svg
+    from kvplan.draw.text import block_lines
 
-    if args.png is not None:
-        check_png()
     try:
         picture = block_picture(layout.built, args.block)
     except LayoutError:
-        if args.picture or asked:
+        if args.picture or args.svg is not None:
             raise
         return None  # nobody asked for it
-    for option, name in asked.items():
-        svg = block_svg(picture)
-        write_file(option, name, svg.encode() if option == "--svg" else png_of(svg))
-    if not (args.picture or uninvited):
-        return None
-    lines = block_lines(picture, size.columns, ascii_only=not encodable(sys.stdout.encoding))
-    if not args.picture and len(lines) >= size.lines:
+    if args.svg is not None:
+        write_file("--svg", args.svg, svg(picture).encode())
+    lines = block_lines(picture, size.columns)
+    if not (args.picture or (uninvited and len(lines) < size.lines)):
         return None
     from rich.text import Text
 

@@ -190,7 +190,7 @@ def _allocations(layout: Built, block: int) -> tuple[list[Band], int]:
     several = []
     for alike in kinds.values():
         each = [band for band, _ in alike]
-        band = each[0] if len(each) == 1 else _row("allocation", len(each), each.__getitem__, lambda *_: ALLOCATIONS)
+        band = each[0] if len(each) == 1 else _row("allocation", each, lambda *_: ALLOCATIONS)
         name = named([component for _, components in alike for component in components])
         several.append(replace(band, name=name))
     return several, len(within)
@@ -231,8 +231,8 @@ def _nest(items: Sequence[_Item], gaps: Gaps) -> Band:
     same = len({item.loops[:1] for item in items}) == 1 and first.loops
     if same and max(item.end for item in inside) - low <= first.loops[0].stride:
         outer, child = first.loops[0], _nest(inside, gaps)
-        at = lambda k: replace(child, name=outer.name(k), start=low + k * outer.stride)  # noqa: E731
-        return _row(outer.axis, outer.steps, at, gaps, outer.stride)
+        every = [replace(child, name=outer.name(k), start=low + k * outer.stride) for k in range(outer.steps)]
+        return _row(outer.axis, every, gaps)
     for axis in ("part", "layer", "head"):
         groups: dict[object, list[_Item]] = {}
         for item in sorted(items, key=lambda item: item.address):
@@ -263,45 +263,36 @@ def _in_order(axis: str, items: dict[object, list[_Item]], gaps: Gaps) -> Band:
     loops = []
     for group in groups:
         numbers = "-".join(band.name.rpartition(" ")[2] for band in (group[0], group[-1]))
-        several = len(group) > 1 and _row(axis, len(group), group.__getitem__, gaps, group[1].start - group[0].start)
-        loops.append(replace(several, name=f"{axis}s {numbers}") if several else group[0])
-    return loops[0] if len(loops) == 1 else _row(axis, len(loops), loops.__getitem__, gaps)
+        loops.append(replace(_row(axis, group, gaps), name=f"{axis}s {numbers}") if len(group) > 1 else group[0])
+    return loops[0] if len(loops) == 1 else _row(axis, loops, gaps)
 
 
-def _row(axis: str, count: int, at: Callable[[int], Band], gaps: Gaps, step: int | None = None) -> Band:
-    """Return the band of some bands in order of address; those of a ``step``, and allocations, are alike."""
-    alike = step is not None or axis == "allocation"
-    first, last = at(0), at(count - 1)
-    every = [first] if alike else [at(k) for k in range(count)]
-    apart = gaps(first.stop, at(1).start)
-    shown = [at(k) for k in range(min(count, SHOWN))]
+def _row(axis: str, every: Sequence[Band], gaps: Gaps) -> Band:
+    """Return the band of some bands in order of address; those of allocations are alike."""
+    count, first, last = len(every), every[0], every[-1]
+    steps = {b.start - a.start for a, b in pairwise(every)}
+    step = steps.pop() if axis != "allocation" and len(steps) == len({band.shape for band in every}) == 1 else None
+    alike = axis == "allocation" or (step is not None and axis != "part" and len({band.kind for band in every}) == 1)
+    apart = gaps(first.stop, every[1].start)
+    shown = [*every[:SHOWN]]
     if count + (count - 1) * len(apart) > CELLS or count > SHOWN:
         begin = 1 if alike else 2
-        left_out = [at(begin), at(count - 2)] if alike else every[begin:-1]
         between = () if step == first.nbytes else apart or (Band("", 1, bands.SPACE),)
-        shown = [*shown[:begin], _left_out(left_out, count - 1 - begin, between), last]
+        shown = [*every[:begin], _left_out(every[begin:-1], between), last]
     cells = [shown[0]]
     for band in shown[1:]:
         cells += [*gaps(cells[-1].stop, band.start), band]
-    touching = (count - 1) * (step == first.nbytes) if alike else sum(a.stop == b.start for a, b in pairwise(every))
-    if not alike:
-        steps = {b.start - a.start for a, b in pairwise(every)}
-        step = steps.pop() if len(steps) == len({band.shape for band in every}) == 1 else None
     parts = tuple(dict.fromkeys(part for cell in cells for part in cell.parts))
-    content, runs = (
-        sum(counts) * (count if alike else 1) for counts in zip(*((b.content, b.runs) for b in every), strict=True)
-    )
+    content, runs = sum(band.content for band in every), sum(band.runs for band in every)
+    runs -= sum(a.stop == b.start for a, b in pairwise(every))
     fill = parts[0] if len(parts) == 1 else bands.MIXED
-    return Band(
-        "", last.stop - first.start, fill, content, tuple(cells), runs - touching, axis, count, step, start=first.start
-    )
+    return Band("", last.stop - first.start, fill, content, tuple(cells), runs, axis, count, step, start=first.start)
 
 
-def _left_out(left_out: Sequence[Band], count: int, apart: tuple[Band, ...]) -> Band:
-    """Return a pale band for some bands, of which all, or the first and the last, are given, with three examples."""
+def _left_out(left_out: Sequence[Band], apart: tuple[Band, ...]) -> Band:
+    """Return a pale band for some bands, with three examples."""
     like, alike = left_out[0], len({band.kind for band in left_out}) == 1
-    content = count * like.content if alike else sum(band.content for band in left_out)
-    name = f"{count:,} {'more' if alike else 'others'}"
-    nbytes = left_out[-1].stop - like.start
+    name = f"{len(left_out):,} {'more' if alike else 'others'}"
+    nbytes, content = left_out[-1].stop - like.start, sum(band.content for band in left_out)
     cells = (like, *apart, like, *apart, like)
-    return Band(name, nbytes, like.fill, content, cells, count=count, pale=True, start=like.start)
+    return Band(name, nbytes, like.fill, content, cells, count=len(left_out), pale=True, start=like.start)

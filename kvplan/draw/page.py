@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from html import escape
-from typing import NamedTuple
 
 STYLE = """
 :root{color-scheme:light dark;--ink:#1b1b1b;--faint:#5a5a5a;--page:#fff;--rule:#d5d5d5;--sheet:#f6f6f6;--mark:#0058a3}
@@ -18,41 +17,27 @@ p.about{color:var(--faint);margin:0 0 1.5rem}nav a{margin-right:1rem;color:var(-
 table{border-collapse:collapse;margin:.5rem 0}td,th{padding:.15rem .9rem .15rem 0;text-align:left;vertical-align:top}
 th{color:var(--faint);font-weight:500}td{white-space:pre-wrap}td.number{text-align:right;font-variant-numeric:tabular-nums}
 pre{font:13px/1.45 ui-monospace,monospace;background:var(--sheet);padding:.75rem 1rem;overflow-x:auto;border-radius:4px}
-table.bars{width:100%}td.bar{width:50%}td.bar span{display:block;height:.8rem;margin-top:.35rem;background:var(--mark)}
 figure{margin:.75rem 0;overflow-x:auto}img{width:100%;min-width:48rem;height:auto}
-h3{font-size:1rem;margin:1rem 0 .25rem}summary{cursor:pointer;color:var(--mark)}
+h3{font-size:1rem;margin:1rem 0 .25rem}
 @media print{nav{display:none}img{min-width:0}}
 """.strip()
 
-LONGEST = 10  # a longer bar, in lengths of the shortest one, is cut
 
-
-class Section(NamedTuple):
-    """One part of a page.
-
-    Attributes:
-        title: title as plain text.
-        body: content as HTML.
-    """
-
-    title: str
-    body: str
-
-
-def page(title: str, about: str, sections: Sequence[Section]) -> str:
-    """Return the whole page as HTML.
+def page(title: str, about: str, sections: dict[str, str]) -> str:
+    """Return the whole page as HTML; it begins with links to its sections.
 
     Args:
         title, about: title and introduction, as plain text.
-        sections: the sections of the page. The page begins with links to them.
+        sections: by its title in plain text, the content of each section as HTML.
 
-    >>> made = page("A < B", "today", [Section("Facts", text("1 & 2"))])
-    >>> made.startswith("<!doctype html>"), "A &lt; B" in made, "<pre>1 &amp; 2</pre>" in made, "http" in made
+    >>> html = page("A < B", "today", {"Facts": text("1 & 2")})
+    >>> html.startswith("<!doctype html>"), "A &lt; B" in html, "<pre>1 &amp; 2</pre>" in html, "http" in html
     (True, True, True, False)
     """
-    links = " ".join(f'<a href="#part-{k}">{escape(one.title)}</a>' for k, one in enumerate(sections))
+    links = " ".join(f'<a href="#part-{k}">{escape(name)}</a>' for k, name in enumerate(sections))
     parts = "\n".join(
-        f'<section id="part-{k}"><h2>{escape(one.title)}</h2>\n{one.body}\n</section>' for k, one in enumerate(sections)
+        f'<section id="part-{k}"><h2>{escape(name)}</h2>\n{body}\n</section>'
+        for k, (name, body) in enumerate(sections.items())
     )
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
@@ -67,7 +52,7 @@ def text(content: str) -> str:
     return f"<pre>{escape(content)}</pre>"
 
 
-def table(rows: Iterable[Sequence[str]], header: Sequence[str] = (), *, right: Sequence[int] = ()) -> str:
+def table(rows: Iterable[Sequence[str]], header: Sequence[str] = (), right: Collection[int] = ()) -> str:
     """Return cells of plain text as an HTML table.
 
     Args:
@@ -80,44 +65,12 @@ def table(rows: Iterable[Sequence[str]], header: Sequence[str] = (), *, right: S
     """
     lines = ["".join(f"<th>{escape(cell)}</th>" for cell in header)] if header else []
     for row in rows:
-        cells = [_cell(cell, named=not header and not k, number=k in right) for k, cell in enumerate(row)]
-        lines.append("".join(cells))
+        tags = ["th" if not (header or k) else 'td class="number"' if k in right else "td" for k in range(len(row))]
+        lines.append("".join(f"<{tag}>{escape(cell)}</{tag[:2]}>" for tag, cell in zip(tags, row, strict=True)))
     return f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
-
-
-def bars(rows: Sequence[tuple[str, float, str]]) -> str:
-    """Return a bar chart as an HTML table. A bar of more than ten times the shortest is cut, and marked.
-
-    Args:
-        rows: for each bar its label, its length in any unit, and its length in words.
-
-    >>> bars([("kernel", 2.0, "2 s"), ("staged", 1.0, "1 s")]).count("width:50.0%")
-    1
-    """
-    lengths = [length for _, length, _ in rows]
-    full = min(max(lengths, default=0.0), LONGEST * min(lengths, default=0.0)) or 1.0
-    lines = [
-        f'<tr><th>{escape(label)}</th><td class="number">{escape(words)}</td>'
-        f'<td class="bar"><span style="width:{100 * min(length / full, 1):.1f}%"></span></td>'
-        f"<td>{'cut' if length > full else ''}</td></tr>"
-        for label, length, words in rows
-    ]
-    return f'<table class="bars">{"".join(lines)}</table>'
-
-
-def _cell(content: str, *, named: bool, number: bool) -> str:
-    if named:
-        return f"<th>{escape(content)}</th>"
-    kind = ' class="number"' if number else ""
-    return f"<td{kind}>{escape(content).replace(chr(10), '<br>')}</td>"
 
 
 def figure(svg: str, alt: str) -> str:
     """Return an HTML image of a picture. As an image, its styles and names do not affect the page."""
     data = b64encode(svg.encode()).decode()
     return f'<figure><img alt="{escape(alt)}" src="data:image/svg+xml;base64,{data}"></figure>'
-
-
-def folded(summary: str, body: str) -> str:
-    """Return HTML that is hidden until the user clicks on its summary line."""
-    return f"<details><summary>{escape(summary)}</summary>\n{body}</details>"

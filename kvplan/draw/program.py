@@ -125,6 +125,25 @@ def _stripe(
     components: Sequence[Component], pairs: Sequence[Pair], src: int, dst: int, nbytes: int
 ) -> tuple[tuple[str, ...], Band]:
     """Return what a run holds of each axis, "" if nothing is to say, and its band."""
+    values, parts = _coordinates(components, pairs, src, nbytes)
+    cells = tuple(Band("", 1, part, 1) for part in parts) if len(parts) > 1 else ()
+    title = f"{_words(values)}: {nbytes:,} bytes from {src:#x} to {dst:#x}"
+    return values, Band("", nbytes, bands.MIXED if cells else parts[0], nbytes, cells, title=title)
+
+
+def run_words(components: Sequence[Component], pairs: Sequence[Pair], address: int, nbytes: int) -> str:
+    """Return the coordinates of a run in words, from its address in the source."""
+    return _words(_coordinates(components, pairs, address, nbytes)[0])
+
+
+def _words(values: Sequence[str]) -> str:
+    return ", ".join(f"{axis} {value}" for axis, value in zip(AXES, values, strict=True) if value)
+
+
+def _coordinates(
+    components: Sequence[Component], pairs: Sequence[Pair], src: int, nbytes: int
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return what a run holds of each axis, "" if nothing is to say, and its parts."""
     (low, pair), (high, other) = (locate_byte(components, pairs, "src", at) for at in (src, src + nbytes - 1))
     parts = tuple(dict.fromkeys((low.part, high.part)))
     values = [_span(low.layer, high.layer), " ".join(parts), "", "", ""]
@@ -132,11 +151,7 @@ def _stripe(
         form, partly = pair.src.form, (low.byte, high.byte) != (0, pair.nbytes - 1)
         values[2:] = ["" if form.opaque else _span(low.token, high.token), _span(low.head, high.head) * form.headed,
                       _span(low.byte, high.byte) * partly]  # fmt: skip
-    named = ", ".join(f"{axis} {value}" for axis, value in zip(AXES, values, strict=True) if value)
-    cells = tuple(Band("", 1, part, 1) for part in parts) if len(parts) > 1 else ()
-    fill = bands.MIXED if cells else parts[0]
-    title = f"{named}: {nbytes:,} bytes from {src:#x} to {dst:#x}"
-    return tuple(values), Band("", nbytes, fill, nbytes, cells, title=title)
+    return tuple(values), parts
 
 
 def _span(low: int, high: int) -> str:

@@ -74,9 +74,6 @@ def svg(picture: Picture) -> str:
     ])  # fmt: skip
 
 
-block_svg = svg
-
-
 def colours(parts: Sequence[str]) -> dict[str, str]:
     """Return a colour for each part. K, V and latents always have the same colours.
 

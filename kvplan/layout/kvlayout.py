@@ -365,7 +365,7 @@ class KVLayout:
         """Return HTML for notebooks: the facts, and the bytes of block 0 as a picture."""
         from kvplan.draw.notebook import layout_html
 
-        return layout_html(self.built, self.layers, self.heads, self.addresses)
+        return layout_html(self)
 
 
 def _loaded(record: Built) -> KVLayout:

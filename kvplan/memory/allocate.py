@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from os import PathLike
 
-from kvplan.advise.host_order import Wanted
+from kvplan.advise.advise import Wanted
 from kvplan.base.quoting import quoted
 from kvplan.errors import LayoutError
 from kvplan.layout.kvlayout import KVLayout
@@ -37,9 +37,9 @@ def allocate(
 
     Args:
         notation: the pool's notation, for example ``"block layer kv token head dim"``; or ``"auto"`` for the order
-            whose loads and stores are predicted to take the least time together, as ``kvplan advise`` prints it. Axes
-            may be split. Parts or layers of different shapes get one page for all, or an allocation each; a
-            shared pool with a name is one allocation. For parts of several sizes and dtypes on one page, write the axes
+            that moves in the fewest runs, then extents, as ``kvplan advise`` prints it. Axes may be split. Parts or
+            layers of different shapes get one page for all, or an allocation each; a shared pool with a name is one
+            allocation. For parts of several sizes and dtypes on one page, write the axes
             that all parts share, then the parts in the order of their bytes, each with its own axes:
             ``"block layer | k v: head token dim | k_scale v_scale: head token"``. If layers have several shapes, write
             ``layer`` behind the ``|``: those of each shape then stand together.

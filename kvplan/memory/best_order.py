@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvplan.advise.host_order import Wanted, host_orders, pricing_for
-from kvplan.advise.order_specs import parts_of
-from kvplan.cost.store import profile_of
+from kvplan.advise.advise import Wanted, host_orders
+from kvplan.advise.orders import parts_of
 from kvplan.errors import LayoutError
 from kvplan.layout.kvlayout import KVLayout
 
@@ -24,8 +23,7 @@ def allocated(like: KVLayout, wanted: Wanted, make: Callable[..., KVLayout]) -> 
     Raises:
         LayoutError: no order of axes holds the content.
     """
-    pricing = pricing_for(like, wanted.device, profile_of(None)[0])
-    advice = host_orders(like, pricing, wanted=wanted)
+    advice = host_orders(like, wanted)
     if not advice.orders:
         raise LayoutError(
             f"'auto' found no order of a pool for {like}: {advice.reason}; give a notation, or allocate each part from "

@@ -248,9 +248,9 @@ class CopyProgram:
         return svg(program_picture(self.program, self.src, self.dst, repr(self)))
 
     def _repr_html_(self) -> str:
-        from kvplan.draw.notebook import program_html
+        from kvplan.draw.notebook import text_html
 
-        return program_html(self)
+        return text_html(self.explain(), self.diagram())
 
     def __repr__(self) -> str:
         low, high = self.run_nbytes

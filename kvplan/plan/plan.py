@@ -192,11 +192,6 @@ class Plan:
         number = check_side(side)
         return nixl_lists(self.strided() if strided else self.descriptors(), self.layouts)[number]
 
-    def _repr_html_(self) -> str:
-        from kvplan.draw.notebook import plan_html
-
-        return plan_html(self)
-
     def __repr__(self) -> str:
         return f"Plan({self.direction} of {self.units} units, {self.nbytes} bytes)"
 

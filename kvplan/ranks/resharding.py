@@ -190,9 +190,9 @@ class Resharding(Mapping[tuple[int, int], "PairProgram"]):
         return ranks(_picture_of(self))
 
     def _repr_html_(self) -> str:
-        from kvplan.draw.notebook import resharding_html
+        from kvplan.draw.notebook import text_html
 
-        return resharding_html(self)
+        return text_html(str(self), self.diagram())
 
     def __str__(self) -> str:
         counts = [count_of(len(self.sources), "source"), count_of(len(self.destinations), "destination")]

@@ -64,7 +64,7 @@ def found(monkeypatch):
                 yield from some
 
         monkeypatch.setattr("kvplan.measure.bench.Run", Run)
-        monkeypatch.setattr(command, "_need_torch", lambda device: None)
+        monkeypatch.setattr(command, "need_torch", lambda device: None)
         named = machine.Machine("NVIDIA H100 80GB HBM3", "580.159.04", machine.Link(5, 16), 13000, "", None)
         monkeypatch.setattr(machine, "machine", lambda ordinal: named)
         return asked
@@ -221,4 +221,4 @@ def test_without_torch():
     code = "import sys; sys.modules['torch'] = None; from kvplan.cli import main; sys.exit(main(sys.argv[1:]))"
     done = python("-c", code, "bench", "--device", "cpu")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "kvplan: a bench needs torch; pip install torch\n"
+    assert done.stderr == "kvplan: measuring needs torch; pip install torch triton\n"

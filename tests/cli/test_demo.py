@@ -10,7 +10,7 @@ from kvplan.cli import demo, main
 
 pytestmark = [pytest.mark.slow, pytest.mark.slow]
 
-SMALL = ["--requests", "3", "--tokens", "48", "--speed-mib", "1"]
+SMALL = ["--requests", "3", "--tokens", "48"]
 
 
 @pytest.fixture
@@ -19,19 +19,19 @@ def run(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
 
     def run(*given, tamper=None):
-        monkeypatch.setattr(demo, "run", partial(demo.run, tamper=tamper))
+        monkeypatch.setattr(demo, "run_demo", partial(demo.run_demo, tamper=tamper))
         return main(["demo", *SMALL, *given])
 
     return run
 
 
 def check_facts(facts, *, equal=True):
-    assert facts["schema"] == "kvplan.demo/1"
-    assert facts["equal"] is facts["passed"] is equal
+    assert facts["schema"] == "kvplan.demo/2"
+    assert facts["passed"] is equal
     assert facts["old_blocks_destroyed"]
     assert facts["num_requests"] == len(facts["requests"]) == 3
-    cache, pool, program = facts["layouts"]["cache"], facts["layouts"]["pool"], facts["program"]
-    assert (cache["block_tokens"], pool["block_tokens"], program["unit_tokens"]) == (16, 64, 16)
+    cache, pool = facts["layouts"]["cache"], facts["layouts"]["pool"]
+    assert (cache["block_tokens"], pool["block_tokens"]) == (16, 64)
     blocks, partly = 0, False
     for request in facts["requests"]:
         old, new, host = request["old_blocks"], request["new_blocks"], request["host_blocks"]
@@ -46,14 +46,9 @@ def check_facts(facts, *, equal=True):
     olds = {block for request in facts["requests"] for block in request["old_blocks"]}
     assert olds.isdisjoint(block for request in facts["requests"] for block in request["new_blocks"])
     # A unit holds 4 layers of K and V, 16 tokens of 4 heads of 32 float32: 8 runs of 8192 bytes.
-    assert (program["unit_nbytes"], program["runs"], program["run_nbytes"]) == (65536, 8, [8192, 8192])
     assert facts["units"] == blocks
-    assert facts["nbytes"] == blocks * 65536 == facts["transfers"]["store"]["nbytes"]
-    assert facts["transfers"]["load"]["nbytes"] == facts["nbytes"]
+    assert facts["nbytes"] == blocks * 65536
     assert facts["descriptors"] == {"rows": blocks * 8 * 16 * 4, "before": blocks * 8, "after": blocks * 8}
-    speed = facts["speed"]
-    assert speed["nbytes"] == 1 << 20
-    assert min(speed["kvplan_gb_per_s"], speed["memcpy_gb_per_s"], speed["ratio"]) > 0
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +64,7 @@ def test_tokens_are_those_of_an_undisturbed_engine(run, capsys):
     facts = json.loads(out)
     check_facts(facts)
     assert err == ""
-    assert (facts["engine"], facts["compared"], facts["missing"]) == ("transformers", "generated tokens", [])
+    assert (facts["engine"], facts["compared"], facts["missing"]) == ("transformers", "generated tokens", None)
     assert facts["control"] == {"requests_changed": 3}
     assert all(6 <= request["generated_before"] < 48 for request in facts["requests"])
 
@@ -108,31 +103,19 @@ def test_a_plain_demo_can_fail(run, capsys):
 
 
 @pytest.mark.engine
-def test_without_the_engine_it_says_so_and_takes_tensors(run, capsys, monkeypatch):
+def test_without_the_engine_it_says_so_and_takes_arrays(run, capsys, monkeypatch):
     pytest.importorskip("torch")
     monkeypatch.setitem(sys.modules, "transformers", None)
     assert run() == 0
     out, err = capsys.readouterr()
     assert err.startswith("kvplan: the engine cannot be imported (")
-    assert "; this is the plain demo, on tensors. To install the engine, about 250 MB: pip install torch" in err
-    assert "A cache of plain tensors" in out
+    assert "; this is the plain demo, on arrays. To install the engine, about 250 MB: pip install torch" in err
+    assert "A cache of plain arrays" in out
     assert out.splitlines()[-1].startswith("PASS: bytes of the cache are equal in all 3 requests")
     assert max(map(len, out.splitlines())) <= 80
 
 
-def test_without_torch_it_says_so_and_takes_arrays(run, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch", None)
-    assert run("--json") == 0
-    out, err = capsys.readouterr()
-    facts = json.loads(out)
-    check_facts(facts)
-    assert facts["engine"] == "numpy"
-    assert len(facts["missing"]) == len(err.splitlines()) == 2
-    assert err.splitlines()[1].endswith("; the tensors are numpy arrays")
-
-
-@pytest.mark.parametrize("engine", ["transformers", "torch"])
-def test_an_engine_asked_for_by_name_must_be_there(run, engine, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch", None)
-    assert run("--engine", engine) == 2
-    assert capsys.readouterr().err.startswith(f"kvplan: --engine {engine} cannot be imported: ")
+def test_an_engine_asked_for_by_name_must_be_there(run, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert run("--engine", "transformers") == 2
+    assert capsys.readouterr().err.startswith("kvplan: --engine transformers cannot be imported: ")

@@ -7,7 +7,8 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from kvplan.cli import doctor, main
+from kvplan.cli import machine as doctor
+from kvplan.cli import main
 from kvplan.cuda.driver import loaded
 from kvplan.cuda.machine import Link
 from tests.commands import BLOCKED, answer, document, python

@@ -29,10 +29,10 @@ def test_without_rich(capsys, monkeypatch):
 
 
 def test_an_interrupt_is_one_line(capsys, monkeypatch):
-    import kvplan.cli.inspect
+    import kvplan.cli.layouts
 
     def interrupted(args, tell):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(kvplan.cli.inspect, "run", interrupted)
+    monkeypatch.setattr(kvplan.cli.layouts, "run_inspect", interrupted)
     assert fails(capsys, "inspect", GPU, code=130) == "interrupted"

@@ -9,7 +9,8 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from kvplan import KVLayout, KVPlanError
-from kvplan.cli import doctor, main
+from kvplan.cli import machine as commands
+from kvplan.cli import main
 from kvplan.cli.answer import DOCUMENTS
 from kvplan.cli.main import COMMANDS
 from kvplan.cli.screen import schema_of
@@ -84,7 +85,7 @@ def test_a_page_and_a_dump(capsys, tmp_path):
 def test_the_doctor(capsys, monkeypatch, facts):
     if facts is None:
         facts = gather("cuda:0", busy=False)
-    monkeypatch.setattr(doctor, "gather", lambda device, *, busy: replace(facts, device=device))
+    monkeypatch.setattr(commands, "gather", lambda device, *, busy: replace(facts, device=device))
     main(["doctor", "--json"])
     valid(json.loads(capsys.readouterr().out))
 

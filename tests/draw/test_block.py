@@ -87,8 +87,8 @@ def test_each_kind_of_layer_has_its_rows():
     assert captions[0] == "allocation x 3, 32 bytes of the block in each, in layers 0-1,3"
     assert "allocation x 2, 64 bytes of the block in each, in layers 2,5" in captions
     shown = layout._repr_html_()
-    assert "<th>layers 0-1, 3</th><td>k: 2 heads of 4 bytes a token; v: 2 heads of 4 bytes a token</td>" in shown
-    assert "<th>layers 2, 5</th><td>k: 2 heads of 8 bytes a token; v: 2 heads of 8 bytes a token</td>" in shown
+    assert "<th>layers 0-1, 3</th><td>k, v: 2 heads of 4 bytes a token</td>" in shown
+    assert "<th>layers 2, 5</th><td>k, v: 2 heads of 8 bytes a token</td>" in shown
 
 
 def test_heads_in_allocations_of_their_own_are_named():

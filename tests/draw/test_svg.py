@@ -10,7 +10,9 @@ import pytest
 
 from kvplan import KVLayout
 from kvplan.draw.block import block_picture
-from kvplan.draw.svg import MARGIN, STYLE, WIDTH, block_svg
+from kvplan.draw.notebook import layout_facts, text_html
+from kvplan.draw.page import table
+from kvplan.draw.svg import MARGIN, STYLE, WIDTH, svg
 from tests import unknown
 from tests.commands import ROOT, SPECS
 from tests.draw.drawn_layouts import CASES, PADDED_PAGE
@@ -23,7 +25,7 @@ PICTURES = {"split-kv-80-layers": SPECS / "gpu_split_kv.toml", "padded-page": PA
 
 
 def svg_of(given, block=0):
-    return block_svg(block_picture(KVLayout.from_spec(given).built, block))
+    return svg(block_picture(KVLayout.from_spec(given).built, block))
 
 
 def text_boxes(root):
@@ -93,37 +95,28 @@ def facts_of(layout):
 
 
 def test_a_notebook_says_what_inspect_says():
-    assert facts_of(unknown.padded_split_kv()) == {
+    layout = unknown.padded_split_kv()
+    assert facts_of(layout) == layout_facts(layout) == {
         "layout": "layer: kv block token head dim", "content": "uint8 on cuda:0, made-up addresses",
         "layers": "2 (0-1)", "parts": "k, v", "heads": "2 (0-1)", "blocks": "3 of 4 tokens",
-        "a token": "64 bytes", "a block": "256 bytes", "all blocks": "768 bytes", "padding": "192 bytes, 20 %",
+        "a token": "64 bytes", "a block": "256 bytes", "all blocks": "768 bytes",
+        "padding": "192 bytes, 20 %\nbetween 192 bytes, block 64 bytes",
+        "contiguous": "a block is 4 extents of 64 bytes", "regions": "2 x 480 bytes", "seams": "none",
     }  # fmt: skip
     attention, state = map(facts_of, unknown.overlaid())
     assert (attention["layers"], attention["heads"]) == ("2 (0, 2)", "no axis of heads")
-    assert (state["a token"], state["padding"]) == ("no token slots; blocks move whole", "336 bytes, 21.9 %")
+    assert (state["a token"], state["padding"]) == (
+        "none: blocks move whole",
+        "336 bytes, 21.9 %\nbetween 280 bytes, after 56 bytes, block 56 bytes",
+    )
     # A part whose blocks move whole is of no one token: 16 bytes of each are the latent's.
     index = {"notation": "block dim", "part": "index", "sizes": {"block": 2, "dim": 100}, "address": 1 << 20}
     latent = {"notation": "block token dim", "dtype": "uint8", "sizes": {"block": 2, "token": 4, "dim": 16}}
     assert facts_of(KVLayout.from_spec({"layouts": [latent, index]}))["a token"] == (
-        "16 bytes, without index, which moves whole"
+        "16 bytes, without index: its blocks move whole"
     )
 
 
 def test_names_are_escaped():
-    layout = KVLayout.from_spec({"notation": "block dim", "sizes": {"block": 2, "dim": 8}})
-    layout.built = layout.built._replace(notation="<b>&")
-    assert "<td>&lt;b&gt;&amp;</td>" in layout._repr_html_()
-    assert "<b>" not in layout._repr_html_()
-
-
-# ---- PNG -------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_png_is_one():
-    pytest.importorskip("cairosvg")
-    from kvplan.draw.png import PIXELS, png_of
-
-    png = png_of(svg_of(PADDED_PAGE))
-    assert png[:8] == b"\x89PNG\r\n\x1a\n"
-    assert int.from_bytes(png[16:20]) == PIXELS
+    assert "<td>&lt;b&gt;&amp;</td>" in table([("parts", "<b>&")])
+    assert "<pre>&lt;b&gt;&amp;</pre>" in text_html("<b>&", "")

@@ -11,24 +11,15 @@ from tests.commands import hold_screen
 from tests.draw.drawn_layouts import CASES, PADDED_PAGE
 
 
-def screen(given, width, *, ascii_only=False):
-    return plain(block_lines(block_picture(KVLayout.from_spec(given).built), width, ascii_only=ascii_only)).split("\n")
+def screen(given, width):
+    return plain(block_lines(block_picture(KVLayout.from_spec(given).built), width)).split("\n")
 
 
 def test_a_padded_page_at_80_columns():
     hold_screen("block", "\n".join(screen(PADDED_PAGE, 80)) + "\n")
 
 
-def test_rows_of_656_bytes_without_block_characters():
-    hold_screen("block-ascii", "\n".join(screen(CASES["mla_fp8_padded"], 80, ascii_only=True)) + "\n")
-
-
 @pytest.mark.parametrize("width", [20, 40, 60, 80, 133])
 @pytest.mark.parametrize("name", CASES)
 def test_every_line_fits(name, width):
     assert max(map(len, screen(CASES[name], width))) <= max(width, NARROWEST)
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_ascii_is_ascii(name):
-    assert "\n".join(screen(CASES[name], 80, ascii_only=True)).isascii()

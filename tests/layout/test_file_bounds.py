@@ -100,7 +100,7 @@ def test_layers_that_hold_different_parts_are_compared(tmp_path, capsys):
     KVLayout.merge(apart).save(tmp_path / "b.json")
     assert main(["explain", str(tmp_path / "a.json"), str(tmp_path / "b.json"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out.partition("\n{")[2].join(["{", ""]))["first_break"]["holds"] == (
-        "2 parts of layers, whole rows"
+        "layer 0-1, part k v"
     )
 
 

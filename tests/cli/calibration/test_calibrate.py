@@ -24,33 +24,19 @@ store   24.0 GB/s by the copy engine, 22.0 by SMs
 device  1850.0 GB/s by the copy engine, 1750.0 by SMs
 note    a guess that was measured nowhere: run `kvplan calibrate`
 
-                         fixed   a piece     GB/s
-─────────────────────────────────────────────────
-load, kernel             65 us      1 ns     21.7
-load, copy_engine        80 us    500 ns     23.8
-load, copy_engine_2d    135 us    100 ns     23.8
-load, staged            140 us    500 ns     23.8
-store, kernel            65 us      1 ns     21.7
-store, copy_engine       80 us    500 ns     23.8
-store, copy_engine_2d   135 us    100 ns     23.8
-store, staged           140 us    500 ns     23.8
-device, kernel           65 us      0 ns  1,754.4
-device, copy_engine      75 us  3,700 ns  1,851.9
-device, copy_engine_2d  135 us  1,500 ns  1,851.9
-
-fixed; compute          decode         prefill
-─────────────────────────────────────────────────────
-load, kernel             71 us  x1.08   271 us  x1.08
-load, copy_engine        81 us  x1.04    81 us  x1.04
-load, copy_engine_2d    136 us  x1.02   136 us  x1.02
-load, staged            144 us  x1.06   344 us  x1.06
-store, kernel            71 us  x1.08   271 us  x1.08
-store, copy_engine       81 us  x1.04    81 us  x1.04
-store, copy_engine_2d   136 us  x1.02   136 us  x1.02
-store, staged           144 us  x1.06   344 us  x1.06
-device, kernel           71 us  x1.10   271 us  x1.10
-device, copy_engine      76 us  x1.10    76 us  x1.10
-device, copy_engine_2d  136 us  x1.04   136 us  x1.04
+                         fixed   a piece     GB/s  beside decode  beside prefill
+────────────────────────────────────────────────────────────────────────────────
+load, kernel             65 us      1 ns     21.7    71 us x1.08    271 us x1.08
+load, copy_engine        80 us    500 ns     23.8    81 us x1.04     81 us x1.04
+load, copy_engine_2d    135 us    100 ns     23.8   136 us x1.02    136 us x1.02
+load, staged            140 us    500 ns     23.8   144 us x1.06    344 us x1.06
+store, kernel            65 us      1 ns     21.7    71 us x1.08    271 us x1.08
+store, copy_engine       80 us    500 ns     23.8    81 us x1.04     81 us x1.04
+store, copy_engine_2d   135 us    100 ns     23.8   136 us x1.02    136 us x1.02
+store, staged           140 us    500 ns     23.8   144 us x1.06    344 us x1.06
+device, kernel           65 us      0 ns  1,754.4    71 us x1.10    271 us x1.10
+device, copy_engine      75 us  3,700 ns  1,851.9    76 us x1.10     76 us x1.10
+device, copy_engine_2d  135 us  1,500 ns  1,851.9   136 us x1.04    136 us x1.04
 """
 
 

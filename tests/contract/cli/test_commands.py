@@ -58,8 +58,6 @@ ROWS = {
     "inspect-model-states": "inspect --model jamba-v0.1 --no-advice",
     "inspect-model-compressed": "inspect --model deepseek-v4-flash --no-advice",
     "inspect-model-replicated": "inspect --model qwen3-30b-a3b --tp 8 --host-block-tokens 64 --no-advice",
-    "inspect-model-peer": "inspect --model llama-3.1-8b --peer nvlink --peer-block-tokens 64 --no-advice",
-    "inspect-model-nixl": "inspect --model llama-3.1-8b --peer nixl --no-advice",
     "inspect-config": "inspect --config config.json --host-block-tokens 64 --no-advice",
     "inspect-models": "inspect --model",
     "plan": f"plan {EQUAL} --src 0,1,5 --dst 4,2,3",
@@ -79,8 +77,13 @@ ROWS = {
     "explain-padding": 'explain padded.json "block layer kv token head dim" --dtype uint8 '
     "--dst-sizes layer=2,block=8,token=8,head=2,dim=8",
     "diff": f"diff {GPU} {HOST}",
-    "advise": f"advise {GPU} --tokens 1024",
-    "advise-host": f"advise {GPU} {LARGE} --direction load --tokens 1024 --overlap decode",
+    "advise": f"advise {GPU}",
+    "advise-host": f"advise {GPU} {LARGE}",
+    "advise-kinds": "advise kinds.json --block-tokens 8",
+    "advise-refused": f'advise "block token head dim" "block token dim" {SMALL} --dst-sizes dim=16',
+    "advise-nothing": f'advise "block token head dim" "block token head dim" {SMALL} --dst-sizes head=3',
+    "explain-kinds": "explain kinds.json kinds_by_token.json",
+    "inspect-kinds": "inspect kinds.json",
     "explain": f"explain {UNEQUAL}",
     "explain-plan": f"explain {GPU} {HOST} --blocks 0-15 --profile h100",
     "explain-layers": f"explain {HOST} {GPU} --blocks 0-63 --profile h200 --by-layer",
@@ -100,8 +103,7 @@ ROWS = {
     "pairs-latent": "pairs --host mla-page-first",
     "pairs-impossible": "pairs --device mla --host page-first",
     "backends": "backends",
-    "demo": "demo --engine numpy --requests 2 --tokens 8 --speed-mib 1",
-    "demo-tensors": "demo --engine torch --requests 2 --tokens 8 --speed-mib 1",
+    "demo": "demo --engine numpy --requests 2 --tokens 8",
     "bench": "bench --device cpu --sizes 512 --counts 4 --directions load --hosts contiguous --paths host --memory 64K",
     "doctor": "doctor",
     "calibrate": "calibrate",
@@ -110,7 +112,6 @@ ROWS = {
     "usage-notation": 'inspect "layer: blok dim" --sizes layer=1',
 }
 MEASURES = ("bench", "doctor", "calibrate")  # this machine
-WITHOUT_GPU = (*MEASURES, "demo-tensors")  # where there is a GPU, it is used, and the answer is another one
 VARY = {
     ("demo", "alignment"),
     ("report", "nbytes"),
@@ -141,9 +142,7 @@ def masked(text: str, name: str) -> str:
 
 def masked_document(value: object, name: str, key: str = "") -> object:
     """The same of a document. Of a machine that is measured, keys stay, and of lists the first item."""
-    if isinstance(value, dict) and key == "speed":
-        return dict.fromkeys(value, "#")
-    if key in ("seconds", "versions") or (name.partition("-")[0], key) in VARY:
+    if key == "seconds" or (name.partition("-")[0], key) in VARY:
         return "#"
     if isinstance(value, dict):
         return {key: masked_document(item, name, key) for key, item in value.items()}
@@ -183,6 +182,23 @@ def files(tmp_path, monkeypatch):
     (tmp_path / "state.json").write_text(json.dumps(state))
     layers = {"notation": "layer block dim", "sizes": {"layer": 3, "block": 2, "dim": 8}, "layers": [2, 0, 1]}
     (tmp_path / "layers.json").write_text(json.dumps(layers))
+    sizes = {"block": 4, "token": 4}  # layers of two head sizes, and an index in one of them
+    for name, order in (
+        ("kinds", "layer: block kv token head dim"),
+        ("kinds_by_token", "layer: block token kv head dim"),
+    ):
+        kinds = [
+            {
+                "notation": order,
+                "layers": layers,
+                "address": k << 30,
+                "sizes": {**sizes, "layer": len(layers), "head": 4 // k, "dim": 8 * k},
+            }
+            for k, layers in ((1, [0, 1, 3]), (2, [2, 4]))
+        ]
+        kinds.append({"notation": "layer: block token dim", "part": "index", "dtype": "uint8", "layers": [2],
+                      "address": 4 << 30, "sizes": {**sizes, "layer": 1, "dim": 16}})  # fmt: skip
+        (tmp_path / f"{name}.json").write_text(json.dumps({"layouts": kinds}))
     config = {"model_type": "llama", "num_hidden_layers": 4, "num_attention_heads": 32, "hidden_size": 4096,
               "num_key_value_heads": 8, "torch_dtype": "bfloat16"}  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -206,7 +222,7 @@ def run(*arguments: str) -> tuple[int, str, str]:
 
 @pytest.mark.parametrize("name", ROWS)
 def test_text(name, files):
-    if name in WITHOUT_GPU and has_gpu():
+    if name in MEASURES and has_gpu():
         pytest.skip("the snapshot is of a machine without a GPU")
     status, out, notes = run(*shlex.split(ROWS[name]))
     assert status in (0, 1, 2)
@@ -220,7 +236,7 @@ def test_text(name, files):
 
 @pytest.mark.parametrize("name", [name for name in ROWS if name not in TEXT_ONLY])
 def test_json(name, files):
-    if name in WITHOUT_GPU and has_gpu():
+    if name in MEASURES and has_gpu():
         pytest.skip("the snapshot is of a machine without a GPU")
     status, out, _ = run(*shlex.split(ROWS[name]), "--json")
     if status == 2:

@@ -27,7 +27,7 @@ ROWS = rows(
         (["inspect", GPU, "--block", "1024"], "--block 1024 ... are 0 to 1023"),
         (["inspect", GPU, "--block=-1"], "'-1' ... whole number of at least 0"),
         (["inspect", GPU, "--picture", "--json"], "--picture draws in the terminal"),
-        (["inspect", GPU, "--png", "nowhere/made.png"], "'nowhere/made.png' ... written ... cannot"),
+        (["inspect", GPU, "--svg", "nowhere/made.svg"], "'nowhere/made.svg' ... written ... cannot"),
         (["inspect", str(ROOT)], "directory"),
         (["inspect", str(ROOT / "pyproject.toml")], "pyproject.toml ... 'build-system'"),
         (["inspect", GPU, "--dtype", "int8"], "dtype goes ... notation"),
@@ -68,10 +68,7 @@ ROWS = rows(
             (["demo", "--engine", "numpy", "--requests", text], f"--requests ... {text!r} ... at least 1")
             for text in ("0", "-1", "x")
         ],
-        *[
-            (["demo", "--engine", "numpy", option, "9" * 18], option)
-            for option in ("--requests", "--tokens", "--speed-mib")
-        ],
+        *[(["demo", "--engine", "numpy", option, "9" * 18], option) for option in ("--requests", "--tokens")],
         (["x" * 5000], "'xxx"),
         (["inspect", GPU, "--" + "x" * 5000], "--xxx"),
         (["bench", "--device", "x" * 5000], "'xxx"),
@@ -136,17 +133,7 @@ ROWS += rows(
         (["--model", "qwen3-8b", "--dtype", "int3"], "'int3' ... unknown ... dtype"),
         (["--model", "qwen3-8b", "--link-gbps", "x"], "'x' ... GB ... above 0"),
         (["--model", "qwen3-8b", "--link-gbps", "nan"], "nan ... rate"),
-        (
-            ["--model", "qwen3-8b", "--peer", "infiniband"],
-            "'infiniband' ... GPUs ... 'nvlink' ... 'pcie' ... GB/s",
-        ),
-        (["--model", "qwen3-8b", "--peer", "-1"], "'-1'"),
-        (["--model", "qwen3-8b", "--peer", "nvlink", "--peer-layout", "vlm"], "'vlm' ... layout ... peer"),
-        (["--model", "qwen3-8b", "--peer", "nvlink", "--peer-layout", "page-first"], "'page-first' ... neither"),
-        (["--model", "qwen3-8b", "--peer-layout", "vllm"], "--peer-layout needs"),
-        (["--model", "qwen3-8b", "--peer-block-tokens", "64"], "--peer-block-tokens needs"),
-        (["--model", "qwen3-8b", "--tokens", "32m"], "'32m' ... from 1 ... 31 ... 1, as ... in 32"),
-        (["--model", "qwen3-8b", "--tokens", "1k,0"], "'0' ... number ... tokens"),
+        (["--model", "qwen3-8b", "--tokens", "1k,0"], "'0' ... number ... least 1"),
         (["--model", "qwen3-8b", "--config", "a.json"], "--config ... not allowed with"),
         (["--model", "qwen3-8b", "--sizes", "layer=1"], "unrecognized arguments: --sizes"),
         (["--config", "nowhere.json"], "'nowhere.json' ... cannot read ... config"),
@@ -162,7 +149,7 @@ ROWS += rows(
         (("--sizes", "4K,,8K"), "'' ... size"),
         (("--sizes", "0"), "'0' ... size"),
         (("--sizes", "100"), "of 100 bytes ... of 8"),
-        (("--counts", "1e3"), "'1e3' ... in 16,1024"),
+        (("--counts", "1e3"), "'1e3' ... in 512"),
         (("--counts", "17"), "17 runs ... even number ... give"),
         (("--directions", "up"), "'up' ... unknown direction ... expected one"),
         (("--directions", ""), "directions ... empty"),

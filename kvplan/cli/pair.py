@@ -1,22 +1,23 @@
-"""``kvplan explain``: compare two layouts, print their copy program pass by pass, and the path of a plan."""
+"""``kvplan plan`` and ``explain``: the copies between two layouts, pass by pass, and the path of a plan."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Iterator
-from dataclasses import field, replace
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import field
+from itertools import chain, product
 from shutil import get_terminal_size
 from typing import Any
 
 from kvplan.advise.advise import advise
 from kvplan.advise.compare import OUTSIDE, Break, first_break, untouched
-from kvplan.advise.host_order import pricing_for
-from kvplan.base.numbers import count_of, exact
-from kvplan.cli.advise import OrderFacts, order_blocks, orders
-from kvplan.cli.answer import Answer, Part, Table, facts
-from kvplan.cli.arguments import SIDES, add_blocks, add_pair, add_shared, pair_of, whole
-from kvplan.cli.inspect import LayoutAnswer, times
-from kvplan.cli.plan import Size, by_size, listed_ids, sizes_in_words
+from kvplan.base.numbers import binary, count_of, exact
+from kvplan.cli.advise import AdviceFacts
+from kvplan.cli.answer import Address, Answer, Part, Table, facts, table
+from kvplan.cli.arguments import SIDES, add_blocks, add_pair, add_shared, block_ids, pair_of, whole
+from kvplan.cli.layouts import LayoutAnswer
 from kvplan.cli.screen import Tell, check_file, write_file
 from kvplan.cost.explain import Explained
 from kvplan.cost.explain import explain as cost_text
@@ -25,8 +26,11 @@ from kvplan.cost.model import candidates
 from kvplan.cost.policy import Policy, layer_edges
 from kvplan.cost.statistics import counted
 from kvplan.cost.store import profile_of
-from kvplan.errors import IncompatibleLayoutsError, KVPlanError, LayoutError
+from kvplan.draw.notebook import layers_text, layout_facts
+from kvplan.errors import BlockIndexError, IncompatibleLayoutsError, KVPlanError, LayoutError
+from kvplan.layout.components import ADDRESSES
 from kvplan.layout.kvlayout import KVLayout
+from kvplan.layout.views import views
 from kvplan.plan.copy_program import CopyProgram, compile_quietly
 from kvplan.plan.plan import Plan, direction_of
 from kvplan.program.explain import fitted
@@ -34,7 +38,169 @@ from kvplan.program.passes import passes
 from kvplan.program.program import Extents, Program, RunGroup
 from kvplan.program.unwritten import UnwrittenHeads
 
-EXAMPLES = """examples:
+PLAN_EXAMPLES = """examples:
+  kvplan plan examples/specs/gpu_split_kv.toml \\
+      examples/specs/host_block_first_64.toml \\
+      --src 0-10 --dst 0,1,3 --dst-skip 1 --limit all"""
+SHOWN_SIZES = 8
+
+
+class Side(Part, sources=(KVLayout,), names="notation device addresses"):
+    """One side of a pair."""
+
+    def __str__(self) -> str:
+        return f"{self.notation} on {self.device}{ADDRESSES[self.addresses]}"
+
+
+class Size(Part):
+    """Descriptors of one size.
+
+    Attributes:
+        count: their number.
+        nbytes: bytes of each.
+    """
+
+    count: int
+    nbytes: int
+
+    def __str__(self) -> str:
+        return f"{self.count}*[{self.nbytes}]"
+
+
+class Row(Part):
+    """One descriptor.
+
+    Attributes:
+        src, dst: addresses.
+        nbytes: bytes.
+        src_region, dst_region: numbers of regions, by address.
+        src_offset, dst_offset: bytes from the first byte of the region.
+    """
+
+    shown = "src, region: src_region, offset: src_offset, dst, region : dst_region, offset : dst_offset, nbytes"
+    src: Address
+    dst: Address
+    nbytes: int
+    src_region: int
+    src_offset: int
+    dst_region: int
+    dst_offset: int
+
+
+class PlanAnswer(Answer, sources=(Plan,), names="src dst direction nbytes units"):
+    """The copies that move some blocks from one layout to another.
+
+    Attributes:
+        src, dst: both sides.
+        unit_tokens: tokens of a unit; sub-blocks where all content is opaque.
+        unit: a unit in words: 16 tokens, 2 sub-blocks, or 1 whole block.
+        runs: contiguous copies before merging.
+        descriptors: of the flat lowering.
+        strided_rows: of the strided lowering.
+        sizes: all descriptors by size, the largest first.
+        rows: the first descriptors, in order of destination.
+    """
+
+    schema = "plan/1"
+    shown = "src, dst, direction, units, unit, nbytes, runs, descriptors, sizes: words, strided_rows"
+    src: Side
+    dst: Side
+    unit_tokens: int
+    unit: str
+    runs: int
+    descriptors: int
+    strided_rows: int
+    sizes: tuple[Size, ...]
+    rows: tuple[Row, ...]
+    words: str = field(kw_only=True)
+
+    def blocks(self) -> Iterable[Any]:
+        """Return the sums and the first descriptors."""
+        return [facts(self), *([table(self.rows)] if self.rows else [])]
+
+
+def add_plan(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    parser.epilog = PLAN_EXAMPLES
+    add_pair(parser)
+    add_shared(parser, "--reinterpret")
+    for side, done in zip(SIDES, ("read", "written"), strict=True):
+        words = f"blocks {done}, in order of tokens: 0,1,4-7"
+        parser.add_argument(f"--{side}", type=block_ids, required=True, metavar="IDS", help=words)
+    for side in SIDES:
+        words = f"units, not tokens, to skip in the first {side.upper()} block"
+        parser.add_argument(f"--{side}-skip", type=whole, default=0, metavar="UNITS", help=words)
+    parser.add_argument("--max-bytes", type=whole, metavar="N", help="bytes that no descriptor may exceed")
+    shown = "descriptors shown (default 10), or all"
+    parser.add_argument("--limit", type=_limit, default=10, metavar="ROWS", help=shown)
+
+
+def run_plan(args: argparse.Namespace, tell: Tell) -> PlanAnswer:
+    """Return the plan. Its descriptors are in order of destination."""
+    import numpy as np
+
+    tell(None, "planning")
+    src, dst = pair_of(args)
+    program = compile_quietly(src, dst, reinterpret=args.reinterpret)
+    ids = listed_ids("--src", args.src, src), listed_ids("--dst", args.dst, dst)
+    plan = program.plan(*ids, args.src_skip, args.dst_skip)
+    descriptors = plan.descriptors(args.max_bytes)
+    first = np.argsort(descriptors.dst)[: args.limit]
+    sizes = by_size(descriptors.size.tolist())
+    starts = [sorted(region.address for region in side.regions) for side in (src, dst)]
+    rows = []
+    for source, destination, nbytes in zip(*(column[first].tolist() for column in descriptors), strict=True):
+        places = (_in_region(address, known) for address, known in zip((source, destination), starts, strict=True))
+        rows.append(Row(Address(source), Address(destination), nbytes, *chain(*places)))
+    return PlanAnswer.of(
+        plan,
+        src=Side.of(src),
+        dst=Side.of(dst),
+        unit_tokens=program.unit_tokens,
+        unit=program.program.unit_words,
+        runs=program.runs * plan.units,
+        descriptors=len(descriptors.size),
+        strided_rows=len(plan.strided()),
+        sizes=sizes,
+        words=sizes_in_words(sizes),
+        rows=tuple(rows),
+    )
+
+
+def _in_region(address: int, starts: Sequence[int]) -> tuple[int, int]:
+    region = bisect_right(starts, address) - 1
+    return region, address - starts[region]
+
+
+def listed_ids(option: str, ids: Sequence[range], layout: KVLayout) -> list[int]:
+    """Return all ids. The ends of ranges are checked first, so that a mistyped range takes no memory."""
+    last, most = max(some.stop for some in ids) - 1, layout.num_blocks - 1
+    if last > most:
+        raise BlockIndexError(f"{option} names block {last}; blocks there are 0 to {most}")
+    return list(chain(*ids))
+
+
+def by_size(nbytes: Iterable[int]) -> tuple[Size, ...]:
+    """Return the number of descriptors of each size, the largest first."""
+    return tuple(Size(count, size) for size, count in sorted(Counter(nbytes).items(), reverse=True))
+
+
+def sizes_in_words(sizes: Sequence[Size]) -> str:
+    """Return the number and the bytes of descriptors, the largest first.
+
+    >>> sizes_in_words([Size(3, 8192), Size(1, 512)])
+    '3*[8192] | 1*[512]'
+    """
+    more = len(sizes) - SHOWN_SIZES
+    return " | ".join(map(str, sizes[:SHOWN_SIZES])) + f" | and {more:,} smaller sizes" * (more > 0)
+
+
+def _limit(text: str) -> int | None:
+    """Read the number of rows to show; None is for all rows."""
+    return None if text == "all" else whole(text)
+
+
+EXPLAIN_EXAMPLES = """examples:
   kvplan explain "layer: kv block token head dim" \\
       "block layer kv token head dim" --dst-sizes block=256,token=64 \\
       --sizes layer=80,block=1024,token=16,head=2,dim=128
@@ -50,34 +216,20 @@ class SideFacts(Part, sources=(LayoutAnswer,), names=SIDE):
     """The facts of one side, as in kvplan.inspect/1."""
 
 
-class PartProgram(Part, sources=(Program,), names=f"parts opaque {PROGRAM} extents"):
-    """The program of parts that compile alike, without the others.
+class KindProgram(Part, sources=(Program,), names=f"parts layers opaque {PROGRAM} extents"):
+    """The program of layers and parts that compile alike, without the others.
 
     Attributes:
         parts: their names.
+        layers: global numbers.
         opaque: whether their blocks move whole.
         extents: contiguous byte ranges of a unit, by side.
     """
 
     parts: tuple[str, ...]
+    layers: tuple[int, ...]
     opaque: bool
     extents: dict[str, Extents]
-
-
-class AdviceFacts(Part):
-    """Better orders of one side.
-
-    Attributes:
-        change: the side that may change, src or dst.
-        tried: number of orders.
-        present: its present order.
-        orders: the best first.
-    """
-
-    change: str
-    tried: int
-    present: OrderFacts | None
-    orders: tuple[OrderFacts, ...]
 
 
 class PlanChoice(
@@ -118,12 +270,12 @@ class ExplainAnswer(
         unwritten: heads of the destination that no unit writes.
         text: the program after each pass.
         first_break: where the first run from the start of the destination's unit ends.
-        parts: the programs of parts that compile differently; else none.
+        parts: the programs of layers and parts that compile differently; else none.
         advice: better orders; null with --no-advice.
         plan: of the blocks that were given; absent without blocks.
     """
 
-    schema = "explain/2"
+    schema = "explain/3"
     src: SideFacts
     dst: SideFacts
     direction: str
@@ -134,7 +286,7 @@ class ExplainAnswer(
     unwritten: tuple[UnwrittenHeads, ...]
     text: str | None
     first_break: Break | None
-    parts: tuple[PartProgram, ...]
+    parts: tuple[KindProgram, ...]
     advice: AdviceFacts | None
     plan: PlanChoice | None = None
     passes: str = field(kw_only=True)
@@ -149,7 +301,7 @@ class ExplainAnswer(
 
     def orders(self) -> Iterable[Any]:
         """Return better orders; nothing with --no-advice."""
-        return [] if self.advice is None else order_blocks(self.advice, self.advice.change)
+        return [] if self.advice is None else self.advice.blocks(self.advice.change)
 
     def rows(self) -> Iterator[tuple[str, str]]:
         """Return where common runs end, and better orders."""
@@ -157,26 +309,37 @@ class ExplainAnswer(
             yield "no program", self.refused or ""
         else:
             yield from ((f"in {side}", line) for side, lines in self.keeps.items() for line in lines)
-            for one in self.parts:
-                runs = f"{times(one.runs, *one.run_nbytes)} a unit of {exact(one.unit_nbytes)}"
-                yield ", ".join(one.parts), ", ".join([runs, *(f"{one.extents[side]} in {side}" for side in SIDES)])
+            every = {layer for kind in self.parts for layer in kind.layers}
+            for kind in self.parts:
+                layers = f", {layers_text(kind.layers)}" * (len(kind.layers) < len(every))
+                runs = f"{times(kind.runs, *kind.run_nbytes)} a unit of {exact(kind.unit_nbytes)}"
+                extents = (f"{kind.extents[side]} in {side}" for side in SIDES)
+                yield ", ".join(kind.parts) + layers, ", ".join([runs, *extents])
             yield from _break_rows(self.first_break)
         if self.advice is not None:
             yield "orders", f"of {self.advice.change}, the side that may change (--change)"
 
 
 def _break_rows(end: Break) -> Iterator[tuple[str, str]]:
-    first = f"the first run, of layer {end.start.layer} {end.start.part}"
-    yield "breaks", f"{first}, ends after {exact(end.nbytes)}: {end.holds}" if end.axis else "nowhere: one run"
+    yield "breaks", f"the first run, {end.holds}, ends after {exact(end.nbytes)}" if end.axis else "nowhere: one run"
     yield "", f"then src {end.src.text}\nand dst {end.dst.text}"
     outside = all(side.axis in OUTSIDE and not side.lacked for side in (end.src, end.dst))
     if end.axis:
         yield "axis", end.axis + f": both leave the unit there, its next run is of another {end.axis}" * outside
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def times(count: int, low: int, high: int) -> str:
+    """Return a number of runs with their bytes.
+
+    >>> times(160, 8192, 8192), times(2, 512, 8192)
+    ('160 runs of 8 KiB', '2 runs of 512 to 8,192 bytes (8 KiB)')
+    """
+    return f"{count_of(count, 'run')} of {binary(high) if low == high else f'{low:,} to {exact(high)}'}"
+
+
+def add_explain(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
-    parser.epilog = EXAMPLES
+    parser.epilog = EXPLAIN_EXAMPLES
     add_pair(parser)
     add_shared(parser, "--reinterpret", "--advice")
     add_blocks(parser)
@@ -189,7 +352,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--svg", metavar="FILE", help="write a picture of the runs of one unit as SVG")
 
 
-def run(args: argparse.Namespace, tell: Tell) -> ExplainAnswer:
+def run_explain(args: argparse.Namespace, tell: Tell) -> ExplainAnswer:
     """Return the comparison, the program, and the path of a plan; a finding if the pair cannot be compiled."""
     if args.svg is not None:
         check_file("--svg", args.svg)
@@ -202,7 +365,6 @@ def run(args: argparse.Namespace, tell: Tell) -> ExplainAnswer:
 
 def explain(src: KVLayout, dst: KVLayout, args: argparse.Namespace, tell: Tell) -> ExplainAnswer:
     """Compare and compile two layouts, and plan the blocks of the arguments."""
-    sides = {"src": LayoutAnswer.read(src), "dst": LayoutAnswer.read(dst)}
     width, program, more = get_terminal_size().columns, None, {}
     refused = passes_text = ""
     try:
@@ -219,26 +381,23 @@ def explain(src: KVLayout, dst: KVLayout, args: argparse.Namespace, tell: Tell) 
         passes_text = program.explain(width).rstrip("\n")
     return ExplainAnswer.of(
         program and program.program,
-        src=SideFacts.of(sides["src"]),
-        dst=SideFacts.of(sides["dst"]),
+        src=SideFacts.of(LayoutAnswer.read(src)),
+        dst=SideFacts.of(LayoutAnswer.read(dst)),
         direction=direction_of(src, dst),
         refused=refused or None,
         advice=_advice(src, dst, getattr(args, "change", None), tell) if args.advice else None,
         passes=passes_text,
-        sides=beside(sides),
+        sides=beside(layout_facts(src), layout_facts(dst)),
         compiled=program,
         status=int(bool(refused)),
         **more,
     )
 
 
-def beside(sides: dict[str, LayoutAnswer]) -> Table:
+def beside(src: dict[str, str], dst: dict[str, str]) -> Table:
     """Return the facts of both sides beside each other, and a star where they differ."""
-    src, dst = ({name: said for name, said in facts(side).rows} for side in sides.values())  # noqa: C416
-    rows = [
-        (name, "*" * (src.get(name) != dst.get(name)), src.get(name, "-"), dst.get(name, "-")) for name in src | dst
-    ]
-    return Table(rows, ("* differs", "", *sides))
+    rows = ((name, src.get(name, "-"), dst.get(name, "-")) for name in src | dst)
+    return Table([(name, "*" * (a != b), a, b) for name, a, b in rows], ("* differs", "", *SIDES))
 
 
 def _program(compiled: CopyProgram) -> dict[str, Any]:
@@ -252,35 +411,32 @@ def _program(compiled: CopyProgram) -> dict[str, Any]:
         "unwritten": compiled.unwritten,
         "text": compiled.explain(),
         "first_break": first_break(src, dst, made),
-        "parts": _part_programs(src, dst),
+        "parts": _kind_programs(src, dst),
     }
 
 
-def _part_programs(src: KVLayout, dst: KVLayout) -> tuple[PartProgram, ...]:
-    """Compile each part of both sides alone. Return no program if all agree in units, runs and extents."""
-    kinds: list[PartProgram] = []
-    for part in (part for part in src.parts if part in dst.parts):
+def _kind_programs(src: KVLayout, dst: KVLayout) -> tuple[KindProgram, ...]:
+    """Compile each kind of layers and parts alone; return no program if there is one kind."""
+    kinds = []
+    for here, there in product(views(src), views(dst)):
+        parts = tuple(part for part in here.parts if part in there.parts)
+        layers = tuple(layer for layer in here.layers if layer in there.layers)
+        if not parts or not layers:
+            continue
         try:
-            pair = [side.slice(parts=(part,)) for side in (src, dst)]
+            pair = [side.slice(layers=layers, parts=parts) for side in (src, dst)]
             program = passes(pair[0].geometry, pair[1].geometry).program
-        except (IncompatibleLayoutsError, LayoutError):  # this part cannot be compiled without the others
+        except (IncompatibleLayoutsError, LayoutError):  # this kind cannot be compiled without the others
             return ()
         extents = {side: program.extents(side) for side in SIDES}
-        alone = PartProgram.of(program, parts=(part,), opaque=pair[0].opaque, extents=extents)
-        same = next((k for k, one in enumerate(kinds) if replace(one, parts=(part,)) == alone), None)
-        if same is None:
-            kinds.append(alone)
-        else:
-            kinds[same] = replace(kinds[same], parts=(*kinds[same].parts, part))
+        kinds.append(KindProgram.of(program, parts=parts, layers=layers, opaque=pair[0].opaque, extents=extents))
     return tuple(kinds) if len(kinds) > 1 else ()
 
 
 def _advice(src: KVLayout, dst: KVLayout, change: str | None, tell: Tell) -> AdviceFacts:
-    """Search better orders of one side, the host's or else dst, by the predicted time of the pair's own direction."""
+    """Search better orders of one side, the host's or else dst."""
     side = change or ("src" if src.device == "cpu" and dst.device != "cpu" else "dst")
-    stays, moves = (dst, src) if side == "src" else (src, dst)
-    pricing = pricing_for(stays, moves.device, profile_of(None)[0], directions=(direction_of(src, dst),))
-    return AdviceFacts(side, **orders(advise(src, dst, side, pricing=pricing, tell=tell), moves))
+    return AdviceFacts.read(advise(src, dst, side, tell=tell), src if side == "src" else dst)
 
 
 def plan_of(args: argparse.Namespace, program: CopyProgram) -> Plan | None:
