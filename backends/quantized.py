@@ -245,7 +245,7 @@ def with_scales(
                 column,
                 sizes=sizes,
                 layers=cache.layers,
-                head_start=cache.heads.start,
+                head_start=cache.heads[0],
                 part=part,
             )
         )

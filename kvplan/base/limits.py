@@ -18,19 +18,14 @@ class LIMITS:
     toml_nbytes = 64 << 10  # of a spec written by hand, which usually has hundreds of bytes
     toml_dots = 64  # of one line: a dotted key takes time quadratic in its parts
     profile_nbytes = 1 << 20  # of a device profile, which has some kilobytes
-    spec_levels = 8  # of ``layouts`` inside ``layouts``; one is usual
-    notation_length = 1 << 16  # characters, including the notations of merged layouts
     name_length = 200  # characters of a part or a peer
 
     # ---- counts ------------------------------------------------------------------------------------------------------
 
     layers = 1 << 12  # of a model's config; the deepest models have about 128
-    components = 1 << 14  # (layer, part)s of a layout: 128 layers of 128 parts each
-    heads = 1 << 16  # KV heads of a layout; models have up to 256
-    block_tokens = 1 << 21  # token slots of a block: a context of two million tokens in one block
+    heads = 1 << 16  # KV heads of a model's config; models have up to 256
+    nodes = 1 << 21  # what the layouts of one file make us list; see ``WEIGHTS``
     number = 2**31 - 1  # the largest number of a layer or a head
-    views = 1 << 17  # (layer, part)s of a dump, each head counted if heads are separate allocations
-    tensors = 1 << 15  # separate tensors of a spec: 64 GiB if each takes the 2 MiB of an allocator
 
     # ---- work --------------------------------------------------------------------------------------------------------
 
@@ -41,39 +36,52 @@ class LIMITS:
     listed = 1 << 19  # pieces of memory that a file makes us list: copies of a unit, rows of a search or a drawing
 
 
-_OVER = {
-    "components": "over {:,} (layer, part)s; a layout, or a file of several, has at most that number",
-    "views": "over {:,} addresses of layers, parts and heads; a dump has at most that number",
-    "tensors": "over {:,} separate tensors; a spec, or a file of several, has at most that number",
-    "overlap_steps": "axes interleave in too many ways: whether bytes overlap is not known after {:,} steps; give "
-    "strides that nest, each larger than all that it steps over",
+# Nodes that each thing counts for, by the memory and the work that it takes.
+WEIGHTS = {
+    "a layer and part": 128,  # 128 layers of 128 parts
+    "a tensor": 64,  # separate ones of a spec
+    "a head": 32,
+    "an address": 16,  # of a dump; several of one layer and part, if heads are separate allocations
+    "a letter": 16,  # of a notation or a dtype
+    "a token slot": 1,  # a context of two million tokens in one block
+    "a list": 1 << 15,  # of layouts, which may stand in each other
 }
+_STEPS = (
+    "axes interleave in too many ways: whether bytes overlap is not known after {:,} steps; give strides that nest, "
+    "each larger than all that it steps over"
+)
 
 
 class Budget:
-    """The counts and the work that one document may still take; all layouts of a document share one budget.
+    """The nodes and the work that one document may still take; all layouts of a document share one budget.
 
-    >>> Budget().use("components", 1 << 30)
+    >>> Budget().use("a layer and part", 1 << 30)
     Traceback (most recent call last):
     ...
-    kvplan.errors.LayoutError: over 16,384 (layer, part)s; a layout, or a file of several, has at most that number
+    kvplan.errors.LayoutError: over 2,097,152 nodes in one file (a layer and part 128, a tensor 64, a head 32, \
+an address 16, a letter 16, a token slot 1, a list 32768)
     """
 
     def __init__(self) -> None:
-        self._left = {kind: getattr(LIMITS, kind) for kind in _OVER}
+        self._nodes, self._steps = LIMITS.nodes, LIMITS.overlap_steps
 
-    def use(self, kind: str, count: int) -> None:
-        """Subtract from one of the remaining counts.
-
-        Args:
-            kind: ``"components"``: (layer, part)s. ``"views"``: addresses of a dump, one for each (layer, part), or for
-                each of its heads if heads are separate allocations. ``"tensors"``: separate tensors of a spec.
-                ``"overlap_steps"``: work of the proof that no bytes overlap.
-            count: the number to subtract.
+    def use(self, what: str, count: int = 1) -> None:
+        """Subtract nodes for some things of one kind, a key of ``WEIGHTS``.
 
         Raises:
             LayoutError: less than this number is left.
         """
-        self._left[kind] -= count
-        if self._left[kind] < 0:
-            raise LayoutError(_OVER[kind].format(getattr(LIMITS, kind)))
+        self._nodes -= WEIGHTS[what] * count
+        if self._nodes < 0:
+            weights = ", ".join(f"{name} {nodes}" for name, nodes in WEIGHTS.items())
+            raise LayoutError(f"over {LIMITS.nodes:,} nodes in one file ({weights})")
+
+    def step(self, count: int) -> None:
+        """Subtract steps of the proof that no bytes overlap.
+
+        Raises:
+            LayoutError: less than this number is left.
+        """
+        self._steps -= count
+        if self._steps < 0:
+            raise LayoutError(_STEPS.format(LIMITS.overlap_steps))

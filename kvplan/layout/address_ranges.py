@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from math import lcm
-from typing import NamedTuple
 
 import numpy as np
 
@@ -18,18 +16,6 @@ from kvplan.layout.strides import Factors, span
 APART = 64 << 20
 
 Stretch = tuple[int, int]  # (first byte, first byte after)
-
-
-class Rows(NamedTuple):
-    """The rows of one C-contiguous tensor, between which registrations may be cut.
-
-    Attributes:
-        address: address of the first byte, on a page boundary.
-        strides: strides of the dims in bytes, outermost first.
-    """
-
-    address: int
-    strides: tuple[int, ...]
 
 
 def stretches(components: Iterable[Component], apart: int | None = None) -> list[Stretch]:
@@ -91,46 +77,6 @@ def merged(found: Iterable[Stretch], apart: int = 1) -> list[Stretch]:
         else:
             joined.append((first, last))
     return joined
-
-
-def registrations(found: Sequence[Stretch], tensors: Sequence[Rows], page: int, most: int) -> list[Stretch]:
-    """Cut stretches into registrations of whole pages and at most ``most`` bytes. No two registrations share a page.
-
-    A cut is at a page boundary between two tensors, or between two rows of the outermost dim for which this is
-    possible. If it is possible for no dim, a cut is at any page boundary.
-
-    Args:
-        found: stretches inside the tensors, ascending, two pages or more apart.
-        tensors: tensors in order of address; each begins at a page.
-        page: bytes per page.
-        most: most bytes per registration, at least a page.
-
-    >>> registrations([(8192, 50_000)], [Rows(8192, (12_288, 100)), Rows(32_768, (12_288, 100))], 4096, 20_000)
-    [(8192, 20480), (20480, 32768), (32768, 45056), (45056, 53248)]
-    >>> registrations([(5000, 20_000)], [Rows(0, (4100,))], 4096, 8192)
-    [(4096, 12288), (12288, 20480)]
-    """
-    starts = [tensor.address for tensor in tensors]
-    cut: list[Stretch] = []
-    for first, last in found:
-        at, end = first // page * page, -(-last // page) * page
-        while end - at > most:
-            tensor = tensors[bisect_right(starts, at + most) - 1]
-            upto = _row_end(tensor, at, at + most, page)
-            cut.append((at, upto))
-            at = upto
-        cut.append((at, end))
-    return cut
-
-
-def _row_end(tensor: Rows, after: int, most: int, page: int) -> int:
-    """Return the last address after ``after`` and up to ``most`` at which a row and a page end, or only a page."""
-    for stride in tensor.strides:
-        step = lcm(stride, page)
-        place = tensor.address + (most - tensor.address) // step * step
-        if place > after:
-            return place
-    return most // page * page
 
 
 def check_bounds(components: Sequence[Component], regions: Sequence[Region]) -> None:

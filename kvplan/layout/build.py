@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate, pairwise, product
+from itertools import pairwise, product
 from math import prod
 from typing import Any, NamedTuple
 
@@ -13,7 +12,7 @@ import numpy as np
 
 from kvplan.base.integers import integer, integers
 from kvplan.base.limits import LIMITS, Budget
-from kvplan.base.quoting import listed, quoted
+from kvplan.base.quoting import quoted
 from kvplan.errors import LayoutError
 from kvplan.layout.address_ranges import check_bounds
 from kvplan.layout.components import (
@@ -22,12 +21,11 @@ from kvplan.layout.components import (
     Component,
     Form,
     Region,
-    quoted_address,
-    seams_within,
-    touching_seams,
+    once,
 )
 from kvplan.layout.disjoint import check_disjoint
-from kvplan.layout.notation import Atom, Dim, Notation, parse
+from kvplan.layout.extents import axis_factors, extents
+from kvplan.layout.notation import Notation, parse
 from kvplan.layout.strides import Factors, normal, offset
 from kvplan.layout.tensors import TensorFacts, check_alike, gather
 
@@ -60,84 +58,6 @@ def part_name(part: str) -> str:
     if not isinstance(part, str) or not part.isidentifier() or len(part) > LIMITS.name_length:
         raise LayoutError(f"part is {quoted(part)}; the name of a part is an identifier, such as 'kv' or 'k_scale'")
     return part
-
-
-def resolve(notation: Notation, shape: Sequence[int], sizes: Mapping[str, int]) -> dict[Atom, int]:
-    """Return the extent of every atom of a notation, in elements, from the shape and the sizes.
-
-    Args:
-        sizes: extents that the shape does not give, by axis (``"token"``) or by factor (``"head.0"``).
-
-    Raises:
-        LayoutError: an extent is missing, or two extents contradict each other.
-    """
-    given = _given(notation, sizes)
-    extents: dict[Atom, int] = {}
-    for at, (dim, size) in enumerate(zip(notation.dims, shape, strict=True)):
-        known = {atom: 2 if atom.axis == "kv" else given[str(atom)] for atom in dim
-                 if atom.axis == "kv" or str(atom) in given}  # fmt: skip
-        unknown = [atom for atom in dim if atom not in known]
-        total = prod(known.values())
-        if len(unknown) > 1:
-            names = " or ".join(repr(str(atom)) for atom in unknown)
-            raise LayoutError(
-                f"dim ({_names(dim)}) of {quoted(str(notation))} has extent {size}: give sizes={{...}} for {names}"
-            )
-        if size % total or (not unknown and size != total):
-            factors = (
-                " * ".join(f"{atom}={quoted(known[atom])}" if atom in known else f"{atom}=?" for atom in dim) or "1"
-            )
-            raise LayoutError(
-                f"dim of extent {size} in {quoted(str(notation))} cannot be {factors}; it is dim {at} of the shape "
-                f"{quoted(tuple(shape))}"
-            )
-        extents |= known | dict.fromkeys(unknown, size // total)
-    for axis in ("layer", "block", "token", "subblock", "head", "dim"):
-        factors_of = [extents[atom] for atom in notation.factors(axis)]
-        if axis in given and factors_of and prod(factors_of) != given[axis]:
-            raise LayoutError(
-                f"sizes say {axis}={quoted(given[axis])}, the shape {quoted(tuple(shape))} says "
-                f"{quoted(prod(factors_of))}"
-            )
-    return extents
-
-
-def _given(notation: Notation, sizes: Mapping[str, int]) -> dict[str, int]:
-    names = {str(atom) for dim in notation.dims for atom in dim} | notation.axes
-    if sizes.get("kv", 2) != 2:
-        raise LayoutError(f"sizes say kv={quoted(sizes['kv'])}; its extent is 2, K and V")
-    for name in sizes:
-        if name not in names:
-            raise LayoutError(
-                f"sizes name {quoted(name)}, which {quoted(str(notation))} does not have (it has "
-                f"[{listed(sorted(names))}])"
-            )
-    return {
-        name: integer(f"sizes[{name!r}]", size, least=1, right="an extent is an integer of at least 1")
-        for name, size in sizes.items()
-    }
-
-
-def _names(dim: Dim) -> str:
-    return " ".join(map(str, dim))
-
-
-def axis_factors(notation: Notation, extents: Mapping[Atom, int], strides: Sequence[int]) -> dict[str, Factors]:
-    """Return the factors of each axis right of the colon, with strides in bytes. They are not in normal form.
-
-    >>> from kvplan.layout.notation import parse
-    >>> n = parse("(block token) dim")
-    >>> axis_factors(n, resolve(n, (64, 8), {"token": 16}), (16, 2))
-    {'block': ((4, 256),), 'token': ((16, 16),), 'dim': ((8, 2),)}
-    """
-    stride_of: dict[Atom, int] = {}
-    for dim, stride in zip(notation.dims, strides, strict=True):
-        step = stride
-        for atom in reversed(dim):
-            stride_of[atom] = step
-            step *= extents[atom]
-    axes = dict.fromkeys(atom.axis for dim in notation.dims for atom in dim)
-    return {axis: tuple((extents[atom], stride_of[atom]) for atom in notation.factors(axis)) for axis in axes}
 
 
 def build(
@@ -189,16 +109,16 @@ def assemble(
         if integer(f"sizes[{axis!r}]", sizes.get(axis, count)) != count:
             raise LayoutError(f"sizes say {axis}={quoted(sizes[axis])}, the sequence has {count} tensors along it")
     first = tensors[0]
-    extents = resolve(notation, first.shape, {k: v for k, v in sizes.items() if k not in nested})
-    factors = axis_factors(notation, extents, first.strides)
+    known = extents(notation, {k: v for k, v in sizes.items() if k not in nested}, first.shape)
+    factors = axis_factors(notation, known, first.strides)
     counts = {axis: prod(count for count, _ in axis_factor) for axis, axis_factor in factors.items()} | dict(nested)
     last = naming.head_start + counts.get("head", 1) - 1
     if last > LIMITS.number:
         raise LayoutError(
             f"heads are {naming.head_start} to {quoted(last)}; the largest number of a head is {LIMITS.number}"
         )
-    regions = _regions([tensor.region for tensor in tensors], seams)
-    budget.use("components", counts.get("layer", 1) * (2 if "kv" in counts else 1))
+    regions = once([tensor.region for tensor in tensors], seams)
+    budget.use("a layer and part", counts.get("layer", 1) * (2 if "kv" in counts else 1))
     num_blocks, layers = counts.get("block", 1), _layers(naming.layers, counts.get("layer", 1))
     strided = normal(factors.get("block", ()))
     alike = Form(
@@ -234,14 +154,12 @@ def assemble(
             ]
     check_bounds(components, regions)
     check_disjoint(components, budget)
-    order = dict(sorted(counts.items(), key=lambda item: _AXIS_ORDER.index(item[0])))
     tokens = counts.get("token", counts.get("subblock", 1))
-    return Built(tuple(components), regions, num_blocks, tokens, order, first.dtype, str(notation))
+    return Built(tuple(components), regions, num_blocks, tokens, first.dtype, str(notation))
 
 
 _BlockAxis = tuple[Factors, tuple[int, ...] | None]  # factors, or a table
 _Spread = tuple[_BlockAxis, Factors, int]  # blocks; heads left of the colon that are one axis; number of the first head
-_AXIS_ORDER = ("layer", "kv", "block", "token", "subblock", "head", "dim")
 
 
 def _layers(layers: int | Sequence[int], count: int) -> tuple[int, ...]:
@@ -291,27 +209,3 @@ def _head_axis(strided: Factors, rows: Sequence[Sequence[int]], regions: Sequenc
     if len(regions) == 1 and len(steps) == 1 and min(steps) > 0 and len(set(blocks)) == 1:
         return [(firsts[0], (blocks[0], tuple((len(rows), step) for step in steps), 0))]
     return [(first, (axis, (), head)) for head, (first, axis) in enumerate(zip(firsts, blocks, strict=True))]
-
-
-def _regions(found: Sequence[Region], seams: Sequence[int]) -> tuple[Region, ...]:
-    """Return one region per allocation, in order of address, with the seams inside it."""
-    unique: dict[tuple[int, int], Region] = {}
-    for region in found:
-        known = unique.setdefault((region.address, region.nbytes), region)
-        if known.writable and not region.writable:
-            unique[region.address, region.nbytes] = region
-    ordered = sorted(unique.values(), key=lambda region: region.address)
-    starts = [region.address for region in ordered]
-    reach = list(accumulate((region.end for region in ordered), max))  # regions may nest
-    marks: list[int] = []
-    for seam in integers("seams", seams, right="a seam is an address, an integer"):
-        marks.append(seam)
-        before = bisect_right(starts, seam) - 1
-        if before < 0 or seam > reach[before]:
-            raise LayoutError(f"seam {quoted_address(seam)} lies in no allocation of this layout")
-    marks = sorted({*marks, *touching_seams(ordered)})
-    return tuple(_with_seams(region, marks) for region in ordered) if marks else tuple(ordered)
-
-
-def _with_seams(region: Region, marks: Sequence[int]) -> Region:
-    return replace(region, seams=tuple(sorted({*seams_within(marks, region), *region.seams})))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
 from math import lcm
 from typing import Any, NamedTuple
 
+from kvplan.base.integers import integers
 from kvplan.base.quoting import quoted
 from kvplan.errors import LayoutError
 from kvplan.layout.strides import Factors, extent, offset, span
@@ -209,7 +210,6 @@ class Built(NamedTuple):
         regions: regions in order of address.
         num_blocks: number of blocks.
         block_tokens: token slots per block; sub-blocks per block if no part has token slots.
-        sizes: extent of each axis of the notation, in elements for dim.
         dtype: name of the element type; merged layouts have several names with `` + `` between them.
         notation: notation in normal form; merged layouts have several notations with `` + `` between them.
     """
@@ -218,7 +218,6 @@ class Built(NamedTuple):
     regions: tuple[Region, ...]
     num_blocks: int
     block_tokens: int
-    sizes: dict[str, int]
     dtype: str
     notation: str
 
@@ -268,10 +267,38 @@ def touching_seams(regions: Sequence[Region]) -> tuple[int, ...]:
     return tuple(a.end for a, b in pairwise(ordered) if a.end == b.address and (a.pinned or b.pinned))
 
 
-def seams_within(seams: Sequence[int], region: Region) -> Sequence[int]:
-    """Return the seams from the first byte of a region to its end. ``seams`` must be ascending.
+def once(regions: Iterable[Region], seams: Sequence[int] = ()) -> tuple[Region, ...]:
+    """Return each allocation once, in order of address, with all its seams and those where registrations touch.
 
-    >>> seams_within([0, 64, 128, 192], Region(64, 64))
-    [64, 128]
+    Raises:
+        LayoutError: one of ``seams`` is no address in an allocation.
+
+    >>> [region.seams for region in once([Region(0, 64), Region(64, 64), Region(0, 64, seams=(16,))], seams=[64])]
+    [(16, 64), (64,)]
     """
-    return seams[bisect_left(seams, region.address) : bisect_right(seams, region.end)]
+    unique: dict[tuple[int, int], Region] = {}
+    more: dict[tuple[int, int], set[int]] = {}
+    for region in regions:
+        place = region.address, region.nbytes
+        known = unique.setdefault(place, region)
+        if known.writable and not region.writable:
+            unique[place] = replace(known, writable=False)
+        if region.seams:
+            more.setdefault(place, set()).update(region.seams)
+    ordered = sorted(unique.values(), key=lambda region: region.address)
+    marks = integers("seams", seams, right="a seam is an address, an integer")
+    starts = [region.address for region in ordered]
+    reach = list(accumulate((region.end for region in ordered), max))  # regions may nest
+    for seam in marks:
+        before = bisect_right(starts, seam) - 1
+        if before < 0 or seam > reach[before]:
+            raise LayoutError(f"seam {quoted_address(seam)} lies in no allocation of this layout")
+    marks = tuple(sorted({*marks, *touching_seams(ordered)}))
+    if not marks and not more:
+        return tuple(ordered)
+    found = []
+    for region in ordered:
+        inside = marks[bisect_left(marks, region.address) : bisect_right(marks, region.end)]
+        own = more.get((region.address, region.nbytes), ())
+        found.append(replace(region, seams=tuple(sorted({*inside, *own}))))
+    return tuple(found)

@@ -1,15 +1,15 @@
-"""Check that components of a layout share no byte: by a proof if strides nest, otherwise by a search of limited work.
+"""Check that components of a layout share no byte: by a proof if strides nest, otherwise by cutting down to runs.
 
-In general, this is a bounded subset sum, whose time is exponential in the number of factors. But the strides of caches
-nest: each stride is larger than all bytes that it steps over. One pass over the sorted factors proves that. If strides
-do not nest, a search visits every state once, until the budget is used up.
+The bytes of a component are a box: a run of bytes that a list of factors repeats. The strides of caches nest: each
+stride is larger than all bytes that it steps over, which one pass over the sorted factors proves. Boxes of several
+components are swept by address. Where some overlap from end to end, steps that all of them share are dropped, and
+otherwise the widest boxes are cut along their largest stride.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from math import gcd
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,7 +17,37 @@ from kvplan.base.limits import Budget
 from kvplan.errors import LayoutError
 from kvplan.layout.address_ranges import check_places
 from kvplan.layout.components import Component, Form
-from kvplan.layout.strides import Factors, Int64Array, normal, offsets_of, span
+from kvplan.layout.strides import Factors, normal, span
+
+STEPS = 4  # of the budget, for each box that is looked at
+
+
+class _Box(NamedTuple):
+    """Bytes of a component: a run at ``first``, repeated by factors.
+
+    Attributes:
+        first: address of the first byte.
+        nbytes: bytes of the run.
+        factors: factors that repeat the run, the largest stride first.
+        owner: number of the component.
+        block: block id; None if the box has all blocks.
+    """
+
+    first: int
+    nbytes: int
+    factors: Factors
+    owner: int
+    block: int | None = None
+
+    @property
+    def end(self) -> int:
+        return self.first + span(self.factors) + self.nbytes
+
+    def cut(self) -> Iterator[_Box]:
+        """Yield one box for each step of the largest stride."""
+        count, stride = self.factors[0]
+        for k in range(count):
+            yield self._replace(first=self.first + k * stride, factors=self.factors[1:])
 
 
 def check_disjoint(components: Sequence[Component], budget: Budget | None = None) -> None:
@@ -30,154 +60,35 @@ def check_disjoint(components: Sequence[Component], budget: Budget | None = None
     Raises:
         LayoutError: a component overlaps itself or another component, or the search would take too many steps.
     """
-    by_value: dict[Form, Form] = {}
-    forms = {key: by_value.setdefault(form, form) for key, form in {id(c.form): c.form for c in components}.items()}
-    components = [_with(component, forms[id(component.form)]) for component in components]
     budget = budget or Budget()
-    for form, component in {id(c.form): (c.form, c) for c in components}.values():
-        try:
-            apart = injective((*form.block, *form.inner), budget)
-        except LayoutError as error:
-            raise LayoutError(f"{component}: {error}") from None
-        if not apart:
-            raise LayoutError(
-                f"{component} overlaps itself: two coordinates share bytes (an expanded dim, or a stride smaller "
-                "than what it steps over)"
-            )
-    if any(form.table is not None for form in by_value):
-        _check_tables(components, budget)
-    else:
-        _check_strided(components, budget)
-
-
-def _with(component: Component, form: Form) -> Component:
-    return component if component.form is form else replace(component, form=form)
-
-
-def _progression(addresses: Sequence[int]) -> Factors | None:
-    """Return loops from the first address that visit ascending addresses; None if there are no such loops.
-
-    >>> _progression((0, 8, 100, 108, 200, 208))
-    ((3, 100), (2, 8))
-    """
-    if len(addresses) == 1:
-        return ()
-    step = addresses[1] - addresses[0]
-    count = 1
-    while count < len(addresses) and addresses[count] - addresses[count - 1] == step:
-        count += 1
-    if len(addresses) % count:
-        return None
-    heads = addresses[::count]
-    if any(addresses[k] != heads[k // count] + k % count * step for k in range(len(addresses))):
-        return None
-    outer = _progression(heads)
-    return None if outer is None else (*outer, (count, step))
-
-
-def _check_strided(components: Sequence[Component], budget: Budget) -> None:
-    factors = {id(c.form): (*c.form.block, *c.form.inner) for c in components}
-    if len(factors) == 1:  # the usual case: components of one form, equally spaced
-        spaced = _progression(sorted(component.address for component in components))
-        if spaced is not None and nests((*spaced, *factors[id(components[0].form)])):
-            return
-    factors = _without_common(components, factors)
-    reach = {key: span(held) for key, held in factors.items()}
-    known: dict[tuple[int, int, int], bool] = {}
-    active: list[tuple[int, Component]] = []  # (end, component), if the sweep has not passed the end
-    for component in sorted(components, key=lambda c: c.address):
-        key, start = id(component.form), component.address
-        if active:
-            budget.use("overlap_steps", len(active))
-            active = [entry for entry in active if entry[0] > start]
-        for _, other in active:
-            case = (id(other.form), key, start - other.address)
-            if case not in known:
-                known[case] = _meets(other, component, factors[case[0]], factors[key], budget)
-            if known[case]:
-                raise LayoutError(f"{other} and {component} overlap: they share bytes")
-        active.append((start + reach[key] + 1, component))
-
-
-def _without_common(components: Sequence[Component], factors: dict[int, Factors]) -> dict[int, Factors]:
-    """Drop the outer factors that all forms share, as long as each stride is larger than the bytes inside one step.
-
-    Bytes of one such step cannot overlap bytes of the next step, so that comparing one step is enough.
-
-    >>> here, there = Form(block=((9, 64),), token=(), head=(), dim=((8, 1),)), Form(((9, 64),), (), (), ((4, 1),))
-    >>> some = [Component(0, "k", 0, here), Component(0, "v", 32, there)]
-    >>> list(_without_common(some, {id(f): (*f.block, *f.inner) for f in (here, there)}).values())
-    [((8, 1),), ((4, 1),)]
-    """
-    left = {key: sorted(held, key=lambda factor: factor[1]) for key, held in factors.items()}
-    low = min(component.address for component in components)
-    furthest: dict[int, int] = {}
-    for component in components:
-        key = id(component.form)
-        furthest[key] = max(furthest.get(key, low), component.address)
-    while all(left.values()) and len({held[-1] for held in left.values()}) == 1:
-        inside = {key: held[:-1] for key, held in left.items()}
-        hull = max(furthest[key] + span(tuple(held)) + 1 for key, held in inside.items()) - low
-        if hull > next(iter(left.values()))[-1][1]:
-            break
-        left = inside
-    return {key: tuple(held) for key, held in left.items()}
-
-
-def _meets(one: Component, other: Component, mine: Factors, its: Factors, budget: Budget) -> bool:
-    try:
-        return meets(mine, its, other.address - one.address, budget)
-    except LayoutError as error:
-        raise LayoutError(f"{one} and {other}: {error}") from None
-
-
-def _check_tables(components: Sequence[Component], budget: Budget) -> None:
-    """Check components whose blocks are in a table, by a sweep over the byte range of every (component, block)."""
-    forms = {id(c.form): c.form for c in components}
-    table = components[0].form.table
-    if table is not None and all(form.table == table for form in forms.values()):
-        low = min(component.address for component in components)
-        high = max(component.address + span(component.form.inner) + 1 for component in components)
-        blocks = np.sort(np.array(table, dtype=np.int64))
-        if not np.any(np.diff(blocks) < high - low):  # blocks do not overlap, so that comparing one block is enough
-            alone = {key: replace(form, block=(), table=None) for key, form in forms.items()}
-            _check_strided([replace(c, form=alone[id(c.form)]) for c in components], budget)
-            return
-    counts = [c.form.num_blocks for c in components]
-    check_places(sum(counts))
-    offsets = {key: _block_offsets(form) for key, form in forms.items()}
-    starts = np.concatenate([component.address + offsets[id(component.form)] for component in components])
-    spans = np.array([span(c.form.inner) + 1 for c in components], dtype=np.int64)
-    owner, first = np.repeat(np.arange(len(components)), counts), np.cumsum(counts) - counts
-    ends = starts + spans[owner]
-    order = np.argsort(starts, kind="stable")
-    covered = np.maximum.accumulate(ends[order])
-    if not np.any(starts[order][1:] < covered[:-1]):
-        return
-    known: dict[tuple[int, int, int], bool] = {}
-    active: list[int] = []
-    for index in order.tolist():
-        budget.use("overlap_steps", len(active))
-        active = [k for k in active if ends[k] > starts[index]]
-        here = components[owner[index]]
-        for k in active:
-            there = components[owner[k]]
-            case = (id(there.form), id(here.form), int(starts[index] - starts[k]))
-            if case not in known:
-                known[case] = meets(there.form.inner, here.form.inner, case[2], budget)
-            if known[case]:
-                numbers = k - first[owner[k]], index - first[owner[index]]
+    boxes: dict[int, tuple[int, Factors]] = {}  # of each form, by identity: the run, and the factors around it
+    for component in reversed(components):
+        if id(component.form) not in boxes:
+            boxes[id(component.form)] = run = _run(component.form)
+            if _overlaps_itself(_Box(0, *run, 0), budget):
                 raise LayoutError(
-                    f"{there} of block {numbers[0]} and {here} of block {numbers[1]} overlap: they share bytes"
+                    f"{component} overlaps itself: two coordinates share bytes (an expanded dim, or a stride smaller "
+                    "than what it steps over)"
                 )
-        active.append(index)
+    tables = {component.form.table for component in components}
+    if len(tables) == len(set(boxes.values())) == 1 and None in tables:  # the usual case: equally spaced, of one form
+        spaced = _progression(sorted(component.address for component in components))
+        nbytes, factors = next(iter(boxes.values()))
+        if spaced is not None and nests((*spaced, *factors, (nbytes, 1))):
+            return
+    every = [_Box(c.address, *boxes[id(c.form)], owner) for owner, c in enumerate(components)]
+    if tables != {None} and not _blocks_apart(every, tables):
+        every = list(_in_each_block(components, every))
+    clash = _clash(every, budget)
+    if clash is not None:
+        names = (f"{components[box.owner]}" + f" of block {box.block}" * (box.block is not None) for box in clash)
+        raise LayoutError(f"{' and '.join(names)} overlap: they share bytes")
 
 
-def _block_offsets(form: Form) -> Int64Array:
-    """Return the bytes from block 0 to each block."""
-    if form.table is not None:
-        return np.array(form.table, dtype=np.int64)
-    return offsets_of(form.block)
+def _run(form: Form) -> tuple[int, Factors]:
+    """Return the bytes of a run, and the factors that repeat it, without the blocks of a table."""
+    factors = sorted_factors((*form.block, *form.inner))
+    return (factors[-1][0], factors[:-1]) if factors and factors[-1][1] == 1 else (1, factors)
 
 
 def sorted_factors(factors: Iterable[tuple[int, int]]) -> Factors:
@@ -205,95 +116,101 @@ def nests(factors: Factors) -> bool:
     return True
 
 
-def injective(factors: Factors, budget: Budget | None = None) -> bool:
-    """Tell whether no two coordinates share an offset.
-
-    Raises:
-        LayoutError: the budget is used up before the answer is known.
-
-    >>> injective(((4, 64), (64, 1))), injective(((4, 63), (64, 1))), injective(((4, 0), (64, 1)))
-    (True, False, False)
-    """
-    if nests(factors):
+def _overlaps_itself(box: _Box, budget: Budget) -> bool:
+    """Tell whether two coordinates of a box share a byte."""
+    if nests((*box.factors, (box.nbytes, 1))):
+        return False
+    if box.factors[-1][1] == 0:
         return True
-    ordered = sorted_factors(factors)
-    if ordered[-1][1] == 0:
-        return False
-    # Two coordinates share an offset if later factors cancel the positive difference of an earlier factor.
-    search = _Search([(stride, 1 - count, count - 1) for count, stride in ordered], budget or Budget())
-    return not any(search.reaches(k, 0, 1) for k in range(len(ordered)))
+    (count, stride), inside = box.factors[0], box._replace(factors=box.factors[1:])
+    # Steps are alike, so the first one is compared with those that begin before its end.
+    near = range(1, min(count - 1, (inside.end - inside.first - 1) // stride) + 1)
+    return _overlaps_itself(inside, budget) or any(
+        _clash([inside, inside._replace(first=inside.first + k * stride)], budget) is not None for k in near
+    )
 
 
-def meets(a: Factors, b: Factors, distance: int, budget: Budget | None = None) -> bool:
-    """Tell whether two sets of bytes overlap if set ``b`` begins ``distance`` bytes after set ``a``.
+def _progression(addresses: Sequence[int]) -> Factors | None:
+    """Return loops from the first address that visit ascending addresses; None if there are no such loops.
 
-    Raises:
-        LayoutError: the budget is used up before the answer is known.
-
-    >>> meets(((2, 100), (10, 1)), ((2, 100), (10, 1)), 10)
-    False
-    >>> meets(((2, 100), (10, 1)), ((2, 100), (10, 1)), 95)
-    True
+    >>> _progression((0, 8, 100, 108, 200, 208))
+    ((3, 100), (2, 8))
     """
-    bounds: dict[int, tuple[int, int]] = {}
-    for factors, sign in ((a, 1), (b, -1)):
-        for count, stride in sorted_factors(factors):
-            low, high = bounds.get(stride, (0, 0))
-            bounds[stride] = (low, high + count - 1) if sign > 0 else (low - count + 1, high)
-    bounds.pop(0, None)
-    terms = sorted(((s, low, high) for s, (low, high) in bounds.items()), reverse=True)
-    return _Search(terms, budget or Budget()).reaches(0, distance)
+    if len(addresses) == 1:
+        return ()
+    step = addresses[1] - addresses[0]
+    count = 1
+    while count < len(addresses) and addresses[count] - addresses[count - 1] == step:
+        count += 1
+    if len(addresses) % count:
+        return None
+    heads = addresses[::count]
+    if any(addresses[k] != heads[k // count] + k % count * step for k in range(len(addresses))):
+        return None
+    outer = _progression(heads)
+    return None if outer is None else (*outer, (count, step))
 
 
-Term = tuple[int, int, int]  # (stride above 0, least multiple, greatest multiple)
-STATE = 8  # cost of one state of a search, in steps of the budget; comparing one pair costs 1 step
-
-
-class _Search:
-    """Search whether a distance is a sum that takes one multiple of each stride, within the bounds of its term.
-
-    The terms are in descending order of stride.
-    """
-
-    def __init__(self, terms: list[Term], budget: Budget) -> None:
-        self._terms, self._budget = terms, budget
-        self._low, self._high = [0], [0]  # bounds of the sum of each term and all later terms
-        self._common: list[int] = [0]  # the greatest common divisor of the strides of these terms
-        self._residue: list[tuple[int, int, int]] = []
-        for stride, least, most in reversed(terms):
-            self._low.insert(0, self._low[0] + stride * least)
-            self._high.insert(0, self._high[0] + stride * most)
-            common = gcd(self._common[0], stride)
-            modulus = self._common[0] // common  # sums of later terms are multiples of modulus * common
-            self._residue.insert(0, (common, modulus, pow(stride // common, -1, modulus) if modulus > 1 else 0))
-            self._common.insert(0, common)
-        self._failed: set[tuple[int, int]] = set()
-
-    def reaches(self, k: int, distance: int, at_least: int | None = None) -> bool:
-        """Tell whether the terms from ``k`` on have such a sum that equals ``distance``.
-
-        The multiple of term ``k`` is then ``at_least`` or more.
-        """
-        if k == len(self._terms):
-            return distance == 0
-        self._budget.use("overlap_steps", STATE)
-        stride, least, most = self._terms[k]
-        low, high = self._low[k + 1], self._high[k + 1]
-        first = max(least if at_least is None else at_least, -((high - distance) // stride))
-        last = min(most, (distance - low) // stride)
-        common, modulus, inverse = self._residue[k]
-        if first > last or distance % common:
-            return False
-        if modulus == 0:  # the last term
-            return True
-        # The remaining distance must be divisible by the later terms: that holds for every ``modulus``-th multiple.
-        first += (distance // common * inverse - first) % modulus
-        if k + 2 == len(self._terms):  # the remaining distance is a multiple of the last stride, and in bounds
-            return first <= last
-        for digit in range(first, last + 1, modulus):
-            rest = distance - stride * digit
-            if (k + 1, rest) not in self._failed:
-                if self.reaches(k + 1, rest):
-                    return True
-                self._failed.add((k + 1, rest))
+def _blocks_apart(every: Sequence[_Box], tables: Iterable[tuple[int, ...] | None]) -> bool:
+    """Tell whether all boxes have one table, whose blocks do not overlap. Then one block of all is compared."""
+    table, *others = tables
+    if table is None or others:
         return False
+    hull = max(box.end for box in every) - min(box.first for box in every)
+    return not np.any(np.diff(np.sort(np.array(table, dtype=np.int64))) < hull)
+
+
+def _in_each_block(components: Sequence[Component], every: Sequence[_Box]) -> Iterator[_Box]:
+    """Yield the boxes that overlap another one from end to end, one for each block of a table."""
+    tables = [component.form.table for component in components]
+    counts = [1 if table is None else len(table) for table in tables]
+    check_places(sum(counts))
+    known = {id(table): np.array(table or (0,), dtype=np.int64) for table in tables}
+    starts = np.concatenate([box.first + known[id(table)] for box, table in zip(every, tables, strict=True)])
+    ends = starts + np.repeat(np.array([box.end - box.first for box in every], dtype=np.int64), counts)
+    owners, first = np.repeat(np.arange(len(every)), counts), np.cumsum(counts) - counts
+    order = np.argsort(starts, kind="stable")
+    meets = starts[order][1:] < np.maximum.accumulate(ends[order])[:-1]
+    for at in order[np.append(meets, False) | np.append(False, meets)].tolist():
+        owner = int(owners[at])
+        block = None if tables[owner] is None else at - int(first[owner])
+        yield every[owner]._replace(first=int(starts[at]), block=block)
+
+
+def _clash(boxes: Sequence[_Box], budget: Budget) -> tuple[_Box, _Box] | None:
+    """Return two boxes that share a byte, or None. No box overlaps itself."""
+    budget.step(STEPS * len(boxes))
+    for cluster in _clusters(boxes):
+        if len(cluster) == 1:
+            continue
+        runs = [box for box in cluster if not box.factors]
+        if len(runs) == len(cluster):
+            return cluster[0], cluster[1]
+        outer = {box.factors[:1] for box in cluster}
+        inside = [box._replace(factors=box.factors[1:]) for box in cluster]
+        if len(outer) == 1 and max(box.end for box in inside) - inside[0].first <= cluster[0].factors[0][1]:
+            clash = _clash(inside, budget)  # bytes of one step do not overlap bytes of the next
+        else:
+            wide = max(box.end - box.first for box in cluster if box.factors) / 2
+            cut = [box.factors != () and box.end - box.first >= wide for box in cluster]
+            count = sum(box.factors[0][0] for box, some in zip(cluster, cut, strict=True) if some)
+            budget.step(STEPS * count)
+            pieces = (box.cut() if some else (box,) for box, some in zip(cluster, cut, strict=True))
+            clash = _clash([piece for some in pieces for piece in some], budget)
+        if clash is not None:
+            return clash
+    return None
+
+
+def _clusters(boxes: Sequence[_Box]) -> Iterator[list[_Box]]:
+    """Yield boxes whose ranges of addresses overlap, in order of address."""
+    cluster: list[_Box] = []
+    reach = 0
+    for box in sorted(boxes, key=lambda box: box.first):
+        if cluster and box.first >= reach:
+            yield cluster
+            cluster = []
+        cluster.append(box)
+        reach = max(reach, box.end) if len(cluster) > 1 else box.end
+    if cluster:
+        yield cluster

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 ITEMSIZE = {
     "int8": 1, "uint8": 1, "byte": 1, "bool": 1, "fp8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1, "e4m3": 1, "e5m2": 1,
     "int16": 2, "uint16": 2, "fp16": 2, "float16": 2, "half": 2, "bf16": 2, "bfloat16": 2,
@@ -15,6 +17,18 @@ _SHORT = {
 }  # fmt: skip
 _FLOATS = ("fp8", "e4m3", "e5m2", "fp16", "bf16", "fp32", "fp64")
 _FP8 = ("e4m3", "e5m2")
+
+
+def itemsize_of(dtype: str) -> int:
+    """Return the bytes per element of a type; 1 if the name is not known, as of rarer formats of 8 bits.
+
+    >>> itemsize_of("bf16"), itemsize_of("float8_e4m3fnuz"), itemsize_of("complex64")
+    (2, 1, 8)
+    """
+    try:
+        return ITEMSIZE.get(dtype) or np.dtype(dtype).itemsize
+    except TypeError:
+        return 1
 
 
 def kind_of(dtype: str) -> str:

@@ -24,16 +24,15 @@ from kvplan.layout.build import part_name
 from kvplan.layout.components import INT64_MAX, Built, Component, Form, Region, subblocks_of
 from kvplan.layout.disjoint import check_disjoint
 from kvplan.layout.dtypes import ITEMSIZE
-from kvplan.layout.notation import parse
+from kvplan.layout.kinds import sizes
+from kvplan.layout.notation import AXES, parse
 from kvplan.layout.slicing import heads_held
 from kvplan.layout.strides import Factors, extent, normal
 
 NAME, VERSION = "kvplan.layout", 1
 SCHEMA = f"{NAME}/{VERSION}"
 
-_AXES = ("layer", "kv", "block", "token", "subblock", "head", "dim")
 _DEVICE = re.compile(r"[a-z][a-z0-9_]*(:[0-9]{1,9})?")
-_LINE = 110  # characters of a line of the file; a value that fits is on one line
 
 
 def document_of(layout: Built) -> dict[str, Any]:
@@ -53,7 +52,7 @@ def document_of(layout: Built) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "notation": layout.notation,
-        "sizes": dict(layout.sizes),
+        "sizes": sizes(layout),
         "dtype": layout.dtype,
         "itemsize": ITEMSIZE.get(layout.dtype),
         "num_blocks": layout.num_blocks,
@@ -91,28 +90,13 @@ def _group(form: Form, held: Mapping[tuple[str, str | None], Sequence[Component]
 
 
 def text_of(layout: Built) -> str:
-    """Return the text of a dump's file: JSON, with each short value on one line."""
-    lines: list[str] = []
-    _write_lines(document_of(layout), 0, lines)
-    return "".join(lines) + "\n"
-
-
-def _write_lines(value: Any, depth: int, out: list[str]) -> None:
-    nested = isinstance(value, dict) or (
-        isinstance(value, list) and any(isinstance(item, list | dict) for item in value)
-    )
-    if not value or not nested or len(value) < _LINE:  # more items cannot fit on a line
-        flat = json.dumps(value)
-        if not value or not nested or len(flat) + 2 * depth <= _LINE:
-            out.append(flat)
-            return
-    brackets, pad = "{}" if isinstance(value, dict) else "[]", "  " * (depth + 1)
-    items = value.items() if isinstance(value, dict) else ((None, item) for item in value)
-    out.append(brackets[0])
-    for k, (key, item) in enumerate(items):
-        out.append(f"{',' * (k > 0)}\n{pad}" + (f"{json.dumps(key)}: " if key is not None else ""))
-        _write_lines(item, depth + 1, out)
-    out.append(f"\n{'  ' * depth}{brackets[1]}")
+    """Return the text of a dump's file: JSON, with a line for each fact, region and group of components."""
+    lines = []
+    for key, value in document_of(layout).items():
+        several = isinstance(value, list) and value and isinstance(value[0], dict)
+        text = "[\n " + ",\n ".join(map(json.dumps, value)) + "\n]" if several else json.dumps(value)
+        lines.append(f"{json.dumps(key)}: {text}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 def save(layout: Built, path: str | os.PathLike[str]) -> None:
@@ -151,13 +135,14 @@ def built_from_dump(dump: Mapping[str, Any], budget: Budget | None = None) -> Bu
 
 def _built(dump: Mapping[str, Any], budget: Budget) -> Built:
     texts = dump["notation"], dump["dtype"]
-    if any(len(text) > LIMITS.notation_length or not text.isprintable() for text in texts):
-        raise LayoutError(f"notation and dtype are texts of at most {LIMITS.notation_length:,} characters")
+    budget.use("a letter", sum(map(len, texts)))
+    if not all(text.isprintable() for text in texts):
+        raise LayoutError("notation and dtype are texts that can be printed")
     notation = " + ".join(str(parse(one)) for one in texts[0].split(" + "))
-    sizes = {axis: _whole(dump["sizes"], axis, 1) for axis in dump["sizes"]}
-    if unknown := sorted(set(sizes) - set(_AXES)):
-        raise LayoutError(f"sizes name {quoted(unknown[0])}; axes are {', '.join(_AXES)}")
-    blocks, tokens = _whole(dump, "num_blocks", 1), _whole(dump, "block_tokens", 1, LIMITS.block_tokens)
+    told = {axis: _whole(dump["sizes"], axis, 1) for axis in dump["sizes"]}
+    if unknown := sorted(set(told) - set(AXES)):
+        raise LayoutError(f"sizes name {quoted(unknown[0])}; axes are {', '.join(AXES)}")
+    blocks, tokens = _whole(dump, "num_blocks", 1), _whole(dump, "block_tokens", 1)
     virtual = _flag(dump.get("virtual", False))  # saved from a spec
     regions = tuple(_region(entry, virtual=virtual) for entry in dump["regions"])
     if len({(region.address, region.nbytes) for region in regions}) < len(regions):
@@ -167,9 +152,11 @@ def _built(dump: Mapping[str, Any], budget: Budget) -> Built:
     order = {part_name(name): k for k, name in enumerate(dump["parts"])}
     components: list[Component] = []
     for entry in dump["components"]:
-        form = _form(entry, blocks, tokens, subblocked="subblock" in sizes)
+        form = _form(entry, blocks, tokens, subblocked="subblock" in told)
+        budget.use("a head", extent(form.head))
+        budget.use("a token slot", extent(form.token))
         components += _components(entry["held"], form, texts[1], budget)
-    budget.use("components", len({(component.layer, component.part) for component in components}))
+    budget.use("a layer and part", len({(component.layer, component.part) for component in components}))
     if {component.part for component in components} != set(order):
         raise LayoutError(f"parts are {listed(order)}, and the components hold others")
     forms: dict[Form, Form] = {}
@@ -180,7 +167,7 @@ def _built(dump: Mapping[str, Any], budget: Budget) -> Built:
         raise LayoutError(f"block_tokens is {tokens}; blocks without token slots count their sub-blocks")
     check_bounds(components, regions)
     check_disjoint(components, budget)
-    return Built(tuple(components), regions, blocks, tokens, sizes, texts[1], notation)
+    return Built(tuple(components), regions, blocks, tokens, texts[1], notation)
 
 
 def _check_schema(schema: Any) -> None:
@@ -205,7 +192,7 @@ def _region(entry: Mapping[str, Any], *, virtual: bool) -> Region:
 def _components(several: Sequence[Any], form: Form, dtype: str, budget: Budget) -> Iterator[Component]:
     for held in several:
         part, layers, addresses = part_name(held["part"]), _wholes(held, "layers"), _wholes(held, "addresses")
-        budget.use("views", len(layers))
+        budget.use("an address", len(layers))
         own = held.get("dtype", "" if " + " in dtype else dtype)
         if own not in ("", *dtype.split(" + ")):
             raise LayoutError(f"dtype is {quoted(own)}; the layout's dtype is {quoted(dtype)}")
@@ -234,10 +221,9 @@ def _form(entry: Mapping[str, Any], blocks: int, tokens: int, *, subblocked: boo
             raise LayoutError(f"a component has {quoted(extent(getattr(form, axis)))} of axis {axis}, not {count}")
     if form.opaque and tokens % form.subblocks:
         raise LayoutError(f"{form.subblocks} sub-blocks do not divide block_tokens, {tokens}")
-    if extent(form.head) > min(LIMITS.heads, LIMITS.number + 1 - form.head_start):
+    if extent(form.head) > LIMITS.number + 1 - form.head_start:
         raise LayoutError(
-            f"{quoted(extent(form.head))} heads from number {form.head_start}; there are at most {LIMITS.heads:,}, "
-            f"and the largest number is {LIMITS.number}"
+            f"{quoted(extent(form.head))} heads from number {form.head_start}; the largest number is {LIMITS.number}"
         )
     if extent(form.dim) > INT64_MAX:
         raise LayoutError(f"a row has {quoted(extent(form.dim))} bytes, more than any memory")

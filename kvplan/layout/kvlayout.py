@@ -15,9 +15,10 @@ from kvplan.errors import BlockIndexError, LayoutError
 from kvplan.layout.build import build
 from kvplan.layout.components import Built, Component, Geometry, Region
 from kvplan.layout.holding import Holding
+from kvplan.layout.kinds import sizes, words
 from kvplan.layout.merging import merged
 from kvplan.layout.records import mapped, record_of
-from kvplan.layout.slicing import heads_held, sliced
+from kvplan.layout.slicing import Heads, joined_heads, sliced
 
 
 class KVLayout:
@@ -32,7 +33,6 @@ class KVLayout:
         regions: the allocations that hold the cache, in order of address.
         num_blocks: number of blocks.
         block_tokens: token slots per block; sub-blocks per block if no part has token slots.
-        sizes: extent of each axis of the notation, in elements for ``dim``.
         dtype: name of the element type.
         notation: text of the notation, in normal form.
         tensors: the tensors as they were given; None for a spec, dump or pickle.
@@ -46,7 +46,6 @@ class KVLayout:
 
     num_blocks: int
     block_tokens: int
-    sizes: dict[str, int]
     dtype: str
     notation: str
 
@@ -59,7 +58,6 @@ class KVLayout:
         self.regions: tuple[Region, ...] = built.regions
         self.num_blocks = built.num_blocks
         self.block_tokens = built.block_tokens
-        self.sizes = dict(built.sizes)
         self.dtype = built.dtype
         self.notation = built.notation
         self.tensors: Any = tensors
@@ -168,10 +166,15 @@ class KVLayout:
         return self.built.parts
 
     @cached_property
-    def heads(self) -> range:
-        """Global numbers of the KV heads."""
+    def heads(self) -> Heads:
+        """Global numbers of the KV heads of all layers: a range; a tuple if some number between them is not held."""
         forms = [c.form for c in self._components if c.form.headed] or [c.form for c in self._components]
-        return range(min(f.heads.start for f in forms), max(f.heads.stop for f in forms))
+        return joined_heads(form.heads for form in forms)
+
+    @cached_property
+    def sizes(self) -> dict[str, int]:
+        """Extent of each axis of the notation, in elements for ``dim``; no axis on which layers or parts differ."""
+        return sizes(self.built)
 
     @cached_property
     def block_nbytes(self) -> int:
@@ -243,10 +246,11 @@ class KVLayout:
             )
         if head is None or len(found) == 1:
             return found[0]
-        held = heads_held(found)[layer, part] or range(1)
-        if head not in held:
-            raise LayoutError(f"head {head} of {found[0]}; heads are {held.start} to {held.stop - 1}")
-        return next(component for component in found if head in component.form.heads)
+        for component in found:
+            if head in component.form.heads:
+                return component
+        held = joined_heads(component.form.heads for component in found)
+        raise LayoutError(f"head {head} of {found[0]}; heads are {held[0]} to {held[-1]}")
 
     def address(self, *, layer: int, part: str, block: int = 0, token: int = 0, head: int | None = None) -> int:
         """Return the byte address of the first element of one row.
@@ -308,13 +312,14 @@ class KVLayout:
         return cls.from_spec(Path(path))
 
     def slice(
-        self, *, layers: Sequence[int] | None = None, heads: range | None = None, parts: Sequence[str] | None = None
+        self, *, layers: Sequence[int] | None = None, heads: Heads | None = None, parts: Sequence[str] | None = None
     ) -> KVLayout:
         """Return a layout of some layers, heads or parts, over the same memory and with the same global numbers.
 
         Args:
             layers: global numbers of the layers to keep.
-            heads: global numbers of the heads to keep, a range of step 1. Parts without a head axis are kept whole.
+            heads: global numbers of the heads to keep: a range of step 1, or the ``heads`` of another layout. Each
+                layer keeps those that it has of them. Parts without a head axis are kept whole.
             parts: names of the parts to keep.
 
         Raises:
@@ -348,15 +353,16 @@ class KVLayout:
         return self._hash
 
     def __str__(self) -> str:
-        sizes = " ".join(f"{axis}={size}" for axis, size in self.sizes.items())
+        extents = " ".join(f"{axis}={size}" for axis, size in self.sizes.items())
+        kinds = list(words(self.built))
         held = []
-        if self.layers != tuple(range(len(self.layers))):
+        if len(kinds) < 2 and self.layers != tuple(range(len(self.layers))):
             held.append(f"layers {number_ranges(self.layers)}")
-        if self.heads.start:
+        if self.heads[0] and not any(" heads " in kind for kind in kinds):
             held.append(f"heads {number_ranges(self.heads)}")
-        if self.parts not in (("k", "v"), ("kv",)):
+        if not kinds and self.parts not in (("k", "v"), ("kv",)):
             held.append(f"parts {' '.join(self.parts)}")
-        return " | ".join([self.notation, sizes, f"{self.dtype} on {self.device}", *held])
+        return " | ".join([self.notation, extents, *kinds, f"{self.dtype} on {self.device}", *held])
 
     def __repr__(self) -> str:
         return f"KVLayout({str(self)!r})"

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from kvplan.base.limits import Budget
 from kvplan.errors import LayoutError
-from kvplan.layout.components import Built, Region, seams_within, subblocks_of, touching_seams
+from kvplan.layout.components import Built, once, subblocks_of
 from kvplan.layout.disjoint import check_disjoint
 
 
@@ -42,21 +41,7 @@ def merged(layouts: Sequence[Built], budget: Budget | None = None) -> Built:
     components = tuple(sorted((c for layout in layouts for c in layout.components), key=lambda c: c.layer))
     if len(layouts) > 1:
         check_disjoint(components, budget)
-    regions = _merge_regions([region for layout in layouts for region in layout.regions])
-    sizes = {name: size for layout in reversed(layouts) for name, size in layout.sizes.items()}
-    if "layer" in sizes:
-        sizes["layer"] = len({component.layer for component in components})
-    dtype = " + ".join(dict.fromkeys(layout.dtype for layout in layouts))
-    notation = " + ".join(dict.fromkeys(layout.notation for layout in layouts))
-    return Built(components, regions, first.num_blocks, block_tokens, sizes, dtype, notation)
-
-
-def _merge_regions(regions: Sequence[Region]) -> tuple[Region, ...]:
-    """Return one region per allocation, with the seams of all layouts and of registrations that touch."""
-    found: dict[tuple[int, int], Region] = {}
-    touching = touching_seams(list({(r.address, r.nbytes): r for r in regions}.values()))
-    for r in regions:
-        known = found.get((r.address, r.nbytes), r)
-        seams = tuple(sorted({*r.seams, *known.seams, *seams_within(touching, r)}))
-        found[r.address, r.nbytes] = replace(r, writable=r.writable and known.writable, seams=seams)
-    return tuple(found[key] for key in sorted(found))
+    regions = once([region for layout in layouts for region in layout.regions])
+    dtype = " + ".join(dict.fromkeys(name for layout in layouts for name in layout.dtype.split(" + ")))
+    notation = " + ".join(dict.fromkeys(one for layout in layouts for one in layout.notation.split(" + ")))
+    return Built(components, regions, first.num_blocks, block_tokens, dtype, notation)

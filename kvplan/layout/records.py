@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvplan.layout.components import Built, Pool, Region
+from kvplan.layout.components import Built, Form, Pool, Region
 from kvplan.layout.strides import Int64Array
 
 
@@ -42,17 +42,40 @@ def mapped(built: Built) -> Built | None:
     for region in built.regions:
         pool, memory = here[region.pool]
         shift = pool.address - region.pool.address if region.pool is not None else 0
-        seams = tuple(seam + shift for seam in region.seams)
         # This process has not pinned the mapping.
-        regions.append(replace(region, address=region.address + shift, pinned=False, seams=seams, owner=memory,
-                               recorded=False, pool=pool))  # fmt: skip
+        regions.append(replace(region, address=region.address + shift, pinned=False, owner=memory, recorded=False,
+                               pool=pool))  # fmt: skip
+    return relocated(built, regions)
+
+
+def relocated(built: Built, regions: Sequence[Region]) -> Built:
+    """Return a layout whose regions, with the seams and the content in them, have moved.
+
+    Args:
+        built: the layout. Regions that touch or nest move together.
+        regions: its regions at their present addresses, in the same order. Their seams are not read.
+    """
     shifts = Shifts.between([region.address for region in built.regions], regions)
-    first = shifts.of(np.array([component.address for component in built.components], dtype=np.int64)).tolist()
-    components = tuple(
-        replace(component, address=component.address + shift)
-        for component, shift in zip(built.components, first, strict=True)
+
+    def there(addresses: Sequence[int]) -> list[int]:
+        before = np.array(addresses, dtype=np.int64)
+        moved: list[int] = (before + shifts.of(before)).tolist()
+        return moved
+
+    forms: dict[tuple[int, tuple[int, ...]], Form] = {}
+    components = []
+    firsts = there([component.address for component in built.components])
+    for component, first in zip(built.components, firsts, strict=True):
+        form = component.form
+        if form.table is not None:  # blocks of a table may lie in several regions
+            table = tuple(at - first for at in there([component.address + step for step in form.table]))
+            form = forms.setdefault((id(form), table), replace(form, table=table))
+        components.append(replace(component, address=first, form=form))
+    now = tuple(
+        replace(region, seams=tuple(seam + region.address - before.address for seam in before.seams))
+        for before, region in zip(built.regions, regions, strict=True)
     )
-    return built._replace(components=components, regions=tuple(regions))
+    return built._replace(components=tuple(components), regions=now)
 
 
 class Shifts(NamedTuple):

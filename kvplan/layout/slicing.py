@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import groupby
 from typing import Any
 
 from kvplan.base.integers import integers
@@ -16,8 +16,9 @@ from kvplan.base.numbers import number_ranges
 from kvplan.base.quoting import listed, other_case, quoted
 from kvplan.errors import LayoutError
 from kvplan.layout.components import Built, Component, Form, subblocks_of
-from kvplan.layout.consistency import sizes_of
 from kvplan.layout.strides import cut, extent, normal, offset
+
+Heads = range | tuple[int, ...]  # global numbers of heads, ascending; a tuple if they are not consecutive
 
 
 def common_heads(held: Sequence[range]) -> range:
@@ -29,57 +30,74 @@ def common_heads(held: Sequence[range]) -> range:
     return range(max(heads.start for heads in held), min(heads.stop for heads in held))
 
 
-def heads_held(components: Iterable[Component]) -> dict[tuple[int, str], range | None]:
+def joined_heads(ranges: Iterable[range]) -> Heads:
+    """Return the numbers of all ranges: a range if they are consecutive, otherwise a tuple.
+
+    >>> joined_heads([range(0, 4), range(2, 8)]), joined_heads([range(7, 8), range(1, 2)])
+    (range(0, 8), (1, 7))
+    """
+    numbers = sorted(set[int]().union(*set(ranges)))
+    whole = range(numbers[0], numbers[-1] + 1)
+    return whole if len(whole) == len(numbers) else tuple(numbers)
+
+
+def heads_held(components: Iterable[Component]) -> dict[tuple[int, str], Heads | None]:
     """Return the global numbers of the heads of every (layer, part), or None if it has no head axis.
 
     Raises:
-        LayoutError: the components of one (layer, part) do not hold consecutive heads.
+        LayoutError: two components of one (layer, part) hold one head, or have no head axis.
     """
     ranges: dict[tuple[int, str], list[range | None]] = defaultdict(list)
     for component in components:
         form = component.form
         ranges[component.layer, component.part].append(form.heads if form.headed else None)
-    held: dict[tuple[int, str], range | None] = {}
+    held: dict[tuple[int, str], Heads | None] = {}
     for (layer, part), some in ranges.items():
         if len(some) == 1:
             held[layer, part] = some[0]
             continue
-        ordered = sorted((heads for heads in some if heads is not None), key=lambda heads: heads.start)
-        if len(ordered) != len(some) or any(a.stop != b.start for a, b in pairwise(ordered)):
-            raise LayoutError(f"layer {layer} {part!r} is held {len(some)} times, and not as consecutive heads")
-        held[layer, part] = range(ordered[0].start, ordered[-1].stop)
+        heads = joined_heads(heads for heads in some if heads is not None)
+        if None in some or len(heads) < sum(len(heads) for heads in some if heads is not None):
+            raise LayoutError(f"layer {layer} {part!r} is held {len(some)} times, and not as heads apart")
+        held[layer, part] = heads
     return held
 
 
-def slice_heads(components: Sequence[Component], heads: range) -> list[Component]:
-    """Slice components to some heads; components without a head axis are kept whole.
+def slice_heads(components: Sequence[Component], heads: Heads) -> list[Component]:
+    """Slice components to those of some heads that each holds; components without a head axis are kept whole.
 
     Raises:
-        LayoutError: ``heads`` is no range of step 1, a head is missing, or a split head axis cannot express the range.
+        LayoutError: ``heads`` are no range of step 1 and no tuple, no layer holds one of them, or a split head axis
+            cannot express them.
     """
-    if not isinstance(heads, range) or heads.step != 1 or not heads:
+    if not heads or not isinstance(heads, range | tuple) or (isinstance(heads, range) and heads.step != 1):
         raise LayoutError(f"heads is {quoted(heads)}; give a range of step 1 that holds at least one head")
+    wanted = [heads] if isinstance(heads, range) else _consecutive(integers("heads", heads))
+    headed = [component for component in components if component.form.headed]
+    held = joined_heads(component.form.heads for component in headed) if headed else heads
+    if not set(heads) <= set(held):
+        raise LayoutError(
+            f"heads {quoted(heads[0])} to {quoted(heads[-1])} are not all held by {headed[0]}; it holds "
+            f"{held[0]} to {held[-1]}"
+        )
     kept: list[Component] = []
-    forms: dict[int, tuple[Form, int]] = {}
-    held = heads_held(components)
+    forms: dict[int, list[tuple[Form, int]]] = {}
     for component in components:
-        form, all_held = component.form, held[component.layer, component.part]
-        if all_held is None:
-            kept.append(component)
-            continue
-        if heads.start < all_held.start or heads.stop > all_held.stop:
-            raise LayoutError(
-                f"heads {quoted(heads.start)} to {quoted(heads.stop - 1)} are not all held by {component}; it holds "
-                f"{all_held.start} to {all_held.stop - 1}"
-            )
-        mine = common_heads((heads, form.heads))
-        if not mine:
-            continue
+        form = component.form
         if id(form) not in forms:
-            forms[id(form)] = _head_slice(form, mine)
-        sliced, shift = forms[id(form)]
-        kept.append(Component(component.layer, component.part, component.address + shift, sliced, component.dtype))
+            mine = [both for some in wanted if (both := common_heads((some, form.heads)))]
+            forms[id(form)] = [_head_slice(form, some) for some in mine] if form.headed else [(form, 0)]
+        kept += [
+            Component(component.layer, component.part, component.address + shift, sliced, component.dtype)
+            for sliced, shift in forms[id(form)]
+        ]
     return kept
+
+
+def _consecutive(numbers: Sequence[int]) -> list[range]:
+    """Return ranges of ascending numbers."""
+    runs = [[number for _, number in run] for _, run in groupby(enumerate(numbers), key=lambda at: at[1] - at[0])]
+    return [range(run[0], run[-1] + 1) for run in runs]
 
 
 def _head_slice(form: Form, heads: range) -> tuple[Form, int]:
@@ -104,7 +122,7 @@ def _head_slice(form: Form, heads: range) -> tuple[Form, int]:
 
 
 def sliced(
-    layout: Built, held: Sequence[int], names: Sequence[str], layers: Any, heads: range | None, parts: Any
+    layout: Built, held: Sequence[int], names: Sequence[str], layers: Any, heads: Heads | None, parts: Any
 ) -> Built:
     """Keep some layers, heads and parts of a layout of layers ``held`` and parts ``names``; see ``KVLayout.slice``."""
     if layers is not None:
@@ -117,8 +135,9 @@ def sliced(
     if not kept:
         raise LayoutError("the slice holds nothing; name at least one layer and part")
     tokens = subblocks_of(kept) if all(c.form.opaque for c in kept) else layout.block_tokens
-    sizes = sizes_of(kept, layout.sizes, layout.dtype)
-    return layout._replace(components=tuple(kept), block_tokens=tokens, sizes=sizes)
+    dtypes = dict.fromkeys(component.dtype for component in kept)
+    dtype = layout.dtype if "" in dtypes else " + ".join(dtypes)
+    return layout._replace(components=tuple(kept), block_tokens=tokens, dtype=dtype)
 
 
 def _subset(name: str, held: Sequence[Any], wanted: Any) -> frozenset[Any]:
@@ -221,6 +240,4 @@ def _with_forms(
         if changed is None:
             return None
         components.append(Component(c.layer, c.part, c.address + changed[1], changed[0], c.dtype))
-    sizes = {axis: size for axis, size in layout.sizes.items() if not axis.startswith(("token.", "block."))}
-    sizes.update(block=num_blocks, token=block_tokens)
-    return layout._replace(components=tuple(components), num_blocks=num_blocks, block_tokens=block_tokens, sizes=sizes)
+    return layout._replace(components=tuple(components), num_blocks=num_blocks, block_tokens=block_tokens)

@@ -11,15 +11,16 @@ from typing import Any
 
 from kvplan.base.integers import integer, integers
 from kvplan.base.limits import LIMITS, Budget
-from kvplan.base.quoting import listed, quoted
+from kvplan.base.quoting import quoted
 from kvplan.base.reading import json_of, read_whole, toml_of
 from kvplan.errors import LayoutError
 from kvplan.layout.build import Naming, assemble, part_name
 from kvplan.layout.components import INT64_MAX, Built, Region, quoted_address
 from kvplan.layout.dtypes import ITEMSIZE
 from kvplan.layout.dump import built_from_dump
+from kvplan.layout.extents import extents, shape_of
 from kvplan.layout.merging import merged
-from kvplan.layout.notation import Notation, parse
+from kvplan.layout.notation import parse
 from kvplan.layout.tensors import TensorFacts
 
 # Separate tensors of a spec begin at multiples of this number of bytes, as tensors of a GPU allocator do.
@@ -34,13 +35,12 @@ _KEYS = frozenset((
 ))  # fmt: skip
 
 
-def built_from_spec(spec: str | Path | Mapping[str, Any], budget: Budget | None = None, level: int = 0) -> Built:
+def built_from_spec(spec: str | Path | Mapping[str, Any], budget: Budget | None = None) -> Built:
     """Return the layout that a spec describes; see :meth:`kvplan.KVLayout.from_spec`.
 
     Args:
         spec: path of a file, or its content.
         budget: limits of the work for the whole document that contains the spec.
-        level: number of nested ``layouts`` lists around the spec.
     """
     content = _load(spec)
     budget = budget or Budget()
@@ -52,19 +52,16 @@ def built_from_spec(spec: str | Path | Mapping[str, Any], budget: Budget | None 
                 raise
             raise LayoutError(f"{quoted(str(spec))}: {error}") from error
     if "layouts" in content:
-        return _side_by_side(content, budget, level)
+        return _side_by_side(content, budget)
     return _one(content, budget)
 
 
-def _side_by_side(content: Mapping[str, Any], budget: Budget, level: int) -> Built:
+def _side_by_side(content: Mapping[str, Any], budget: Budget) -> Built:
     """Merge the entries of ``layouts``. An entry without an address begins after all earlier entries on its device."""
     several = content["layouts"]
     if not isinstance(several, Sequence) or isinstance(several, str) or not several:
         raise LayoutError(f"'layouts' is {quoted(several)}; it is a list of at least one spec")
-    if level == LIMITS.spec_levels:
-        raise LayoutError(
-            f"'layouts' are nested in 'layouts' more than {LIMITS.spec_levels} levels deep; one level is enough"
-        )
+    budget.use("a list")
     unknown = sorted(map(quoted, set(content) - {"layouts", "name"}))
     if unknown:
         raise LayoutError(f"spec has {unknown[0]} beside 'layouts'; give it in each entry")
@@ -75,7 +72,7 @@ def _side_by_side(content: Mapping[str, Any], budget: Budget, level: int) -> Bui
             raise LayoutError(f"layouts[{k}] is {quoted(entry)}; each entry is a spec, a table of keys")
         device = entry.get("device", "cpu")
         known = isinstance(device, str) and device in free and "address" not in entry
-        built = built_from_spec({**entry, "address": free[device]} if known else entry, budget, level + 1)
+        built = built_from_spec({**entry, "address": free[device]} if known else entry, budget)
         held.append(built)
         end = max(region.end for region in built.regions)
         if isinstance(device, str):
@@ -131,22 +128,20 @@ def _one(spec: Mapping[str, Any], budget: Budget) -> Built:
     for key, kind in (("notation", str), ("sizes", Mapping)):
         if not isinstance(spec.get(key), kind):
             raise LayoutError(f"spec needs {key!r}; got {quoted(spec.get(key))}")
-    if len(spec["notation"]) > LIMITS.notation_length:
-        raise LayoutError(
-            f"notation has {len(spec['notation']):,} characters; it has at most {LIMITS.notation_length:,}"
-        )
+    budget.use("a letter", len(spec["notation"]))
     notation = parse(spec["notation"])
-    sizes = extents_of(notation, spec["sizes"])
+    sizes = extents(notation, spec["sizes"])
     dtype = spec.get("dtype", "bfloat16")
     itemsize = ITEMSIZE.get(dtype) if isinstance(dtype, str) else None
     if itemsize is None:
         raise LayoutError(f"dtype {quoted(dtype)} is unknown; one of {', '.join(sorted(ITEMSIZE))}")
-    _check_counts(notation, sizes)
+    for axis, what in (("head", "a head"), ("token", "a token slot")):  # coordinates that are visited one by one
+        budget.use(what, prod(sizes[str(atom)] for atom in notation.factors(axis)))
     shape = shape_of(notation, sizes)
     strides = _strides(spec.get("strides"), shape, itemsize)
     nested = {axis: sizes[axis] for axis in notation.nesting}
-    Budget().use("components", sizes.get("layer", 1) * sizes.get("kv", 1))  # checked before tensors are made
-    budget.use("tensors", prod(nested.values()))
+    Budget().use("a layer and part", sizes.get("layer", 1) * sizes.get("kv", 1))  # checked before tensors are made
+    budget.use("a tensor", prod(nested.values()))
     tensors = _place(spec, prod(nested.values()), shape, strides, itemsize, dtype)
     naming = Naming(
         _sequence(spec, "layers") if "layers" in spec else _integer(spec, "layer_start", 0, LIMITS.number),
@@ -154,67 +149,15 @@ def _one(spec: Mapping[str, Any], budget: Budget) -> Built:
         part_name(spec.get("part", "kv")),
     )
     seams = _sequence(spec, "seams") if "seams" in spec else ()
-    plain = {name: size for name, size in sizes.items() if name != "kv"}
-    built = assemble(notation, tensors, nested, plain, naming, seams, budget)
+    built = assemble(notation, tensors, nested, sizes, naming, seams, budget)
     if "dtype" in spec:
         return built
     components = tuple(replace(component, dtype="") for component in built.components)  # only their bytes are known
     return built._replace(components=components)
 
 
-def _check_counts(notation: Notation, sizes: Mapping[str, int]) -> None:
-    """Check the extents of ``head`` and ``token``, whose coordinates are visited one by one."""
-    for axis, most in (("head", LIMITS.heads), ("token", LIMITS.block_tokens)):
-        count = prod(sizes[str(atom)] for atom in notation.factors(axis))
-        if count > most:
-            raise LayoutError(f"sizes make {axis} {quoted(count)}; a spec has at most {most:,}")
-
-
 def _integer(spec: Mapping[str, Any], key: str, default: int, most: int = INT64_MAX) -> int:
     return integer(f"spec {key!r}", spec.get(key, default), least=0, most=most)
-
-
-def extents_of(notation: Notation, sizes: Mapping[str, Any]) -> dict[str, int]:
-    """Return the extent of every axis and factor of a notation, from sizes alone.
-
-    Raises:
-        LayoutError: a size is missing or unknown, or is not a positive integer.
-
-    >>> from kvplan.layout.notation import parse
-    >>> extents_of(parse("block head.0 token head.1 dim"), {"block": 4, "head": 8, "head.1": 4, "token": 16, "dim": 64})
-    {'block': 4, 'head': 8, 'head.1': 4, 'token': 16, 'dim': 64, 'head.0': 2}
-    """
-    names = {str(atom) for dim in notation.dims for atom in dim} | notation.axes
-    known: dict[str, int] = {}
-    for name, size in sizes.items():
-        if name not in names:
-            raise LayoutError(
-                f"sizes name {quoted(name)}, which {quoted(str(notation))} does not have (it has "
-                f"[{listed(sorted(names))}])"
-            )
-        right = "an extent is an integer of at least 1, in int64"
-        known[name] = integer(f"sizes[{name!r}]", size, least=1, most=INT64_MAX, right=right)
-    if "kv" in notation.axes and known.setdefault("kv", 2) != 2:
-        raise LayoutError(f"sizes say kv={known['kv']}; its extent is 2, K and V")
-    for axis in sorted(notation.axes):
-        factors = [str(atom) for atom in notation.factors(axis)]
-        missing = [name for name in (factors or [axis]) if name not in known]
-        if len(factors) > 1 and len(missing) == 1 and axis in known:
-            rest = prod(known[name] for name in factors if name in known)
-            if known[axis] % rest:
-                raise LayoutError(f"{axis}={known[axis]} cannot be split into factors of {quoted(rest)}")
-            known[missing[0]] = known[axis] // rest
-        elif missing:
-            whole = f"; give all factors of {axis}={known[axis]} but one" if axis in known and factors else ""
-            raise LayoutError(
-                f"{quoted(str(notation))} needs sizes[{missing[0]!r}]; sizes give [{listed(sorted(sizes))}]{whole}"
-            )
-    return known
-
-
-def shape_of(notation: Notation, extents: Mapping[str, int]) -> tuple[int, ...]:
-    """Return the shape of one tensor, in elements."""
-    return tuple(prod(extents[str(atom)] for atom in dim) for dim in notation.dims)
 
 
 def _strides(given: Any, shape: Sequence[int], itemsize: int) -> tuple[int, ...]:

@@ -201,8 +201,11 @@ def check_alike(notation: Notation, tensors: Sequence[TensorFacts]) -> None:
     for name in ("shape", "strides", "itemsize", "dtype"):
         for k, other in enumerate(tensors):
             if getattr(other, name) != getattr(first, name):
-                raise LayoutError(f"tensor {k} has {name} {getattr(other, name)}, tensor 0 has "
-                                  f"{getattr(first, name)}; tensors of one notation must agree")  # fmt: skip
+                raise LayoutError(
+                    f"tensor {k} has {name} {getattr(other, name)}, tensor 0 has {getattr(first, name)}; tensors of "
+                    "one notation must agree: describe those of each shape by themselves, with their numbers "
+                    "(layers=...), and join them by KVLayout.merge"
+                )
     if 0 in first.shape:
         raise LayoutError(
             f"shape {first.shape} holds nothing: dim {first.shape.index(0)} of {quoted(str(notation))} is zero"

@@ -75,7 +75,7 @@ def views(layout: KVLayout) -> tuple[View, ...]:
     heads = heads_held(layout.components)
     for component in layout.components:
         first = heads[component.layer, component.part]
-        start = component.form.head_start if first is None else first.start
+        start = component.form.head_start if first is None else first[0]
         forms[replace(component.form, head_start=start)].append(component)
     starts = sorted(region.address for region in layout.regions)
     return tuple(_view(form, some, starts) for form, some in forms.items())

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import partial
 from os import PathLike
+from typing import Any
 
-from kvplan.advise.advise import Wanted
+from kvplan.advise.advise import Wanted, host_orders
+from kvplan.advise.orders import parts_of
 from kvplan.base.quoting import quoted
 from kvplan.errors import LayoutError
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.notation import parse
-from kvplan.memory.best_order import AUTO, allocated
-from kvplan.memory.one_page import PARTS, page_of
-from kvplan.memory.pool_content import Asked, content_of, counted, heads_of
-from kvplan.memory.pool_memory import Tensors, made
+from kvplan.layout.slicing import Heads
+from kvplan.memory.pages import PARTS, Wish, counted, layers_alike, pages, wanted_heads
+from kvplan.memory.pool_memory import allocated
+
+AUTO = "auto"
 
 
 def allocate(
@@ -24,9 +26,9 @@ def allocate(
     num_blocks: int | None = None,
     block_tokens: int | None = None,
     layers: Iterable[int] | None = None,
-    heads: range | None = None,
+    heads: Heads | None = None,
     device: str = "cpu",
-    pin: bool = True,
+    pin: bool | None = None,
     sizes: Mapping[str, int] | None = None,
     shared: str | PathLike[str] | bool | None = None,
 ) -> KVLayout:
@@ -37,22 +39,22 @@ def allocate(
 
     Args:
         notation: the pool's notation, for example ``"block layer kv token head dim"``; or ``"auto"`` for the order
-            that moves in the fewest runs, then extents, as ``kvplan advise`` prints it. Axes may be split. Parts or
-            layers of different shapes get one page for all, or an allocation each; a shared pool with a name is one
-            allocation. For parts of several sizes and dtypes on one page, write the axes
-            that all parts share, then the parts in the order of their bytes, each with its own axes:
-            ``"block layer | k v: head token dim | k_scale v_scale: head token"``. If layers have several shapes, write
-            ``layer`` behind the ``|``: those of each shape then stand together.
+            that moves in the fewest runs, then extents, as ``kvplan advise`` prints it. Axes may be split. Layers of
+            several sizes share a page: in ``"block layer kv token head dim"``, those of each size stand together in
+            every block; with ``layer`` left of a ``:``, each size has tensors of its own. For parts of several sizes
+            and dtypes on one page, write the axes that all parts share, then the parts in the order of their bytes,
+            each with its own axes, ``layer`` among them if layers have several sizes:
+            ``"block layer | k v: head token dim | k_scale v_scale: head token"``.
         like: the layout whose content the pool will hold. Without ``|``, all its parts must have one size.
         num_blocks: number of blocks of the pool; by default the number of ``like``.
         block_tokens: token slots per block; by default the number of ``like``.
         layers: global numbers of the pool's layers, which may include other ranks' layers; by default ``like.layers``.
         heads: global numbers of the pool's KV heads, which may include other ranks' heads; by default ``like.heads``.
         device: ``"cpu"`` or a torch device such as ``"cuda:0"``.
-        pin: whether to page-lock host memory, so that it is reachable from a GPU; without effect if torch has no GPU.
-            The memory is registered in pieces of at most 32 GiB, which end between rows of the outermost dim if these
-            ends are page boundaries. The border between two pieces is a seam of the layout. If pinning fails, a warning
-            is issued, and the pool is pageable.
+        pin: whether to page-lock host memory, so that a GPU reaches it; by default, if torch allocates and reaches a
+            GPU. ``True`` without one has no effect, and a warning is logged. The memory is registered in pieces of at
+            most 32 GiB, which end between rows of the outermost dim if these ends are page boundaries. The border
+            between two pieces is a seam of the layout. If pinning fails, a warning is issued, and the pool is pageable.
         sizes: extents in elements of a split axis (``{"head.0": 4}``); or ``{"subblock": 4}``, the number of opaque
             blocks of ``like`` in one block of the pool.
         shared: a name in /dev/shm, or the absolute path of a file. Processes that give the same name or path share the
@@ -84,30 +86,62 @@ def allocate(
     >>> [tensor.dtype.name for tensor in pool.tensors]
     ['int8', 'int8', 'float32', 'float32']
     """
+    if not isinstance(notation, str):
+        parse(notation)  # raises
     if not isinstance(like, KVLayout):
         raise LayoutError(f"like is a {type(like).__name__}; give the KVLayout whose content the pool will hold")
+    layers = list(layers) if isinstance(layers, Iterable) else layers
+    memory: dict[str, Any] = {"device": device, "pin": pin, "shared": shared}
+    wish = Wish(num_blocks, block_tokens, layers, heads, dict(sizes or {}))
     if notation == AUTO:
         if sizes:
             raise LayoutError(f"sizes are {quoted(dict(sizes))}; 'auto' chooses the extents of split axes itself")
-        wanted = _wanted(like, block_tokens, heads, device)._replace(single=isinstance(shared, str | PathLike))
-        alike = partial(
-            allocate, num_blocks=num_blocks, layers=tuple(layers) if isinstance(layers, Iterable) else layers,
-            device=device, pin=pin, shared=shared,
-        )  # fmt: skip
-        return allocated(like, wanted, alike)
-    asked = Asked(num_blocks, block_tokens, layers, heads, dict(sizes or {}))
-    if isinstance(notation, str) and PARTS in notation:
-        tensors = page_of(notation, like, asked)
-    else:
-        content = content_of(parse(notation), like, asked)
-        described = partial(
-            KVLayout.from_tensors, notation, sizes=content.told, layers=content.layers,
-            head_start=content.heads.start, part=content.part,
-        )  # fmt: skip
-        tensors = Tensors(content.shape, content.counts, content.dtype, content.words, described)
-    return made(tensors, like, device, pin=pin, shared=shared)
+        return _in_best_order(like, wish, memory)
+    alike = [like] if PARTS in notation or "layer" not in parse(notation).nesting else layers_alike(like)
+    if len(alike) == 1:
+        return allocated(pages(notation, like, wish), like, **memory)
+    if isinstance(shared, str | PathLike):
+        raise LayoutError(
+            f"{quoted(notation)} makes tensors of several sizes, and a pool with a name is one allocation; write layer "
+            "behind the ':'"
+        )
+    wishes = [wish._replace(heads=heads if each.heads == like.heads else None) for each in alike]
+    pools = [allocated(pages(notation, *some), some[0], **memory) for some in zip(alike, wishes, strict=True)]
+    return KVLayout.merge(pools)
 
 
-def _wanted(like: KVLayout, block_tokens: int | None, heads: range | None, device: str) -> Wanted:
-    tokens = None if block_tokens is None else counted("block_tokens", block_tokens)
-    return Wanted(tokens, None if heads is None else heads_of(heads, like), device)
+def _in_best_order(like: KVLayout, wish: Wish, memory: dict[str, Any]) -> KVLayout:
+    """Search the best order of a pool and allocate it: in one allocation, or in one for each of the parts that differ.
+
+    Raises:
+        LayoutError: no order of axes holds the content.
+    """
+    tokens = None if wish.block_tokens is None else counted("block_tokens", wish.block_tokens)
+    heads = None if wish.heads is None else wanted_heads(wish.heads, like)
+    single = isinstance(memory["shared"], str | PathLike)
+    wanted = Wanted(tokens, heads if isinstance(heads, range) else None, memory["device"], single)
+    advice = host_orders(like, wanted)
+    if not advice.orders:
+        raise LayoutError(
+            f"'auto' found no order of a pool for {like}: {advice.reason}; give a notation, or allocate each part from "
+            "like.slice(parts=...)"
+        )
+
+    def pool(notation: str, own: KVLayout, sizes: dict[str, int]) -> KVLayout:
+        # Opaque blocks move whole; scales have no heads, and an index has one of its own.
+        return allocate(
+            notation, like=own, num_blocks=wish.num_blocks, layers=wish.layers, sizes=sizes or None,
+            block_tokens=None if own.opaque else tokens, heads=wish.heads if own.heads == like.heads else None,
+            **memory,
+        )  # fmt: skip
+
+    best = advice.orders[0]
+    if best.sizes is not None:
+        return pool(best.notation, like, best.sizes)
+    pools = []
+    for spec in best.spec.get("layouts", [best.spec]):
+        parts, layers = parts_of(spec), tuple(spec["layers"])
+        whole = (set(parts), layers) == (set(like.parts), like.layers)
+        sizes = {name: size for name, size in spec["sizes"].items() if "." in name or name == "subblock"}
+        pools.append(pool(spec["notation"], like if whole else like.slice(parts=parts, layers=layers), sizes))
+    return pools[0] if len(pools) == 1 else KVLayout.merge(pools)

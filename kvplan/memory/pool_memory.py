@@ -3,115 +3,125 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 from math import prod
 from os import PathLike
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kvplan.base.quoting import quoted
 from kvplan.errors import HostMemoryError, LayoutError
 from kvplan.layout.components import Pool
-from kvplan.layout.dtypes import ITEMSIZE
 from kvplan.layout.kvlayout import KVLayout
-from kvplan.memory.torch_devices import check_device
+from kvplan.memory.pages import Pages
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from kvplan.memory.shared import Shared
 
-
-class Tensors(NamedTuple):
-    """The tensors of a pool, before they have memory.
-
-    Attributes:
-        shape: extents of each tensor, in elements.
-        counts: lengths of the nested lists of tensors, outermost first; empty if there is one tensor.
-        dtype: name of the element type in torch and numpy.
-        geometry: the pool in words, which all processes that share it must agree on.
-        described: makes the layout of the tensors, nested in lists, with ``seams``.
-    """
-
-    shape: tuple[int, ...]
-    counts: tuple[int, ...]
-    dtype: str
-    geometry: str
-    described: Callable[..., KVLayout]
+log = logging.getLogger("kvplan")
 
 
-def made(
-    tensors: Tensors, like: KVLayout, device: str, *, pin: bool, shared: str | PathLike[str] | bool | None
+def allocated(
+    pages: Pages, like: KVLayout, *, device: str, pin: bool | None, shared: str | PathLike[str] | bool | None
 ) -> KVLayout:
-    """Allocate the tensors of a pool and return its layout; see :func:`kvplan.allocate` for the arguments."""
-    shape, counts, dtype, geometry, described = tensors
-    itemsize = ITEMSIZE[dtype]
-    ordinal = (int(like.device.partition(":")[2] or 0) if like.device.startswith("cuda") else 0) if pin else None
+    """Allocate the pages of a pool and return its layout; see :func:`kvplan.allocate` for the arguments."""
+    torch = device != "cpu" or "torch" in [type(r.owner).__module__.partition(".")[0] for r in like.regions]
+    nbytes, count = prod(pages.outer) * pages.nbytes, prod(pages.counts)
     if shared and device != "cpu":
         raise LayoutError(f"device is {device!r}; a shared pool is CPU memory, so give 'cpu'")
-    if shared is not None and not isinstance(shared, bool):
-        from kvplan.memory.shared import share
-        from kvplan.memory.shared_path import path_of
-
-        memory = share(shared, geometry, [prod(shape) * itemsize] * prod(counts))
-        torch = wants_torch(like, device)
-        held = _nest([_view(each, dtype, shape, torch=torch) for each in memory.tensors], counts)
-        pool = _named(described(held), path_of(shared), geometry, memory)
-        strides = [prod(shape[k + 1 :]) * itemsize for k in range(len(shape))]
-        return _pin_used(pool, like, memory, strides, ordinal) if torch and ordinal is not None else pool
-    if not wants_torch(like, device):
-        empty = partial(_shareable, dtype=dtype, torch=False) if shared else partial(np.empty, dtype=_element(dtype))
-        return described(_nest([empty(shape) for _ in range(prod(counts))], counts))
     if device != "cpu":
-        check_device(device)
-    memory_of, seams = _tensors(shape, prod(counts), dtype, device, ordinal, shared=bool(shared))
-    return described(_nest(memory_of, counts), seams=seams)
+        _check_device(device)
+        return pages.layout(_nest([_on_device(nbytes, device) for _ in range(count)], pages.counts))
+    pinned = pin is not False and torch and _has_gpu()
+    if pin and not pinned:
+        why = "torch reaches no GPU" if torch else "numpy allocates, because 'like' holds no tensor of torch"
+        log.warning("pin=True has no effect: %s; the pool is pageable", why)
+    named = shared is not None and not isinstance(shared, bool)
+    if named:
+        from kvplan.memory.shared import share
 
+        memory = share(shared, str(pages), [nbytes] * count)
+        arrays, owners, page = memory.tensors, [memory.memory], memory.page
+    else:
+        arrays = [_bytes(nbytes, shared=bool(shared), pinned=pinned) for _ in range(count)]
+        owners, page = arrays, 4096
+    pool = pages.layout(_nest([_tensor(array) if torch else array for array in arrays], pages.counts))
+    if named:
+        pool = _named(pool, str(pages), memory)
+    if not pinned:
+        return pool
+    from kvplan.memory.pinning import pin_used
 
-def wants_torch(like: KVLayout, device: str) -> bool:
-    """Return whether torch allocates a pool for ``like``."""
-    owners = [type(region.owner).__module__.partition(".")[0] for region in like.regions]
-    return device != "cpu" or "torch" in owners
-
-
-def _element(dtype: str) -> np.dtype[Any]:
-    """Return the numpy type of a name; an unsigned integer of equal width if numpy lacks it (bfloat16, fp8)."""
+    ordinal = int(like.device.partition(":")[2] or 0) if like.device.startswith("cuda") else 0
+    used = pool.slice(layers=like.layers) if named else pool
+    if named and any(component.form.headed for component in used.components):
+        with contextlib.suppress(LayoutError):  # heads cross a boundary of a split axis: pin all heads
+            used = used.slice(heads=like.heads)
     try:
-        return np.dtype(dtype)
-    except TypeError:
-        return np.dtype(f"u{ITEMSIZE[dtype]}")
+        return pin_used(pool, used, owners, page, pages.strides, ordinal)
+    except RuntimeError as error:
+        part = "this process's part of " if named else ""
+        warnings.warn(f"could not pin {part}{pool.nbytes} bytes, so the pool is pageable: {error}", stacklevel=3)
+        return pool
 
 
-def _view(memory: Any, dtype: str, shape: Sequence[int], *, torch: bool) -> Any:
-    """Return a view of bytes as an array or tensor of a type and shape."""
-    if not torch:
-        return memory.view(_element(dtype)).reshape(shape)
-    import torch as library
-
-    return library.from_numpy(memory).view(getattr(library, dtype, library.uint8)).view(tuple(shape))
-
-
-def viewed(memory: Any, dtype: str, shape: Sequence[int]) -> Any:
-    """Return a view of bytes, whose last dim is contiguous, as an array or tensor of a type and shape."""
-    if isinstance(memory, np.ndarray):
-        return memory.view(_element(dtype)).reshape(shape)
+def _has_gpu() -> bool:
     import torch
 
-    return memory.view(getattr(torch, dtype, torch.uint8)).view(tuple(shape))
+    return bool(torch.cuda.is_available())
 
 
-def _named(pool: KVLayout, path: Path, geometry: str, memory: Shared) -> KVLayout:
+def _bytes(nbytes: int, *, shared: bool, pinned: bool) -> Any:
+    """Return an array of bytes: of zeros that other processes can map if it is shared or pinned."""
+    from kvplan.memory.shared_mappings import sealed_memory, shareable
+
+    try:
+        if not shared and not pinned:
+            return np.empty(nbytes, np.uint8)
+        # A pinned mapping is shared, too: after a fork, the parent would get a copy of a private page.
+        return np.frombuffer((sealed_memory if shared else shareable)(nbytes), np.uint8)
+    except (OSError, ValueError, MemoryError, OverflowError) as error:
+        raise HostMemoryError(f"cannot allocate {nbytes:,} bytes for a pool ({error}); take fewer blocks") from error
+
+
+def _on_device(nbytes: int, device: str) -> Any:
+    import torch
+
+    try:
+        return torch.empty(nbytes, dtype=torch.uint8, device=device)
+    except RuntimeError as error:
+        why = str(error).partition("\n")[0]
+        raise LayoutError(f"{device} has no {nbytes:,} bytes for a pool ({why}); take fewer blocks") from error
+
+
+def _tensor(array: Any) -> Any:
+    import torch
+
+    return torch.from_numpy(array)
+
+
+def _nest(flat: Sequence[Any], counts: Sequence[int]) -> Any:
+    """Nest a list by the given lengths, outermost first; if there are no lengths, return its only tensor."""
+    level = list(flat)
+    for count in reversed(counts):
+        edges = range(0, len(level) + 1, count)
+        level = [level[a:b] for a, b in pairwise(edges)]
+    return level[0]
+
+
+def _named(pool: KVLayout, geometry: str, memory: Shared) -> KVLayout:
     """Return a shared pool's layout whose regions name the pool, for processes that load the layout from a pickle."""
     if not memory.token:  # another version of kvplan made the file
         return pool
-    each = memory.tensors[0].nbytes
     address = int(memory.memory.ctypes.data)
-    held = Pool(str(path), geometry, len(memory.tensors), each, memory.token, address, attach_pool)
-    regions = tuple(replace(region, pool=held) for region in pool.regions)
+    nbytes = memory.tensors[0].nbytes
+    name = Pool(memory.path, geometry, len(memory.tensors), nbytes, memory.token, address, attach_pool)
+    regions = tuple(replace(region, pool=name) for region in pool.regions)
     return KVLayout(pool.built._replace(regions=regions), tensors=pool.tensors)
 
 
@@ -123,70 +133,29 @@ def attach_pool(pool: Pool) -> tuple[int, Any] | None:
     return None if found is None else (int(found.memory.ctypes.data), found.memory)
 
 
-def _pin_used(pool: KVLayout, like: KVLayout, memory: Shared, strides: Sequence[int], ordinal: int) -> KVLayout:
-    """Pin the memory of the pool that ``like`` uses, with the ends of registrations as seams; warn if that fails."""
+def _check_device(device: Any) -> None:
+    """Check that torch can allocate on a device.
+
+    Raises:
+        LayoutError: torch does not know the device, or this machine lacks it.
+    """
     import torch
 
-    if not torch.cuda.is_available():
-        return pool
-    from kvplan.memory.pinning import pin_used
-
-    used = pool.slice(layers=like.layers)
-    if any(component.form.headed for component in used.components):
-        with contextlib.suppress(LayoutError):  # if heads cross a boundary of a split axis, pin all heads
-            used = used.slice(heads=like.heads)
     try:
-        return pin_used(pool, used, memory.memory, memory.page, strides, ordinal)
-    except RuntimeError as error:
-        warnings.warn(f"could not pin this process's part of {pool.nbytes} bytes, so the pool is pageable: {error}",
-                      stacklevel=4)  # fmt: skip
-        return pool
-
-
-def _shareable(shape: Sequence[int], dtype: str, *, torch: bool) -> Any:
-    """Return an array or tensor of zeros that other processes can map."""
-    from kvplan.memory.shared_mappings import sealed_memory
-
-    nbytes = prod(shape) * ITEMSIZE[dtype]
+        found = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise LayoutError(f"device is {quoted(device)}, which torch does not know; give 'cpu' or 'cuda:0'") from None
+    if found.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if not count:
+            raise LayoutError(
+                f"device is {quoted(str(device))}, and torch {torch.__version__} reaches no GPU; give 'cpu'"
+            )
+        if found.index is not None and found.index >= count:
+            raise LayoutError(f"device is {quoted(str(device))}, and the GPUs here are cuda:0 to cuda:{count - 1}")
+        return
     try:
-        return _view(np.frombuffer(sealed_memory(max(nbytes, 1)), np.uint8)[:nbytes], dtype, shape, torch=torch)
-    except (OSError, ValueError) as error:
-        raise HostMemoryError(f"cannot make shared memory of {nbytes:,} bytes: {error}") from error
-
-
-def _tensors(
-    shape: Sequence[int], count: int, dtype: str, device: str, pin: int | None, *, shared: bool
-) -> tuple[list[Any], list[int]]:
-    """Allocate torch tensors; return them and the seams, where registrations end. ``pin`` is the number of a GPU."""
-    import torch
-
-    element = getattr(torch, dtype, torch.uint8)
-    ordinal = pin if device == "cpu" and torch.cuda.is_available() else None
-    nbytes = prod(shape) * element.itemsize
-    tensors: list[Any] = []
-    seams: list[int] = []
-    for _ in range(count):
-        if ordinal is not None:
-            from kvplan.memory.pinning import pinned
-
-            try:
-                memory, ends = pinned(nbytes, nbytes // shape[0], ordinal)
-                seams += ends
-                tensors.append(_view(memory, dtype, shape, torch=True))
-                continue
-            except RuntimeError as error:
-                ordinal = None
-                warnings.warn(f"could not pin {nbytes} bytes, so the pool is pageable: {error}", stacklevel=4)
-        tensors.append(
-            _shareable(shape, dtype, torch=True) if shared else torch.empty(tuple(shape), dtype=element, device=device)
-        )
-    return tensors, seams
-
-
-def _nest(flat: Sequence[Any], counts: Sequence[int]) -> Any:
-    """Nest a list by the given lengths, outermost first; if there are no lengths, return its only tensor."""
-    level = list(flat)
-    for count in reversed(counts):
-        edges = range(0, len(level) + 1, count)
-        level = [level[a:b] for a, b in pairwise(edges)]
-    return level[0]
+        torch.empty(0, device=found)
+    except (AssertionError, RuntimeError, NotImplementedError) as error:  # torch was built without it
+        why = str(error).partition("\n")[0]
+        raise LayoutError(f"device is {quoted(str(device))}, which torch cannot use here ({why}); give 'cpu'") from None

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-from bisect import bisect_right
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from kvplan.errors import LayoutError
-from kvplan.layout.components import Component
 from kvplan.layout.kvlayout import KVLayout
+from kvplan.layout.records import relocated
 
 _PAGE = 4096
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Linux: untouched pages take no memory
@@ -31,7 +29,7 @@ def reserve(layout: KVLayout) -> KVLayout:
     >>> pool.virtual, pool.nbytes >> 30
     (False, 64)
     """
-    regions = sorted(layout.regions, key=lambda region: region.address)
+    regions = layout.regions  # ascending
     places: list[int] = []  # offset of each region from the first reserved byte
     reach, end = 0, 0
     for region in regions:
@@ -42,33 +40,19 @@ def reserve(layout: KVLayout) -> KVLayout:
         places.append(place)
         reach, end = max(reach, region.end), max(end, place + region.nbytes)
     base, owner = _mapped(end)
-    shifts = [base + place - region.address for place, region in zip(places, regions, strict=True)]
-    moved = tuple(
-        replace(
-            region,
-            address=region.address + shift,
-            device="cpu",
-            pinned=False,
-            writable=True,
-            virtual=False,
-            recorded=False,
-            seams=tuple(seam + shift for seam in region.seams),
-            owner=owner,
-            held=None,
-            pool=None,
-        )
-        for region, shift in zip(regions, shifts, strict=True)
-    )
-    firsts = [region.address for region in regions]
-
-    def there(address: int) -> int:
-        k = bisect_right(firsts, address) - 1
-        while regions[k].end <= address:  # the region that begins last may lie in another one and end before it
-            k -= 1
-        return address + shifts[k]
-
-    components = tuple(_moved(component, there) for component in layout.components)
-    return KVLayout(layout.built._replace(components=components, regions=moved))
+    fresh: dict[str, Any] = {
+        "device": "cpu",
+        "pinned": False,
+        "writable": True,
+        "virtual": False,
+        "recorded": False,
+        "pool": None,
+    }
+    moved = [
+        replace(region, address=base + place, owner=owner, held=None, **fresh)
+        for region, place in zip(layout.regions, places, strict=True)
+    ]
+    return KVLayout(relocated(layout.built, moved))
 
 
 def _mapped(nbytes: int) -> tuple[int, Any]:
@@ -81,12 +65,3 @@ def _mapped(nbytes: int) -> tuple[int, Any]:
         memory.madvise(mmap.MADV_NOHUGEPAGE)
     owner = (ctypes.c_char * 1).from_buffer(memory)
     return ctypes.addressof(owner), owner
-
-
-def _moved(component: Component, there: Callable[[int], int]) -> Component:
-    """Return a component at its region's new address; blocks of a table may lie in several regions."""
-    form, address = component.form, there(component.address)
-    if form.table is not None:
-        table = tuple(there(component.address + step) - address for step in form.table)
-        form = replace(form, table=table)
-    return replace(component, address=address, form=form)

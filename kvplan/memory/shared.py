@@ -50,12 +50,14 @@ class Shared(NamedTuple):
         tensors: bytes of each tensor; each tensor begins at the start of a page.
         page: bytes per page of the file.
         token: text that identifies the pool; "" if the file has no token.
+        path: the file.
     """
 
     memory: Bytes
     tensors: list[Bytes]
     page: int
     token: str
+    path: str
 
 
 def share(shared: Any, geometry: str, sizes: Sequence[int]) -> Shared:
@@ -130,7 +132,7 @@ def _share(path: Path, geometry: str, sizes: Sequence[int], token: str | None = 
             known = None if token is None else _mapped.get((str(path), use.token))
             if known is not None:
                 use.leave()  # the other mapping has a use of its own
-                return _shared(known, starts, sizes, page, use.token)
+                return _shared(known, starts, sizes, page, use)
             memory = np.frombuffer(_mapping(use, starts[-1]), np.uint8)
         except BaseException:
             use.leave()
@@ -140,16 +142,16 @@ def _share(path: Path, geometry: str, sizes: Sequence[int], token: str | None = 
         first = _mapped.setdefault((str(path), use.token), memory)
         if token is not None:  # another thread may have attached meanwhile
             memory = first
-        return _shared(memory, starts, sizes, page, use.token)
+        return _shared(memory, starts, sizes, page, use)
     raise HostMemoryError(
         f"another process keeps {str(path)!r} locked and does not finish it; remove it, or take another name"
     )
 
 
-def _shared(memory: Bytes, starts: Sequence[int], sizes: Sequence[int], page: int, token: str) -> Shared:
+def _shared(memory: Bytes, starts: Sequence[int], sizes: Sequence[int], page: int, use: _Use) -> Shared:
     whole = memoryview(memory)  # so that each tensor is a region of its own, and no view of one array
     parts = [whole[start : start + size] for start, size in zip(starts, sizes, strict=False)]
-    return Shared(memory, [np.frombuffer(part, np.uint8) for part in parts], page, token)
+    return Shared(memory, [np.frombuffer(part, np.uint8) for part in parts], page, use.token, str(use.path))
 
 
 def _mapping(use: _Use, nbytes: int) -> mmap.mmap:

@@ -16,7 +16,6 @@ from kvplan.errors import KVPlanError, LayoutError
 from kvplan.layout.components import ADDRESSES
 from kvplan.layout.holding import check_held
 from kvplan.layout.kvlayout import KVLayout
-from kvplan.layout.slicing import common_heads
 from kvplan.plan.descriptors import Part, Seams
 from kvplan.plan.placement import Side, count_units, own_block_ids, place, sides, skipped_units
 from kvplan.plan.plan import Plan, PlanSource, check_not_read, direction_of, shares_memory
@@ -91,8 +90,8 @@ def _with_heads_of(layout: KVLayout, other: KVLayout) -> KVLayout:
     """
     if layout.heads == other.heads or not all(any(c.form.headed for c in each.components) for each in (layout, other)):
         return layout
-    both = common_heads((layout.heads, other.heads))
-    if both == layout.heads:
+    both = tuple(sorted({*layout.heads}.intersection(other.heads)))
+    if both == tuple(layout.heads):
         return layout
     try:
         return layout.slice(heads=both)

@@ -274,7 +274,7 @@ def check_written_once(plans: Sequence[Plan]) -> None:
     """Check that no two plans write the same byte. Units are compared as they were asked for, before any merge.
 
     Raises:
-        OverlapError: two plans write the same byte; the message names the first such byte, its block and the plans.
+        OverlapError: two plans write the same byte; the message names the block, its block and the plans.
     """
     written = [_Written(*part, number) for number, plan in enumerate(plans) for part in plan.parts if part.nbytes]
     programs = {program.program for plan in plans for program in plan.programs}
@@ -351,7 +351,7 @@ def check_not_read(plan: Plan) -> None:
     """Check that a plan writes no byte that it also reads: copies within a plan have no order.
 
     Raises:
-        OverlapError: the plan writes such a byte; the message names the first such byte.
+        OverlapError: the plan writes such a byte; the message names the block.
     """
     if not any(shares_memory(src, dst) for src, _ in plan.layouts for _, dst in plan.layouts):
         return
@@ -363,8 +363,8 @@ def check_not_read(plan: Plan) -> None:
     last = np.searchsorted(starts, made.dst + made.size, side="left") - 1
     clash = np.flatnonzero((last >= 0) & (reach[np.maximum(last, 0)] > made.dst))
     if clash.size:
-        address = int(made.dst[clash[0]])
-        raise OverlapError(f"the plan both reads and writes memory at {address:#x}; copies within a plan have no order")
+        where = _block_at(plan, int(made.dst[clash[0]]))
+        raise OverlapError(f"the plan both reads and writes {where}; copies within a plan have no order")
 
 
 def shares_memory(src: KVLayout, dst: KVLayout) -> bool:

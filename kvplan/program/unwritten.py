@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from kvplan.base.numbers import number_ranges
 from kvplan.layout.components import Geometry
-from kvplan.layout.slicing import heads_held
+from kvplan.layout.slicing import Heads, heads_held
 from kvplan.program.matching import Pair
 
 
@@ -51,7 +51,7 @@ def unwritten_heads(dst: Geometry, pairs: Sequence[Pair]) -> tuple[UnwrittenHead
     """
     held = heads_held(dst.components)
     written: dict[tuple[int, str], set[int]] = {}
-    there: dict[tuple[int, str], range] = {}
+    there: dict[tuple[int, str], Heads] = {}
     for pair in pairs:
         heads = held[pair.layer, pair.dst.part]
         if heads is not None:

@@ -14,7 +14,7 @@ from kvplan.base.cached_property import cached_property
 from kvplan.base.numbers import number_ranges
 from kvplan.errors import BlockIndexError, IncompatibleLayoutsError, KVPlanError, LayoutError, OverlapError
 from kvplan.layout.kvlayout import KVLayout
-from kvplan.layout.slicing import common_heads, some_tokens, split_blocks, stretch_of
+from kvplan.layout.slicing import some_tokens, split_blocks, stretch_of
 from kvplan.layout.strides import Int64Array
 from kvplan.plan.copy_program import CopyProgram, compile_quietly
 from kvplan.plan.placement import count_units, outside, own_block_ids, skipped_units
@@ -182,7 +182,7 @@ def _moves(src: Shard, dst: Shard, share: Share) -> Iterator[_Move]:
 def _hold_just(heads: range, layouts: tuple[KVLayout, KVLayout]) -> bool:
     """Return whether these are the common heads of two layouts. A layout without a head axis matches any one head."""
     named = [layout.heads for layout in layouts if any(c.form.headed for c in layout.components)]
-    return not named or heads == common_heads(named)
+    return not named or set(heads) == set(named[0]).intersection(*named)
 
 
 def _layouts(src: Shard, dst: Shard, share: Share, sliced: Shard | None = None) -> tuple[KVLayout, KVLayout]:

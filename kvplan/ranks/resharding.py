@@ -17,10 +17,10 @@ from kvplan.base.numbers import count_of, number_ranges
 from kvplan.errors import LayoutError, OverlapError
 from kvplan.layout.disjoint import check_disjoint
 from kvplan.layout.kvlayout import KVLayout
-from kvplan.layout.slicing import common_heads, heads_held
+from kvplan.layout.slicing import heads_held
 from kvplan.plan.plan import Plan, shares_memory
 from kvplan.ranks.rank_pair import PairProgram
-from kvplan.ranks.shards import Shard, check_written_once, shares
+from kvplan.ranks.shards import Shard, shares
 
 if TYPE_CHECKING:
     from kvplan.draw.ranks import RankPicture
@@ -79,8 +79,7 @@ def reshard(
     """
     ranks = _shards("sources", sources), _shards("destinations", destinations)
     _check_apart(ranks[1])
-    found = shares(*ranks)
-    check_written_once(*ranks, found, complete=complete)
+    found = shares(*ranks, complete=complete)
     spans = [shard.span_tokens for side in ranks for shard in side if not shard.layout.opaque]
     unit = gcd(*spans) if spans else 1
     programs = {
@@ -127,7 +126,7 @@ def _different_content(a: KVLayout, b: KVLayout) -> bool:
     here, there = heads_held(a.components), heads_held(b.components)
     for key in here.keys() & there.keys():
         heads, others = here[key], there[key]
-        if heads is None or others is None or common_heads((heads, others)):
+        if heads is None or others is None or set(heads) & set(others):
             return False
     return True
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise, product
+from itertools import pairwise
 from math import gcd, lcm
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from kvplan.base.integers import integer
 from kvplan.base.numbers import number_ranges
-from kvplan.errors import IncompatibleLayoutsError, LayoutError, OverlapError
+from kvplan.errors import IncompatibleLayoutsError, LayoutError
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.slicing import common_heads, heads_held
 from kvplan.layout.strides import Int64Array
@@ -136,17 +136,20 @@ class _Piece(NamedTuple):
     heads: Heads
 
 
-def shares(sources: Sequence[Shard], destinations: Sequence[Shard]) -> dict[tuple[int, int], tuple[Share, ...]]:
+def shares(
+    sources: Sequence[Shard], destinations: Sequence[Shard], *, complete: bool
+) -> dict[tuple[int, int], tuple[Share, ...]]:
     """Divide the content among the sources, so that every byte of every destination has one writer.
 
     Args:
         sources, destinations: the ranks of both sides.
+        complete: whether content of a destination that no source holds is an error.
 
     Returns:
         For each (source, destination) with common content, the shares that the source moves.
 
     Raises:
-        IncompatibleLayoutsError: one side does not name its heads.
+        IncompatibleLayoutsError: one side does not name its heads, or no source holds some content.
         LayoutError: sources deal the tokens of the same content to ranks in different ways.
     """
     held = [_held(shard.layout) for shard in sources]
@@ -169,7 +172,14 @@ def shares(sources: Sequence[Shard], destinations: Sequence[Shard]) -> dict[tupl
                     if (found := _offer(layers, layer, part, heads)) is not None
                 }  # fmt: skip
                 for there, among in _split_heads(heads, {s: both for s, (_, both) in offers.items()}):
-                    _check_one_way(sources, among, _where(layer, part, there))
+                    where = _where(layer, part, there)
+                    _check_one_way(sources, among, where)
+                    missing = _missing(sources, among, destination) if complete else None
+                    if missing is not None:
+                        raise IncompatibleLayoutsError(
+                            f"no source holds {where}{missing}, which destination {d} holds; name the rank that does, "
+                            "slice the destination, or pass complete=False to leave those bytes as they are"
+                        )
                     turns = _turns(sources, among).items()
                     made += [(s, _Piece(turn, offers[s][0], part, there)) for s, turn in turns if here[s]]
             for s, piece in made:
@@ -183,7 +193,12 @@ def _holders(held: Sequence[Mapping[tuple[int, str], Heads]], layer: int, part: 
 
 
 def _held(layout: KVLayout) -> dict[tuple[int, str], Heads]:
-    return dict(heads_held(layout.components))
+    held: dict[tuple[int, str], Heads] = {}
+    for (layer, part), heads in heads_held(layout.components).items():
+        if isinstance(heads, tuple):
+            raise LayoutError(f"layer {layer} {part!r} holds heads {number_ranges(heads)}; a rank's are consecutive")
+        held[layer, part] = heads
+    return held
 
 
 def _names(held: Mapping[tuple[int, str], Heads], layer: int, part: str) -> tuple[str, ...]:
@@ -261,65 +276,14 @@ def _where(layer: int, part: str, heads: Heads) -> str:
     return f"layer {layer} {part!r}" + (f", heads {number_ranges(heads)}" if heads is not None else "")
 
 
-class _Claim(NamedTuple):
-    """What one source writes of one layer and part of a destination."""
-
-    source: int
-    heads: Heads
-    turn: Turn
-
-
-def check_written_once(
-    sources: Sequence[Shard],
-    destinations: Sequence[Shard],
-    found: Mapping[tuple[int, int], Sequence[Share]],
-    *,
-    complete: bool,
-) -> None:
-    """Check that the shares write every byte of every destination once.
-
-    Raises:
-        IncompatibleLayoutsError: no source writes some content; with ``complete=False`` that is no error.
-        OverlapError: two sources write the same content.
-    """
-    claims: dict[int, dict[tuple[int, str], list[_Claim]]] = defaultdict(lambda: defaultdict(list))
-    for (s, d), some in found.items():
-        for share in some:
-            for layer, part in product(share.layers, share.dst_parts):
-                claims[d][layer, part].append(_Claim(s, share.heads, share.turn))
-    for d, destination in enumerate(destinations):
-        checked: set[Any] = set()  # most layers are written alike
-        for (layer, part), heads in _held(destination.layout).items():
-            mine = claims[d][layer, part]
-            if (heads, tuple(mine)) in checked:
-                continue
-            checked.add((heads, tuple(mine)))
-            for there, among in _split_heads(heads, {k: claim.heads for k, claim in enumerate(mine)}):
-                writers, where = [mine[k] for k in among], _where(layer, part, there)
-                places = [(sources[claim.source].cp_rank, claim.turn) for claim in writers]
-                twice = [claim.source for claim, place in zip(writers, places, strict=True) if places.count(place) > 1]
-                if twice:
-                    said = f"sources {number_ranges(sorted(twice))} write {where} of destination {d}"
-                    raise OverlapError(f"{said}; each byte has one writer")
-                missing = _missing([sources[claim.source] for claim in writers], writers, destination)
-                if complete and missing is not None:
-                    raise IncompatibleLayoutsError(
-                        f"no source holds {where}{missing}, which destination {d} holds; name the rank that does, "
-                        "slice the destination, or pass complete=False to leave those bytes as they are"
-                    )
-
-
-def _missing(shards: Sequence[Shard], writers: Sequence[_Claim], destination: Shard) -> str | None:
-    """Say which tokens or blocks of some content no writer moves; None if nothing is missing."""
-    if not writers:
+def _missing(sources: Sequence[Shard], among: Sequence[int], destination: Shard) -> str | None:
+    """Say which tokens of some content no source holds; None if nothing is missing."""
+    if not among:
         return ""
-    moved = {(shard.cp_rank, claim.turn.number): claim.turn.ranks for shard, claim in zip(shards, writers, strict=True)}
-    size, ranks = shards[0].cp_size, {rank for rank, _ in moved}
-    absent = [k for k in range(size) if k not in ranks and replace(shards[0], cp_rank=k).meets(destination)]
-    if absent:
-        return f", tokens of context-parallel rank {number_ranges(absent)} of {size}"
-    turns = [f"{k} modulo {most}" for (rank, _), most in moved.items() for k in range(most) if (rank, k) not in moved]
-    return f", blocks {turns[0]}" if turns else None
+    size, ranks = sources[among[0]].cp_size, {sources[s].cp_rank for s in among}
+    others = (k for k in range(size) if k not in ranks)
+    absent = [k for k in others if replace(sources[among[0]], cp_rank=k).meets(destination)]
+    return f", tokens of context-parallel rank {number_ranges(absent)} of {size}" if absent else None
 
 
 def _turns(sources: Sequence[Shard], among: Sequence[int]) -> dict[int, Turn]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 import kvplan
@@ -126,14 +128,17 @@ def test_a_batch_is_called_by_address(entries):
     assert device.driver.cuMemcpyBatchAsync.value == 0x1234
 
 
-def test_pinned_memory_is_registered_in_pieces_and_let_go_of_with_its_array(entries, monkeypatch):
-    monkeypatch.setattr(pinning, "MAX_REGISTERED", 8192)
-    array, seams = pinning.pinned(20_000, 100, 0)
+def pages_of(array):
     start = array.ctypes.data
-    assert array.nbytes == 20_000
-    assert seams == (start + 8192, start + 16_384)
+    return pinning.registrations([(start, start + 20_000)], [pinning.Rows(start, (100,))], 4096, 8192)
+
+
+def test_pinned_memory_is_registered_in_pieces_and_let_go_of_with_its_array(entries):
+    array = np.frombuffer(mmap.mmap(-1, 20_480), np.uint8)
+    start = array.ctypes.data
+    pinning.register([array], pages_of(array), 0)
     registered = [arguments[:2] for arguments in entries.named("cuMemHostRegister_v2")]
-    assert registered == [(start, 8192), (start + 8192, 8192), (start + 16_384, 20_000 - 16_384)]
+    assert registered == [(start, 8192), (start + 8192, 8192), (start + 16_384, 4096)]
     view = array[10:].reshape(-1, 5)
     del array
     assert not entries.named("cuMemHostUnregister")
@@ -142,7 +147,6 @@ def test_pinned_memory_is_registered_in_pieces_and_let_go_of_with_its_array(entr
 
 
 def test_memory_that_the_driver_does_not_pin_stays_registered_nowhere(entries, monkeypatch):
-    monkeypatch.setattr(pinning, "MAX_REGISTERED", 8192)
     whole = SimpleEntry.__call__
 
     def second_fails(entry, *arguments):
@@ -150,7 +154,8 @@ def test_memory_that_the_driver_does_not_pin_stays_registered_nowhere(entries, m
         return 2 if entry._name == "cuMemHostRegister_v2" and len(entries.named(entry._name)) == 2 else code
 
     monkeypatch.setattr(SimpleEntry, "__call__", second_fails)
+    array = np.frombuffer(mmap.mmap(-1, 20_480), np.uint8)
     with pytest.raises(DriverError, match="cuMemHostRegister returned"):
-        pinning.pinned(20_000, 100, 0)
+        pinning.register([array], pages_of(array), 0)
     first = entries.named("cuMemHostRegister_v2")[0][0]
     assert entries.named("cuMemHostUnregister") == [(first,)]

@@ -197,21 +197,15 @@ def test_a_pool_of_bfloat16_from_a_spec_is_numpy_of_the_same_width():
     assert pool.block_nbytes == like.block_nbytes
 
 
-def test_pinning_that_fails_leaves_a_pageable_pool_and_a_warning(monkeypatch):
-    like = KVLayout.from_tensors("block token dim", torch.zeros(4, 8, 6))
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    empty = torch.empty
-
-    def refuse(*shape, pin_memory=False, **kwargs):
-        if pin_memory:
-            raise RuntimeError("no more pages can be locked")
-        return empty(*shape, **kwargs)
-
-    monkeypatch.setattr(torch, "empty", refuse)
-    with pytest.warns(UserWarning, match="could not pin 768 bytes, so the pool is pageable"):
-        pool = kvplan.allocate("block token dim", like=like)
-    assert not any(region.pinned for region in pool.regions)
-    assert kvplan.allocate("block token dim", like=like, pin=False).num_blocks == 4
+def test_pin_without_a_gpu_says_so(monkeypatch, caplog):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for tensor, why in ((torch.zeros(4, 8, 6), "torch reaches no GPU"), (np.zeros((4, 8, 6)), "numpy allocates")):
+        like = KVLayout.from_tensors("block token dim", tensor)
+        caplog.clear()
+        assert not kvplan.allocate("block token dim", like=like).regions[0].pinned
+        assert not caplog.messages
+        assert not kvplan.allocate("block token dim", like=like, pin=True).regions[0].pinned
+        assert why in caplog.text
 
 
 def test_one_read_only_view_makes_an_allocation_read_only():
@@ -267,3 +261,25 @@ def test_no_descriptor_spans_two_registrations_however_they_come_together():
         assert kvplan.compile(layout, dst).plan([0, 1], [0, 1]).descriptors().size.tolist() == [128, 128]
     plans = [kvplan.compile(one, dst.slice(layers=(k,))).plan([0, 1], [0, 1]) for k, one in enumerate(apart)]
     assert kvplan.join(plans).descriptors().size.tolist() == [128, 128]
+
+
+def test_heads_of_layers_that_differ_are_listed_and_sliced():
+    def of(layers, heads, dim):
+        tensors = [np.zeros((4, 2, 2, len(heads), dim)) for _ in layers]
+        return KVLayout.from_tensors("layer: block kv token head dim", tensors, layers=layers, head_start=heads.start)
+
+    def cache(sliding, full):
+        return KVLayout.merge([of(range(3), sliding, 8), of(range(3, 5), full, 16)])
+
+    rank, pool = cache(range(7, 8), range(1, 2)), cache(range(8), range(2))
+    assert (rank.heads, pool.heads) == ((1, 7), range(8))
+    assert str(rank).endswith("layers 0-2: k v dim=8 heads 7 | layers 3-4: k v dim=16 heads 1 | float64 on cpu")
+    part = pool.slice(heads=rank.heads)
+    assert [part.slice(layers=[layer]).heads for layer in (0, 4)] == [(1, 7), range(1, 2)]
+    for layer, head in ((0, 1), (0, 7), (4, 1)):
+        assert part.address(layer=layer, part="v", head=head) == pool.address(layer=layer, part="v", head=head)
+    with pytest.raises(kvplan.LayoutError, match="head 2 of layer 0 'k'; heads are 1 to 7"):
+        part.address(layer=0, part="k", head=2)
+    assert pool.slice(heads=pool.heads) == pool
+    assert kvplan.compile(rank, pool).unit_nbytes == rank.block_nbytes
+    assert kvplan.verify(rank, pool).ok

@@ -7,7 +7,6 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvplan.layout import disjoint
 from kvplan.layout import strides as algebra
 from tests.profiles import examples
 
@@ -27,7 +26,6 @@ def test_offsets_normal_form_extent_and_span(factors):
     assert [algebra.offset(factors, k) for k in range(len(every))] == every
     assert offsets(algebra.normal(factors)) == every
     assert algebra.span(factors) == max(every)
-    assert disjoint.injective(factors) == (len(set(every)) == len(every))
 
 
 @st.composite

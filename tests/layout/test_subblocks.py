@@ -113,8 +113,8 @@ def test_a_dump_keeps_sub_blocks_and_heads_apart():
     for layout in (merged(2, 12, 3)[0], KVLayout.from_tensors("layer head: block token dim", heads_apart())):
         document = json.loads(json.dumps(document_of(layout.built)))
         assert KVLayout.from_spec(document) == layout
-    document["components"][0]["head_start"] = 7
-    with pytest.raises(LayoutError, match="layer 0 'kv' is held 3 times, and not as consecutive heads"):
+    document["components"][0]["head_start"] = 1
+    with pytest.raises(LayoutError, match="layer 0 'kv' is held 3 times, and not as heads apart"):
         KVLayout.from_spec(document)
 
 

@@ -160,3 +160,27 @@ def test_torch_tensors_keep_their_types():
     assert kvplan.verify(like, pool).ok
     pool.tensors[2][3, 1, 0, 5] = 2.5
     assert pool.tensors[0].untyped_storage().data_ptr() == pool.tensors[2].untyped_storage().data_ptr()
+
+
+@pytest.mark.parametrize("notation", ["block layer kv token head dim", "block token layer kv head dim", "auto",
+                                      "layer: block kv token head dim", "block: layer kv head token dim"])  # fmt: skip
+def test_layers_of_two_head_sizes_are_put_on_one_page(notation):
+    """Layers like those of Gemma 4, whose full attention has fewer, larger heads."""
+    tensors = {layer: np.zeros((4, 2, 8, 1, 8) if layer in (2, 5) else (4, 2, 8, 4, 2), np.int16) for layer in range(6)}
+    like = KVLayout.merge([
+        KVLayout.from_tensors("layer: block kv token head dim", [tensors[layer] for layer in layers], layers=layers)
+        for layers in ((0, 1, 3, 4), (2, 5))
+    ])  # fmt: skip
+    pool = kvplan.allocate(notation, like=like, num_blocks=3)
+    assert len(pool.regions) == {"layer:": 6, "block:": 3}.get(notation.split()[0], 1)
+    assert pool.block_nbytes == like.block_nbytes == 4 * 2 * 8 * 4 * 2 * 2 + 2 * 2 * 8 * 8 * 2
+    assert kvplan.verify(like, pool).ok
+    assert "| layers 0-1,3-4: k v head=4 dim=2 | layers 2,5: k v head=1 dim=8 |" in str(pool)
+    assert set(pool.sizes) == {"layer", "kv", "block", "token"}
+
+
+def test_a_pool_larger_than_memory_is_refused():
+    like = KVLayout.from_tensors("block token dim", np.zeros((2, 8, 64), np.int8))
+    for more in ({}, {"shared": True}):
+        with pytest.raises(kvplan.HostMemoryError, match=r"for a pool .* take fewer blocks"):
+            kvplan.allocate("block token dim", like=like, num_blocks=10**17, **more)

@@ -152,7 +152,7 @@ class ObjectPrograms:
             tensor.as_strided(shape, strides, tensor.storage_offset() - number * step),
             object_format="KV_2LTD" if tensor.ndim == 4 else "KV_MLA_FMT",
             heads=len(cache.heads) if split else None,
-            head_start=cache.heads.start if split else 0,
+            head_start=cache.heads[0] if split else 0,
             layers=cache.layers,
             part="kv" if split else cache.parts[0],
         )
