@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from kvplan.measure.timing import no_collection
+from kvplan.measure.rig import no_collection
 
 SAMPLE_SECONDS = 2e-4  # calls shorter than this are repeated within a sample
 LARGE_SECONDS = 1e-3

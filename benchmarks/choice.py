@@ -24,8 +24,8 @@ from kvplan.cost.policy import OVERLAPS, Policy
 from kvplan.cost.profile import TERMS
 from kvplan.cost.statistics import counted
 from kvplan.execute.executor import Executor
-from kvplan.measure.compute import Products, compute_of, window
-from kvplan.measure.timing import timed
+from kvplan.measure.compute import KINDS, Compute, window
+from kvplan.measure.rig import timed
 from kvplan.measure.workload import DIRECTIONS
 
 NEAR = 1.05  # times the best path
@@ -43,7 +43,7 @@ def points(device: str, until: float) -> Iterator[Point]:
     with ExitStack() as stack:
         executors = {(kind, path): stack.enter_context(Executor(device, Policy(path=path, overlap=kind)))
                      for kind in OVERLAPS for path in (*TERMS, "auto")}  # fmt: skip
-        computes = {kind: compute_of(device, kind) for kind in OVERLAPS[1:]}
+        computes = {kind: Compute(device, *KINDS[kind]) for kind in OVERLAPS[1:]}
         for case in [case for case in grid if case.nbytes <= MOST_NBYTES]:
             if time.perf_counter() > until:
                 print("the time is spent", file=sys.stderr)
@@ -61,7 +61,7 @@ def points(device: str, until: float) -> Iterator[Point]:
                 }  # fmt: skip
 
 
-def _time(executor: Executor, plan: Any, compute: Products | None) -> tuple[float, float]:
+def _time(executor: Executor, plan: Any, compute: Compute | None) -> tuple[float, float]:
     """Return the seconds of a transfer, and how much slower compute is meanwhile."""
     for _ in range(2):
         executor.submit(plan).synchronize()

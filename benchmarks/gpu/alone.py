@@ -15,9 +15,8 @@ from benchmarks.gpu.twelve_programs import NAME as PROGRAMS
 from benchmarks.gpu.twelve_programs import twelve_programs
 from benchmarks.record import Row
 from kvplan.errors import TransferError
-from kvplan.measure.baselines import BATCH, INDEXING, LOOP, batch, indexing, loop
-from kvplan.measure.ceilings import large_copy
-from kvplan.measure.flights import Begin, Enqueued, Moved
+from kvplan.measure.baselines import BATCH, INDEXING, LOOP, batch, indexing, large_copy, loop
+from kvplan.measure.rig import Begin, Moved
 from kvplan.measure.workload import DIRECTIONS
 
 COPY, SM = "one large copy", "SM ceiling"
@@ -58,7 +57,8 @@ class Together:
 def one_large_copy(rig: Rig, direction: str) -> Way:
     """All of the flat buffers by one call of the driver."""
     flat = rig.buffers(direction)
-    return Way(flat.nbytes, large_copy(rig.lines[direction], flat.host, flat.other, direction))
+    sides = (flat.host, flat.other) if direction == "load" else (flat.other, flat.host)
+    return Way(flat.nbytes, large_copy(rig.lines[direction], *sides))
 
 
 def ceilings(rig: Rig) -> Iterator[Row]:
@@ -110,7 +110,7 @@ def _by_sms(rig: Rig, direction: str, programs: int) -> Way:
     torch.cuda.synchronize()
     if not torch.equal(src[:count].to(rig.device), dst[:count].to(rig.device)):
         raise TransferError(f"{SM}, {direction}: not every byte arrived")
-    return Way(count * 8, lambda: Enqueued(line, count * 8, issue))
+    return Way(count * 8, lambda: line.start(count * 8, issue))
 
 
 def staged(rig: Rig) -> Iterator[Row]:

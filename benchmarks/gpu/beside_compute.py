@@ -13,8 +13,8 @@ from benchmarks.gpu.rig import Rig, Way
 from benchmarks.gpu.sizes import RUN_NBYTES, Scale
 from benchmarks.gpu.twelve_programs import twelve_programs
 from benchmarks.record import Row
-from kvplan.measure.compute import Compute, ComputeSizes, Products, Window, compute_of, window
-from kvplan.measure.flights import InFlight
+from kvplan.measure.compute import DECODE_BATCH, Compute, Window, window
+from kvplan.measure.rig import Flight
 from kvplan.measure.workload import DIRECTIONS
 
 KINDS = ("decode", "prefill")
@@ -42,13 +42,14 @@ class BesideCompute(NamedTuple):
         return cls(nbytes / statistics.median(taken) / 1e9, statistics.median(one.slowdown for one in windows), detail)
 
 
-def products(scale: Scale, kind: str) -> Products:
+def products(scale: Scale, kind: str) -> Compute:
     """Compute of a kind, in the sizes of the scale."""
-    sizes = scale.features, scale.weights, scale.decode_rounds, scale.features, scale.prefill_tokens
-    return compute_of("cuda:0", kind, ComputeSizes(*sizes))
+    if kind == "prefill":
+        return Compute("cuda:0", scale.prefill_tokens, scale.features)
+    return Compute("cuda:0", DECODE_BATCH, scale.features, scale.weights, scale.decode_rounds)
 
 
-def measure(scale: Scale, compute: Compute, begin: Callable[[], InFlight]) -> Window:
+def measure(scale: Scale, compute: Compute, begin: Callable[[], Flight]) -> Window:
     """One window."""
     return window(compute, begin, warm=scale.warm, alone=scale.alone, transfers=scale.transfers, seconds=scale.seconds)
 

@@ -23,7 +23,7 @@ from benchmarks.gpu.sizes import spell
 from benchmarks.record import Row
 from kvplan.errors import PathError
 from kvplan.measure.baselines import BATCH, batch_call
-from kvplan.measure.timing import no_collection
+from kvplan.measure.rig import no_collection
 from kvplan.measure.workload import DIRECTIONS, Work
 
 SMALL_PATHS = ("auto", "staged", "kernel")

@@ -12,8 +12,7 @@ import kvplan
 from benchmarks.gpu.sizes import RUN_NBYTES, Scale, shape_of
 from kvplan.errors import PathError
 from kvplan.measure.baselines import Baseline
-from kvplan.measure.flights import Begin, Line
-from kvplan.measure.timing import timed
+from kvplan.measure.rig import Begin, Line, timed
 from kvplan.measure.workload import DIRECTIONS, Buffers, Geometry, Side, Work, between, fill_random, work
 
 WARM_UPS = 2

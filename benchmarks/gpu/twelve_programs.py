@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from kvplan.measure.baselines import Baseline, verified
-from kvplan.measure.flights import Enqueued, Line
+from kvplan.measure.baselines import Baseline, issued
+from kvplan.measure.rig import Line
 from kvplan.measure.workload import Work
 
 NAME = "12 programs, 8-byte words"
@@ -22,4 +22,4 @@ def twelve_programs(line: Line, work: Work) -> Baseline:
             kernels.one_at_a_time[(12,)](src, dst, size, size.numel(), WORDS=kernels.BASELINE_WORDS,
                                          num_warps=kernels.BASELINE_WARPS)  # fmt: skip
 
-    return verified(NAME, work, lambda: Enqueued(line, work.plan.nbytes, issue))
+    return issued(NAME, line, work, issue)

@@ -12,8 +12,8 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.wires.limits import KIB
-from kvplan.measure.compute import Compute, ComputeSizes, Feeder, compute_of
-from kvplan.measure.flights import SWITCH
+from kvplan.measure.compute import DECODE_BATCH, Compute, Feeder
+from kvplan.measure.rig import SWITCH
 
 if TYPE_CHECKING:
     from benchmarks.wires.near import Case
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 ROW = 8 * KIB
 # An iteration reads 8 GiB of weights: 2 to 3 ms, as long as several chunks of 32 MiB at 50 GB/s. A median of shorter
 # ones would be that of iterations beside which nothing is gathered.
-SIZES = ComputeSizes(decode_rounds=64)
+SIZES = DECODE_BATCH, 8192, 1, 64
 AHEAD, NAP = 12, 1e-4  # iterations in the queue; seconds between two looks at it
 PATIENCE = 60.0
 Found = dict[str, Any]
@@ -37,13 +37,13 @@ class Load:
 
     def __init__(self, device: str, warm: int = 20, alone: int = 60) -> None:
         self._device, self._warm, self._alone = device, warm, alone
-        self._compute: Compute | None = None
+        self._compute: Any = None
         self._log: list[tuple[float, int]] = []  # when it was seen how many iterations had finished
 
     def begin(self) -> None:
         """Begin, and go on until the iterations alone have been measured."""
         if self._compute is None:
-            self._compute = StandIn() if self._device == "cpu" else compute_of(self._device, "decode", SIZES)
+            self._compute = StandIn() if self._device == "cpu" else Compute(self._device, *SIZES)
         sys.setswitchinterval(SWITCH)
         self._feeder, self._log = Feeder(self._compute, AHEAD), []
         self.run(lambda: self._feeder.finished >= self._warm + self._alone)

@@ -48,7 +48,7 @@ class BenchAnswer(Answer):
         processes: times of a meeting and of one block, in seconds; only with peer process.
     """
 
-    schema = "bench/1"
+    schema = "bench/2"
     device: str
     name: str
     seconds: float
@@ -117,12 +117,14 @@ def _slower(row: Row) -> str:
 
 def _process_words(times: dict[str, Any]) -> str:
     """Return the times of a meeting and of one block in words."""
-    meets = (duration(median(times[name])) for name in ("meet", "meet_layers") if times[name])
-    block = f"a block of {rounded(times['block_nbytes'])} until"
-    seen = (
-        f"{block} {name}: {duration(times[name]['median'])}" for name in ("seen", "submit") if times[name]["samples"]
+    meeting = duration(median(times["meet"]))
+    block = f"a block of {rounded(times['block_nbytes'])}"
+    medians = (
+        f"{block} until {name}: {duration(times[name]['median'])}"
+        for name in ("seen", "submit")
+        if times[name]["samples"]
     )
-    return "\n".join([f"transport {times['transport']}; a meeting, and one of many layers: {', '.join(meets)}", *seen])
+    return "\n".join([f"transport {times['transport']}; a meeting: {meeting}", *medians])
 
 
 def add_bench(parser: argparse.ArgumentParser) -> None:
@@ -158,7 +160,6 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
 def run_bench(args: argparse.Namespace, tell: Tell) -> BenchAnswer:
     """Measure, save and draw; a finding if bytes did not arrive or a figure is broken."""
     from kvplan.measure.bench import Run
-    from kvplan.measure.processes.process_bench import ProcessBench, ProcessRun
 
     plots = {"bandwidth": args.plot, "frontier": args.plot and _frontier_of(args.plot)}
     for option, path in (("--output", args.output), *(("--plot", path) for path in plots.values())):
@@ -168,15 +169,15 @@ def run_bench(args: argparse.Namespace, tell: Tell) -> BenchAnswer:
     other = (args.peer or "").startswith(PROCESS)
     device, name = _found(args.device or (None if other else args.peer and "cuda:0"))
     bench = _asked(args, device, other=other)
-    peer = _peer(bench.device, bench.peer)
+    peer = _peer(bench.device, bench.pool)
     need_torch(device)
     start = time.perf_counter()
-    measured: Any = ProcessRun(bench) if isinstance(bench, ProcessBench) else Run(bench)
+    measured = Run(bench)
     measured.progress = tell
     rows = tuple(measured.rows())
     more: dict[str, Any] = {}
     if other:
-        more = {"peer": PROCESS, "peer_device": bench.peer, "processes": measured.findings.document()}
+        more = {"peer": PROCESS, "peer_device": bench.pool, "processes": measured.findings.document()}
     answer = BenchAnswer(
         bench.device,
         name,
@@ -239,27 +240,22 @@ def _peer(device: str, peer: str | None) -> dict[str, str]:
 def _asked(args: argparse.Namespace, device: str, *, other: bool) -> Any:
     """Return the bench that the arguments ask for."""
     from kvplan.measure import grid
-    from kvplan.measure.processes import process_bench
 
     named = ("sizes", "counts", "directions", "hosts", "paths", "beside", "seconds", "beside_on")
     told = {name: getattr(args, name) for name in named if getattr(args, name) is not None}
     told |= {} if args.memory is None else {"most_nbytes": args.memory[0]}
-    if not other:
-        if told.get("beside") == ("none",):
-            told["beside"] = ()
-        if args.plot and not args.counts and not args.peer:
-            told["equal_nbytes"] = grid.EQUAL_NBYTES  # a plot compares transfers of equal bytes
-        return grid.Bench(device, **(grid.usual(device, args.peer, quick=args.quick) | told))
-    for name in ("counts", "paths", "beside", "beside_on", "plot"):
-        if getattr(args, name) is not None:
-            raise KVPlanError(f"--{name.replace('_', '-')} does not go with --peer {quoted(args.peer).strip(chr(39))}")
-    if args.quick:
-        told = {"sizes": (8 << 10, 64 << 10), "most_nbytes": 64 << 20, "seconds": 30.0} | told
-    if device == "cpu":
-        told = {"sizes": (2 << 10, 8 << 10, 64 << 10), "most_nbytes": process_bench.HOST_NBYTES,
-                "layer_nbytes": 1 << 20} | told  # fmt: skip
-    peer = args.peer.partition(":")[2]
-    return process_bench.ProcessBench(device, peer or _other_gpu(device), **told)
+    peer = args.peer
+    if other:
+        for name in ("counts", "paths", "beside", "beside_on", "plot"):
+            if getattr(args, name) is not None:
+                option = name.replace("_", "-")
+                raise KVPlanError(f"--{option} does not go with --peer {quoted(args.peer).strip(chr(39))}")
+        peer = peer if ":" in peer or device == "cpu" else f"{PROCESS}:{_other_gpu(device)}"
+    if told.get("beside") == ("none",):
+        told["beside"] = ()
+    if args.plot and not args.counts and not args.peer:
+        told["equal_nbytes"] = grid.EQUAL_NBYTES  # a plot compares transfers of equal bytes
+    return grid.Bench(device, **(grid.usual(device, peer, quick=args.quick) | told))
 
 
 def _other_gpu(device: str) -> str:

@@ -19,7 +19,7 @@ from kvplan.cost.profile import TERMS, DeviceProfile, route_paths
 from kvplan.cost.wires.wire_profile import WireProfile
 from kvplan.errors import KVPlanError
 from kvplan.measure.doctor import Facts, Finding, examine, gather
-from kvplan.measure.wires.wire_posts import Posted
+from kvplan.measure.wire_posts import Posted
 
 
 class Adapter(Part):
@@ -95,7 +95,7 @@ class DoctorAnswer(Answer):
         facts: by which they were judged; null if not known.
     """
 
-    schema = "doctor/2"
+    schema = "doctor/3"
     device: str
     healthy: bool
     findings: tuple[Finding, ...]
@@ -228,7 +228,7 @@ def run_calibrate(args: argparse.Namespace, tell: Tell) -> CalibrateAnswer | Wir
 def _wire(args: argparse.Namespace) -> tuple[Path, Callable[[Tell], Any]]:
     """Return the usual file of a wire's profile, and what measures it."""
     from kvplan.cost.wires.wire_profile import wire_name, wire_path
-    from kvplan.measure.wires.wire_calibration import calibrate_wire
+    from kvplan.measure.wire_calibration import calibrate_wire
 
     device = args.device or "cpu"
     path = wire_path(wire_name("UCX"), "DRAM" if device == "cpu" else "VRAM")

@@ -1,112 +1,71 @@
-"""Baselines: other ways to move the blocks of a work. Each has a name and a call that starts one transfer."""
+"""Baselines: what others do to move the blocks of a work, a small function each, on the same buffers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from kvplan.cuda.rows import copy_rows
-from kvplan.errors import HostMemoryError, PathError, TransferError
-from kvplan.measure.flights import AtOnce, Begin, Enqueued, Line
-from kvplan.measure.rows import Ceilings, Missing, Row, figures
-from kvplan.measure.timing import timed
-from kvplan.measure.workload import Side, Work
+from kvplan.errors import PathError, TransferError
+from kvplan.measure.rig import Begin, Line
+from kvplan.measure.rows import Ceilings
+from kvplan.measure.workload import TO_CACHE, Buffers, Side, Work
 from kvplan.plan.plan import Plan
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 BATCH = "cuMemcpyBatchAsync"
 LOOP = "cuMemcpyAsync a run"
 INDEXING = "torch indexing"
-MEMCPY = "numpy memcpy"
-COPY, NCCL = "one large copy", "NCCL send/recv"  # between GPUs: kvplan/measure/peers/peer_baselines.py
+MEMCPY, COPY = "numpy memcpy", "one large copy"  # the same bytes in one piece: on the CPU, and between GPUs
 MOST_DESCRIPTORS = 16_384  # per call; batches with far more have crashed drivers
-MOST_CALLS = 8192  # calls of the loop: more would take seconds
+MOST_CALLS, MOST_COPIES = 8192, 131_072  # calls of the loop, and copies between GPUs: more would take seconds
+SAMPLES = 9
 
 
 class Baseline(NamedTuple):
-    """A baseline for one work.
+    """A way to move one work.
 
     Attributes:
         begin: function that starts a transfer.
         verify: function that moves the work and raises TransferError if a byte did not arrive.
-        expect: function that returns the seconds that the cost model predicts, or None.
     """
 
     begin: Begin
     verify: Callable[[], None]
-    expect: Callable[[], float | None] = lambda: None
 
 
 Maker = Callable[[Work], Baseline]
 
 
-def proven(make: Callable[[], Baseline], row: Row, name: str, missing: list[Missing]) -> Baseline | Row | None:
-    """Return a way to move a work that is verified; a broken row if bytes did not arrive; None if it refuses the work.
-
-    Args:
-        make: function that makes it.
-        row: its row, without figures.
-        name: name of the work, with which a refusal is listed.
-        missing: the list.
-    """
-    try:
-        made = make()
-        made.verify()
-    except (PathError, HostMemoryError) as error:
-        missing.append(Missing(f"{row.label}: {name}", one_line(error)))
-        return None
-    except RuntimeError as error:  # TransferError, or torch's: no memory
-        return replace(row, verified=False, broken=one_line(error))
-    return made
-
-
-def timed_rows(
-    cases: Mapping[str, tuple[Row, Begin]], found: Ceilings, *, seconds: float, most: int, warm_ups: int
-) -> list[Row]:
-    """Time ways to move one work, alternating between them; see :func:`kvplan.measure.timing.timed`."""
-    begun = {name: begin for name, (_, begin) in cases.items()}
-    try:
-        timings = timed(begun, seconds=seconds, most=most, warm_ups=warm_ups)
-    except RuntimeError as error:  # one failed: the times of those that alternated with it mean nothing
-        return [replace(row, broken=one_line(error), predicted=None) for row, _ in cases.values()]
-    return [replace(row, **timings[name]._asdict(), **figures(row.nbytes, timings[name].seconds, found, row.direction))
-            for name, (row, _) in cases.items()]  # fmt: skip
-
-
-def one_line(error: Exception) -> str:
-    """Return an error's text in one line."""
-    return " ".join(str(error).split()) or type(error).__name__
-
-
-def makers(device: str) -> Mapping[str, Maker]:
-    """Return, by name, the functions that make a baseline for a work; they raise PathError if it cannot move the work.
-
-    Args:
-        device: ``"cpu"``; or ``"cuda:N"``, which needs torch with CUDA.
-
-    >>> sorted(makers("cpu"))
-    ['numpy memcpy', 'torch indexing']
-    """
-    if device == "cpu":
-        return {MEMCPY: _memcpy, INDEXING: _indexing_on_cpu}
-    line = Line(device)
-    return {BATCH: partial(batch, line), LOOP: partial(loop, line), INDEXING: partial(indexing, line)}
-
-
 def names(device: str, peer: str | None = None) -> tuple[str, ...]:
     """Return the names of the baselines of a device, or of a GPU and its peer, without opening the device.
 
-    >>> names("cuda:0")
-    ('cuMemcpyBatchAsync', 'cuMemcpyAsync a run', 'torch indexing')
+    >>> names("cpu"), names("cuda:0")
+    (('numpy memcpy', 'torch indexing'), ('cuMemcpyBatchAsync', 'cuMemcpyAsync a run', 'torch indexing'))
     >>> names("cuda:0", "cuda:1")
-    ('one large copy', 'cuMemcpyBatchAsync', 'NCCL send/recv', 'torch indexing')
+    ('one large copy', 'cuMemcpyBatchAsync', 'torch indexing')
     """
-    if peer is not None:
-        return (COPY, BATCH, INDEXING) if peer == device else (COPY, BATCH, NCCL, INDEXING)
-    return (MEMCPY, INDEXING) if device == "cpu" else (BATCH, LOOP, INDEXING)
+    if device == "cpu":
+        return MEMCPY, INDEXING
+    return (BATCH, LOOP, INDEXING) if peer is None else (COPY, BATCH, INDEXING)
+
+
+def makers(line: Line, peer: str | None = None) -> Mapping[str, Maker]:
+    """Return, by name, the functions that make a baseline for a work; they raise PathError if it cannot move the work.
+
+    Args:
+        line: where the baselines issue their work.
+        peer: the GPU that holds the pool; None for the host.
+    """
+    known: dict[str, Callable[[Line, Work], Baseline]] = {
+        MEMCPY: one_piece, COPY: one_piece, BATCH: batch, LOOP: loop, INDEXING: indexing,
+    }  # fmt: skip
+    return {name: partial(known[name], line) for name in names(line.name, peer)}
 
 
 def verified(name: str, work: Work, begin: Begin) -> Baseline:
@@ -114,10 +73,14 @@ def verified(name: str, work: Work, begin: Begin) -> Baseline:
     return Baseline(begin, lambda: work.verify(name, lambda: begin().synchronize()))
 
 
+def issued(name: str, line: Line, work: Work, issue: Callable[[], object]) -> Baseline:
+    """Return the baseline whose transfer is the call of a function, which issues the work of a line."""
+    return verified(name, work, lambda: line.start(work.plan.nbytes, issue))
+
+
 def batch(line: Line, work: Work, most: int | None = None) -> Baseline:
     """Make the baseline of the driver's batch call, with one descriptor per run; see :func:`batch_call`."""
-    issue = batch_call(line, work.plan, most)
-    return verified(BATCH, work, lambda: Enqueued(line, work.plan.nbytes, issue))
+    return issued(BATCH, line, work, batch_call(line, work.plan, most))
 
 
 def batch_call(line: Line, plan: Plan, most: int | None = None) -> Callable[[], None]:
@@ -129,12 +92,14 @@ def batch_call(line: Line, plan: Plan, most: int | None = None) -> Callable[[], 
         most: most descriptors per call; None for as many as no driver has crashed at.
 
     Raises:
-        PathError: the driver has no cuMemcpyBatchAsync.
+        PathError: the driver has no cuMemcpyBatchAsync, or the call would take seconds.
     """
     device = line.device
     if device.driver.cuMemcpyBatchAsync is None:
         raise PathError("the driver has no cuMemcpyBatchAsync: it came with 570")
     columns = np.stack(plan.descriptors())
+    if plan.direction not in ("load", "store"):
+        refuse_many(columns.shape[1])
     rows = copy_rows(columns, line.handle, least=0, most=most or MOST_DESCRIPTORS)
 
     def issue(_kept: object = columns) -> None:  # the rows name them by address
@@ -143,18 +108,56 @@ def batch_call(line: Line, plan: Plan, most: int | None = None) -> Callable[[], 
     return issue
 
 
+def refuse_many(copies: int, most: int = MOST_COPIES) -> None:
+    """Check that a transfer with a copy for each run takes less than seconds.
+
+    Raises:
+        PathError: there are too many copies.
+    """
+    if copies > most:
+        raise PathError(f"it makes a copy for each run, and {copies:,} runs are more than {most:,}")
+
+
 def loop(line: Line, work: Work) -> Baseline:
     """Make the baseline of one cuMemcpyAsync call per run."""
-    if work.geometry.runs > MOST_CALLS:
-        raise PathError(f"it makes a call for each run, and {work.geometry.runs:,} runs are more than {MOST_CALLS:,}")
+    refuse_many(work.geometry.runs, MOST_CALLS)
     src, dst, size = (column.tolist() for column in work.plan.descriptors())
     moves = list(zip(dst, src, size, strict=True))
 
     def issue() -> None:
-        for one in moves:
-            line.device.copy(*one, line.handle)
+        for move in moves:
+            line.device.copy(*move, line.handle)
 
-    return verified(LOOP, work, lambda: Enqueued(line, work.plan.nbytes, issue))
+    return issued(LOOP, line, work, issue)
+
+
+def large_copy(line: Line, src: Tensor, dst: Tensor) -> Begin:
+    """Return a function that copies one tensor to another, of as many bytes, in one piece."""
+    nbytes = src.numel() * src.element_size()
+    if line.name == "cpu":
+        issue: Callable[[], object] = partial(np.copyto, dst.numpy(), src.numpy())
+    else:
+        issue = partial(line.device.copy, dst.data_ptr(), src.data_ptr(), nbytes, line.handle)
+    return lambda: line.start(nbytes, issue)
+
+
+def one_piece(line: Line, work: Work) -> Baseline:
+    """Make the baseline of one copy with the same number of bytes: the limit of the link, or of one thread."""
+    import torch
+
+    words = work.plan.nbytes // 8
+    src, dst = (side.parts[0].view(-1)[:words] for side in (work.src, work.dst))
+    begin = large_copy(line, src, dst)
+
+    def verify() -> None:
+        dst.bitwise_not_()
+        if dst.is_cuda:
+            torch.cuda.synchronize(dst.device)
+        begin().synchronize()
+        if not torch.equal(dst, src.to(dst.device)):
+            raise TransferError(f"{MEMCPY if line.name == 'cpu' else COPY}: not every byte of {8 * words} arrived")
+
+    return Baseline(begin, verify)
 
 
 class Blocks:
@@ -172,12 +175,13 @@ class Blocks:
 
         self._dim, self._turned = 0 if side.paged else 1, side.paged != paged
         self._views = side.views(block_runs)
-        self._ids = torch.from_numpy(ids).to(self._views[0].device)
+        self.device = str(self._views[0].device)
+        self._ids = torch.from_numpy(ids).to(self.device)
 
     def _parts(self, staging: Any) -> list[tuple[Any, Any]]:
         """Return the side's views, each with its part of the staging tensor, in its order of dims."""
-        held = staging.transpose(0, 1) if self._turned else staging
-        return list(zip(self._views, held.chunk(len(self._views), 1 - self._dim), strict=True))
+        turned = staging.transpose(0, 1) if self._turned else staging
+        return list(zip(self._views, turned.chunk(len(self._views), 1 - self._dim), strict=True))
 
     def gather(self, staging: Any) -> None:
         """Copy the blocks into a staging tensor."""
@@ -195,63 +199,70 @@ class Blocks:
             view.index_copy_(self._dim, self._ids, part)
 
 
-def ends(work: Work) -> tuple[Blocks, Blocks, tuple[int, int, int]]:
-    """Return the source, the destination, and the shape of the staging tensor, which has the pool's order."""
-    shape = work.geometry
-    paged = shape.host == "contiguous"
+def indexing(line: Line, work: Work) -> Baseline:
+    """Make the baseline of torch: ``index_select``, one copy if the sides are apart, ``index_copy_``.
+
+    All CPU cores index the host's side. The staging tensors have the pool's order. Between GPUs, torch's copy orders
+    the current streams of both.
+    """
+    import torch
+
+    shape, paged = work.geometry, work.geometry.host == "contiguous"
     src, dst = (
         Blocks(side, ids, shape.block_runs, paged=paged)
         for side, ids in ((work.src, work.src_ids), (work.dst, work.dst_ids))
     )
     outer = (shape.blocks, shape.block_runs) if paged else (shape.block_runs, shape.blocks)
-    return src, dst, (*outer, shape.run_nbytes // 8)
-
-
-def indexing(line: Line, work: Work) -> Baseline:
-    """Make the baseline of torch: ``index_select``, one copy, ``index_copy_``. All CPU cores index the host's side."""
-    import torch
-
-    src, dst, shape = ends(work)
-    load = work.geometry.direction == "load"
-
-    def issue() -> None:
-        host, device = (words.view(shape) for words in line.staging(work.plan.nbytes))
-        with torch.cuda.stream(line.stream):
-            src.gather(host if load else device)
-            if load:
-                device.copy_(host, non_blocking=True)
-                dst.scatter(device)
-            else:
-                host.copy_(device, non_blocking=True)
-                line.stream.synchronize()
-                dst.scatter(host)
-
-    return verified(INDEXING, work, lambda: Enqueued(line, work.plan.nbytes, issue))
-
-
-def _indexing_on_cpu(work: Work) -> Baseline:
-    """Make the baseline of ``index_select`` into a staging tensor and ``index_copy_`` out of it."""
-    import torch
-
-    src, dst, shape = ends(work)
-    staging = torch.empty(shape, dtype=torch.int64)
 
     def move() -> None:
-        src.gather(staging)
-        dst.scatter(staging)
+        gathered, arrived = (
+            line.staging(side.device, work.plan.nbytes).view(*outer, shape.run_nbytes // 8) for side in (src, dst)
+        )
+        src.gather(gathered)
+        if src.device != dst.device:
+            arrived.copy_(gathered, non_blocking=True)
+            if dst.device == "cpu":
+                line.stream.synchronize()
+        dst.scatter(arrived)
 
-    return verified(INDEXING, work, lambda: AtOnce(work.plan.nbytes, move))
+    def issue() -> None:
+        with torch.cuda.stream(line.stream), torch.cuda.stream((line.far or line).stream):
+            move()
+
+    return issued(INDEXING, line, work, move if line.name == "cpu" else issue)
 
 
-def _memcpy(work: Work) -> Baseline:
-    """Make the baseline of one copy with the same bytes: a thread that moves blocks is hardly faster."""
-    words = work.plan.nbytes // 8
-    src, dst = (side.parts[0][:words].numpy() for side in (work.src, work.dst))
+def copy_rates(buffers: Buffers, routes: Collection[str]) -> dict[str, float]:
+    """Measure GB/s of one large copy for each route; the best of several, as other processes may use the link.
 
-    def verify() -> None:
-        dst[:] = 0
-        np.copyto(dst, src)
-        if not np.array_equal(dst, src):
-            raise TransferError(f"{MEMCPY}: not every byte of {work.plan!r} arrived")
+    Host buffers of a GPU, and those within it, also give the bytes read plus the bytes written within its memory
+    (``"memory"``). For buffers on two GPUs, peer access must be enabled: the driver would copy through the host.
+    """
+    pool, cache = buffers.host[: buffers.nbytes], buffers.other
+    line, half = Line(buffers.device), buffers.nbytes // 2
 
-    return Baseline(lambda: AtOnce(work.plan.nbytes, partial(np.copyto, dst, src)), verify)
+    def rate(src: Tensor, dst: Tensor) -> float:
+        begin = large_copy(line, src, dst)
+        taken: list[float] = [begin().result().seconds for _ in range(SAMPLES + 1)]
+        return src.numel() / min(taken[1:]) / 1e9
+
+    found = {route: rate(*((pool, cache) if route in TO_CACHE else (cache, pool))) for route in routes}
+    if "device" in found:
+        return found | {"memory": 2 * found["device"]}
+    if buffers.peer is None and buffers.device != "cpu":
+        found["memory"] = 2 * rate(cache[half : 2 * half], cache[:half])
+    return found
+
+
+def ceilings(buffers: Buffers, routes: Collection[str]) -> Ceilings:
+    """Measure the ceilings of some routes between some buffers; see :func:`copy_rates`."""
+    what = "memcpy" if buffers.device == "cpu" else "memory" if buffers.peer == buffers.device else "link"
+    found = copy_rates(buffers, routes)
+    return Ceilings(**{route: found[route] for route in routes}, what=what, hard=what == "link")
+
+
+def multiprocessors(device: str) -> int:
+    """Return the number of SMs of a GPU."""
+    import torch
+
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)

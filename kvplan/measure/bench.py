@@ -7,24 +7,23 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from kvplan.base.numbers import rounded
-from kvplan.cost.policy import BESIDE_KERNELS, HOST_ROUTES, IDLE_KERNELS, PEER_ROUTES, Policy
+from kvplan.cost.policy import BESIDE_KERNELS, IDLE_KERNELS, Policy
+from kvplan.errors import HostMemoryError, PathError
 from kvplan.execute.executor import Executor
-from kvplan.measure import baselines, ceilings
-from kvplan.measure.baselines import Baseline, one_line, proven, timed_rows
-from kvplan.measure.beside import ALONE, SECONDS, TRANSFERS, WARM
-from kvplan.measure.compute import Compute, Window, compute_of, window
-from kvplan.measure.flights import Aside, Begin
-from kvplan.measure.grid import HOST, ONE_THREAD, Bench, Task, tasks
-from kvplan.measure.peers import peer_baselines
+from kvplan.measure import baselines
+from kvplan.measure.baselines import MEMCPY, Baseline, Maker
+from kvplan.measure.compute import KINDS, Compute, Window, window
+from kvplan.measure.grid import HOST, ONE_THREAD, OURS, Bench, Task, tasks
+from kvplan.measure.processes import NIXL, Findings, other_process
+from kvplan.measure.rig import Aside, Line, Progress, silent, timed
 from kvplan.measure.rows import IDLE, ON_PEER, Ceilings, Missing, Row, figures
-from kvplan.measure.timing import Progress, silent
 from kvplan.measure.workload import Buffers, Work, work
 
 PROGRAMS = (1, 2, 4, 8)  # numbers of Triton programs that are measured beside decode
@@ -45,136 +44,178 @@ class Run:
 
     Attributes:
         ceilings: the measured ceilings; None before the first row.
+        findings: the times of a meeting and of one block, if another process has the pool.
         missing: measurements that were not made, and why.
     """
 
     def __init__(
         self, bench: Bench, progress: Progress | None = None, clock: Callable[[], float] = time.perf_counter
     ) -> None:
-        self.bench = bench
+        self.bench, self.clock = bench, clock
         self.progress = progress or silent
-        self.clock = clock
         self.ceilings: Ceilings | None = None
+        self.findings = Findings()
         self.missing: list[Missing] = []
+        self._ours: Mapping[str, Maker] = {}
+        self._others: Mapping[str, Maker] = {}
 
     def rows(self) -> Iterator[Row]:
         """Measure all tasks, and yield a row for each measurement.
 
         Raises:
-            KVPlanError: the device does not exist, or has too little memory.
+            KVPlanError: the device does not exist, or has too little memory; or processes cannot meet.
         """
         bench, until = self.bench, self.clock() + self.bench.seconds
         self.missing += [Missing(f"{rounded(size)} x {runs:,}", f"more than {rounded(bench.most_nbytes)}")
                          for size, runs in bench.too_large()]  # fmt: skip
         self.progress(0.0, "memory")
         with ExitStack() as stack:
-            pair = stack.enter_context(peer_baselines.Pair(bench.device, bench.peer)) if bench.peer else None
-            made = {path: stack.enter_context(_executor(bench.device, path))
-                    for path in bench.asked if path not in baselines.names(bench.device, bench.peer)}  # fmt: skip
-            others = peer_baselines.makers(pair) if pair else \
-                baselines.makers(bench.device) if set(bench.asked) - set(made) else {}  # fmt: skip
-            buffers = Buffers(bench.most_nbytes, bench.device, peer=bench.peer)
+            self._ours = {name: partial(_ours, stack.enter_context(_executor(bench.device, name)), name)
+                          for name in bench.asked if name in OURS}  # fmt: skip
+            line = Line(bench.device, bench.pool)
+            self._others = baselines.makers(line, bench.pool)
+            buffers = Buffers(bench.most_nbytes, bench.device, peer=None if bench.pool == "cpu" else bench.pool)
             self.progress(0.02, "ceilings")
-            self.ceilings = found = ceilings.measured(buffers, bench.directions if pair else HOST_ROUTES)
-            computes: dict[tuple[str, str], Compute] = {}
-            todo = tasks(bench)
+            self.ceilings = baselines.ceilings(buffers, bench.directions)
+            todo, computes = tasks(bench), dict[tuple[str, str], Compute]()
+            if bench.process:
+                self.progress(0.05, "the other process")
+                geometries = [task.geometry for task in todo]
+                makers, refused = other_process(stack, bench.pool or "cpu", buffers, geometries, line, self.findings)
+                self._ours = {**self._ours, **makers}
+                self.missing += refused
             for k, task in enumerate(todo):
-                self.progress(0.05 + 0.95 * k / len(todo), task.name)
+                self.progress(0.1 + 0.9 * k / len(todo), task.name)
                 if self.clock() > until:
-                    self.missing.append(Missing(task.name, f"{bench.seconds:g} seconds were over"))
+                    self._late(task.name)
                     continue
                 moved = work(buffers, task.geometry)
                 if task.beside == IDLE:
-                    cases = {path: _ours(made[path], path, moved) if path in made else partial(others[path], moved)
-                             for path in bench.asked}  # fmt: skip
-                    yield from self._alone(task, cases, found)
+                    yield from self._alone(task, moved)
                 else:
-                    where = bench.peer if bench.peer and task.on == ON_PEER else bench.device
+                    where = bench.pool if bench.pool and task.on == ON_PEER else bench.device
                     if (task.beside, where) not in computes:
-                        computes[task.beside, where] = compute_of(where, task.beside)
-                    yield from self._beside(task, moved, others, computes[task.beside, where], found, until)
+                        computes[task.beside, where] = Compute(where, *KINDS[task.beside])
+                    yield from self._beside(task, moved, computes[task.beside, where], until)
         self.progress(1.0, "done")
 
-    def _alone(self, task: Task, cases: dict[str, Callable[[], Baseline]], found: Ceilings) -> Iterator[Row]:
-        """Measure every path and baseline on one work, alternating between them."""
-        begun: dict[str, tuple[Row, Begin]] = {}
-        for path, make in cases.items():
-            programs = _programs(task.geometry.direction, self.bench.device) if path == "kernel" else None
-            row = self._row(task, path, programs=programs)
-            case = proven(make, row, task.name, self.missing)
-            if isinstance(case, Row):
-                yield case
-            elif case is not None:
-                begun[path] = replace(row, predicted=case.expect()), case.begin
-        yield from timed_rows(begun, found, seconds=CASE_SECONDS, most=SAMPLES, warm_ups=WARM_UPS)
+    def _late(self, what: str) -> None:
+        self.missing.append(Missing(what, f"{self.bench.seconds:g} seconds were over"))
 
-    def _beside(
-        self, task: Task, moved: Work, others: Any, compute: Compute, found: Ceilings, until: float
-    ) -> Iterator[Row]:
+    def _alone(self, task: Task, moved: Work) -> Iterator[Row]:
+        """Measure every path and baseline on one work, in turn. On the CPU, memcpy is measured in any case."""
+        cases: dict[str, tuple[Row, Baseline]] = {}
+        makers, on_cpu = {**self._others, **self._ours}, self.bench.device == "cpu"
+        for path in (*self.bench.asked, *({MEMCPY} - {*self.bench.asked} if on_cpu else ())):
+            if path not in makers or (path in NIXL.values() and path != NIXL[task.geometry.direction]):
+                continue
+            row = Row(**task.geometry._asdict(), path=path, programs=self._programs(path, task.geometry.direction))
+            found = self._proven(partial(makers[path], moved), row, task)
+            if isinstance(found, Baseline):
+                cases[path] = row, found
+            elif found is not None:
+                yield found
+        try:
+            timings = timed({path: case.begin for path, (_, case) in cases.items()}, seconds=CASE_SECONDS,
+                            most=SAMPLES, warm_ups=WARM_UPS, rehearsed=on_cpu)  # fmt: skip
+        except RuntimeError as error:  # one failed: the times of those that took turns with it mean nothing
+            yield from (replace(row, broken=one_line(error)) for path, (row, _) in cases.items()
+                        if path in self.bench.asked)  # fmt: skip
+            return
+        assert self.ceilings is not None  # measured first
+        limits = self.ceilings
+        if MEMCPY in timings:
+            limits = limits.at(task.geometry.direction, moved.plan.nbytes / timings[MEMCPY].seconds / 1e9)
+        for path, (row, _) in cases.items():
+            if path in self.bench.asked:
+                seen = figures(row.nbytes, timings[path].seconds, limits, row.direction)
+                yield replace(row, **timings[path]._asdict(), **seen)
+
+    def _beside(self, task: Task, moved: Work, compute: Compute, until: float) -> Iterator[Row]:
         """Measure every path and baseline beside compute; beside decode, the kernel with several program counts."""
-        bench, direction = self.bench, task.geometry.direction
-        cases: list[tuple[str, int | None]] = []
-        for path in bench.asked:
-            if path == "kernel" and bench.peer:
-                cases += [(path, programs) for programs in PEER_PROGRAMS[: None if task.beside == "decode" else 1]]
-            elif path == "kernel":
-                few = PROGRAMS if task.beside == "decode" else (BESIDE_KERNELS[direction].programs,)
-                cases += [(path, programs) for programs in few]
-            elif path != "auto":  # auto takes one of the other paths
-                cases.append((path, None))
-        for path, programs in cases:
-            row = self._row(task, path, programs=programs)
+        for path, programs in self._cases(task):
+            row = Row(**task.geometry._asdict(), path=path, beside=task.beside, programs=programs, beside_on=task.on)
             if self.clock() > until:
-                self.missing.append(Missing(f"{row.label}, {task.name}", f"{bench.seconds:g} seconds were over"))
+                self._late(f"{row.label}, {task.name}")
                 continue
             with ExitStack() as stack:
-                if path in others:
+                if path in self._others:
                     aside = stack.enter_context(Aside())
-                    make: Callable[[], Baseline] = partial(others[path], moved)
+                    found = self._proven(partial(self._others[path], moved), row, task)
                 else:
-                    aside = None
                     # A policy names the compute on the executor's own GPU, which is idle if its peer computes.
                     overlap = IDLE if task.on == ON_PEER else task.beside
                     policy = Policy(path=path, max_programs=programs, overlap=overlap)
-                    make = _ours(stack.enter_context(Executor(bench.device, policy)), path, moved)
-                case = proven(make, row, task.name, self.missing)
-                if isinstance(case, Row):
-                    yield case
-                elif case is not None:
-                    begin = partial(aside.begin, case.begin) if aside else case.begin
-                    taken = _window(compute, begin)
-                    if isinstance(taken, Window) and taken.dry:
-                        self.missing.append(Missing(f"{row.label}: {task.name}", DRY))
-                        continue
-                    yield _seen(row, taken, found, case.expect())
+                    executor = stack.enter_context(Executor(self.bench.device, policy))
+                    found = self._proven(partial(_ours, executor, path, moved), row, task)
+                if isinstance(found, Row):
+                    yield found
+                elif found is not None:
+                    begin = partial(aside.begin, found.begin) if path in self._others else found.begin
+                    yield from self._seen(row, task, _window(compute, begin))
 
-    def _row(self, task: Task, path: str, programs: int | None = None) -> Row:
-        return Row(**task.geometry._asdict(), path=path, beside=task.beside, programs=programs, beside_on=task.on)
+    def _cases(self, task: Task) -> Iterator[tuple[str, int | None]]:
+        for path in self.bench.asked:
+            if path != "kernel":
+                yield from [(path, None)] if path != "auto" else []  # auto takes one of the other paths
+            elif self.bench.pool:
+                yield from ((path, programs) for programs in PEER_PROGRAMS[: None if task.beside == "decode" else 1])
+            elif task.beside == "decode":
+                yield from ((path, programs) for programs in PROGRAMS)
+            else:
+                yield path, BESIDE_KERNELS[task.geometry.direction].programs
+
+    def _seen(self, row: Row, task: Task, taken: Window | str) -> Iterator[Row]:
+        """Yield the row of a window beside compute."""
+        assert self.ceilings is not None  # measured first
+        if isinstance(taken, str):
+            yield replace(row, broken=taken)
+        elif taken.dry:
+            self.missing.append(Missing(f"{row.label}: {task.name}", DRY))
+        else:
+            wall = statistics.median(taken.transfers)
+            seen = figures(row.nbytes, wall, self.ceilings, row.direction)
+            slowdown = None if seen["broken"] else taken.slowdown
+            yield replace(row, seconds=wall, wall=wall, samples=len(taken.transfers), slowdown=slowdown, **seen)
+
+    def _proven(self, make: Callable[[], Baseline], row: Row, task: Task) -> Baseline | Row | None:
+        """Return a way that is verified; a broken row if bytes did not arrive; None if it refuses, which is listed."""
+        try:
+            found = make()
+            found.verify()
+        except (PathError, HostMemoryError) as error:
+            self.missing.append(Missing(f"{row.label}: {task.name}", one_line(error)))
+            return None
+        except RuntimeError as error:  # TransferError, or torch's: no memory
+            return replace(row, verified=False, broken=one_line(error))
+        return found
+
+    def _programs(self, path: str, route: str) -> int | None:
+        """Return the Triton programs of the kernel path without compute."""
+        if path != "kernel":
+            return None
+        programs = IDLE_KERNELS[route].programs
+        return programs if programs > 0 else Policy().kernel(
+            route, baselines.multiprocessors(self.bench.device)).programs  # fmt: skip
+
+
+def one_line(error: Exception) -> str:
+    """Return an error's text in one line."""
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _executor(device: str, path: str) -> Executor:
-    if path in (HOST, ONE_THREAD):
+    if device == "cpu":
         return Executor(device, Policy(path=HOST, threads=1 if path == ONE_THREAD else None))
-    return Executor(device, Policy(path=path))
+    return Executor(device, Policy(path=OURS[path]))
 
 
-def _ours(executor: Executor, path: str, moved: Work) -> Callable[[], Baseline]:
-    begin = partial(executor.submit, moved.plan)
-
-    def expect() -> float | None:
-        if executor.device == "cpu":
-            return None
-        found = [one for one in executor.candidates(moved.plan) if not one.refused and path in ("auto", one.path)]
-        if not found:
-            return None
-        return found[0].seconds if executor.policy.overlap == IDLE else found[0].wall
-
-    def make() -> Baseline:
-        if path in COPY_PATHS and moved.geometry.direction in ("device", *PEER_ROUTES):
-            peer_baselines.refuse_many(moved)
-        return Baseline(begin, lambda: moved.verify(path, lambda: begin().synchronize()), expect)
-
-    return make
+def _ours(executor: Executor, path: str, moved: Work) -> Baseline:
+    """Return the way of an executor. Copies between GPUs are made run by run."""
+    begin: Any = partial(executor.submit, moved.plan)
+    if path in COPY_PATHS and moved.geometry.direction not in ("load", "store"):
+        baselines.refuse_many(moved.geometry.runs)
+    return baselines.verified(path, moved, begin)
 
 
 def _window(compute: Compute, begin: Callable[[], Any]) -> Window | str:
@@ -182,26 +223,9 @@ def _window(compute: Compute, begin: Callable[[], Any]) -> Window | str:
     try:
         for _ in range(TRIES):
             begin().synchronize()
-            taken = window(compute, begin, warm=WARM, alone=ALONE, transfers=TRANSFERS, seconds=SECONDS)
+            taken = window(compute, begin)
             if not taken.dry:
                 break
     except RuntimeError as error:  # the transfer does not end, or failed
         return one_line(error)
     return taken
-
-
-def _seen(row: Row, taken: Window | str, found: Ceilings, expected: float | None) -> Row:
-    """Return the row of a window beside compute."""
-    if isinstance(taken, str):
-        return replace(row, broken=taken)
-    wall = statistics.median(taken.transfers)
-    facts = figures(row.nbytes, wall, found, row.direction)
-    slowdown = None if facts["broken"] else taken.slowdown
-    return replace(row, seconds=wall, wall=wall, samples=len(taken.transfers), slowdown=slowdown,
-                   predicted=expected, **facts)  # fmt: skip
-
-
-def _programs(route: str, device: str) -> int:
-    """Return the Triton programs of the kernel path without compute."""
-    programs = IDLE_KERNELS[route].programs
-    return programs if programs > 0 else Policy().kernel(route, ceilings.multiprocessors(device)).programs

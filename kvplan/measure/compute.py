@@ -1,80 +1,86 @@
-"""Compute that runs without a pause during transfers, like the compute of an engine."""
+"""Compute that runs without a pause during transfers, like the compute of an engine.
+
+Decode multiplies a batch of 64 by weights larger than any cache; prefill is one large product.
+"""
 
 from __future__ import annotations
 
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-from kvplan.measure.flights import InFlight, Line
+from kvplan.measure.rig import Flight, Line
 
-DECODE_BATCH = 64
 AHEAD = 40  # iterations in the queue, so that the GPU has work while the host submits a transfer
+WARM, ALONE, TRANSFERS, SECONDS = 8, 12, 4, 0.012  # of a window
 PATIENCE = 60.0  # seconds; if a transfer takes longer, the window raises an error
 
 
-class Event(Protocol):
-    """A CUDA event, or its replacement in a test."""
-
-    def query(self) -> bool:
-        """Return whether the event has passed."""
-        ...
-
-    def elapsed_time(self, later: Any) -> float:
-        """Return the milliseconds from this event to a later one."""
-        ...
+# Rows, features, weights and rounds of an iteration, by kind. Products have hundreds of tiles: with few tiles, one SM
+# less may cost a whole wave. Weights of 128 MiB exceed every cache.
+DECODE_BATCH = 64
+KINDS = {"decode": (DECODE_BATCH, 8192, 1, 4), "prefill": (8192, 4096, 1, 1)}
 
 
-class Compute(Protocol):
-    """A queue of equal iterations of compute, on a stream of its own."""
-
-    def mark(self) -> Event:
-        """Record an event behind all enqueued work."""
-        ...
-
-    def enqueue(self) -> None:
-        """Enqueue one more iteration."""
-        ...
-
-    def drain(self) -> None:
-        """Wait until all enqueued work has run."""
-        ...
-
-
-class ComputeSizes(NamedTuple):
-    """The sizes of the two kinds of compute.
-
-    Attributes:
-        decode_features, decode_weights: size and number of the square weights that multiply a batch of 64 tokens.
-        decode_rounds: multiplications by all weights per iteration of decode.
-        prefill_features, prefill_tokens: sizes of the one product per iteration of prefill.
-    """
-
-    # Products have hundreds of tiles: with few tiles, one SM less may cost a whole wave. 128 MiB exceed every cache.
-    decode_features: int = 8192
-    decode_weights: int = 1
-    decode_rounds: int = 4
-    prefill_features: int = 4096
-    prefill_tokens: int = 8192
-
-
-SIZES = ComputeSizes()
-
-
-def compute_of(device: str, kind: str, sizes: ComputeSizes = SIZES) -> Products:
-    """Make compute of one kind, on a new stream.
+class Compute:
+    """Equal iterations of matrix products in bf16, each a CUDA graph, on a stream of their own.
 
     Args:
         device: name of the GPU, ``"cuda:N"``.
-        kind: ``"decode"``: a batch of 64 with weights larger than any cache; ``"prefill"``: one large product.
-        sizes: sizes of both kinds.
+        rows: rows of the left matrix, which are tokens.
+        features: rows and columns of each weight matrix.
+        weights: number of weight matrices. If they are far larger than the GPU's cache, memory limits the products.
+        rounds: multiplications by all weights per iteration.
     """
-    if kind == "decode":
-        rows, features, weights, rounds = DECODE_BATCH, *sizes[:3]
-    else:
-        rows, features, weights, rounds = sizes.prefill_tokens, sizes.prefill_features, 1, 1
-    return Products(device, Line(device).stream, rows=rows, features=features, weights=weights, rounds=rounds)
+
+    def __init__(self, device: str, rows: int, features: int, weights: int = 1, rounds: int = 1) -> None:
+        import torch
+
+        like: dict[str, Any] = {"dtype": torch.bfloat16, "device": device}
+        self.stream = Line(device).stream
+        self._weights = [torch.randn(features, features, **like) for _ in range(weights)]
+        self._left = torch.randn(rows, features, **like)
+        self._out = torch.empty(rows, features, **like)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.device(device):
+            torch.cuda.synchronize()
+            with torch.cuda.stream(self.stream):  # libraries choose and load their kernels outside the capture
+                self._products(1)
+            torch.cuda.synchronize()
+            # By default torch captures every graph on one stream, of the GPU that was current at the first capture.
+            make: Any = torch.cuda.Stream
+            capture = make(device)
+            with torch.cuda.graph(self._graph, stream=capture, capture_error_mode="thread_local"):
+                self._products(rounds)
+            torch.cuda.synchronize()
+
+    def _products(self, rounds: int) -> None:
+        import torch
+
+        for _ in range(rounds):
+            for weight in self._weights:
+                torch.mm(self._left, weight, out=self._out)
+
+    def mark(self) -> Any:
+        """Record an event behind all enqueued work."""
+        import torch
+
+        make: Any = torch.cuda.Event
+        event = make(enable_timing=True)
+        event.record(self.stream)
+        return event
+
+    def enqueue(self) -> None:
+        """Enqueue one more iteration."""
+        import torch
+
+        with torch.cuda.stream(self.stream):
+            self._graph.replay()
+
+    def drain(self) -> None:
+        """Wait until all enqueued work has run."""
+        self.stream.synchronize()
 
 
 class Window(NamedTuple):
@@ -129,12 +135,12 @@ class Feeder:
 
 def window(
     compute: Compute,
-    begin: Callable[[], InFlight],
+    begin: Callable[[], Flight],
     *,
-    warm: int,
-    alone: int,
-    transfers: int,
-    seconds: float,
+    warm: int = WARM,
+    alone: int = ALONE,
+    transfers: int = TRANSFERS,
+    seconds: float = SECONDS,
 ) -> Window:
     """Measure iterations alone, then iterations beside one transfer after another, while compute runs without a pause.
 
@@ -153,7 +159,7 @@ def window(
         feeder.top_up()
         time.sleep(0)
     first = feeder.finished + 1  # the present iteration began before the first transfer
-    kept: list[InFlight] = []
+    kept: list[Flight] = []
     taken: list[float] = []
     opened = time.perf_counter()
     while len(taken) < transfers or time.perf_counter() - opened < seconds or feeder.finished <= first:
@@ -169,63 +175,3 @@ def window(
     last = feeder.finished
     compute.drain()
     return Window(tuple(taken), feeder.milliseconds(warm, warm + alone), feeder.milliseconds(first, last), feeder.dry)
-
-
-class Products:
-    """Compute by matrix products in bf16, with one iteration in a CUDA graph.
-
-    Args:
-        device, stream: torch's device and stream; no other work runs on the stream.
-        rows: rows of the left matrix, which are tokens.
-        features: rows and columns of each weight matrix.
-        weights: number of weight matrices. If they are far larger than the GPU's cache, memory limits the products.
-        rounds: multiplications by all weights per iteration.
-    """
-
-    def __init__(self, device: Any, stream: Any, *, rows: int, features: int, weights: int, rounds: int) -> None:
-        import torch
-
-        like = {"dtype": torch.bfloat16, "device": device}
-        self.stream = stream
-        self._weights = [torch.randn(features, features, **like) for _ in range(weights)]
-        self._left = torch.randn(rows, features, **like)
-        self._out = torch.empty(rows, features, **like)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.device(device):
-            torch.cuda.synchronize()
-            with torch.cuda.stream(stream):  # libraries choose and load their kernels outside the capture
-                self._products(1)
-            torch.cuda.synchronize()
-            # By default torch captures every graph on one stream, of the GPU that was current at the first capture.
-            make: Any = torch.cuda.Stream
-            capture = make(device)
-            with torch.cuda.graph(self._graph, stream=capture, capture_error_mode="thread_local"):
-                self._products(rounds)
-            torch.cuda.synchronize()
-
-    def _products(self, rounds: int) -> None:
-        import torch
-
-        for _ in range(rounds):
-            for weight in self._weights:
-                torch.mm(self._left, weight, out=self._out)
-
-    def mark(self) -> Any:
-        """Record an event behind all enqueued work."""
-        import torch
-
-        make: Any = torch.cuda.Event
-        event = make(enable_timing=True)
-        event.record(self.stream)
-        return event
-
-    def enqueue(self) -> None:
-        """Enqueue one more iteration."""
-        import torch
-
-        with torch.cuda.stream(self.stream):
-            self._graph.replay()
-
-    def drain(self) -> None:
-        """Wait until all enqueued work has run."""
-        self.stream.synchronize()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Any, NamedTuple
@@ -10,7 +9,7 @@ from typing import Any, NamedTuple
 from kvplan.base.numbers import rounded
 from kvplan.cost.policy import GPU_PATHS, PEER_ROUTES
 from kvplan.errors import KVPlanError
-from kvplan.measure import baselines
+from kvplan.measure import baselines, processes
 from kvplan.measure.rows import IDLE, ON_DEVICE, ON_PEER, named, where
 from kvplan.measure.workload import DIRECTIONS, HOSTS, WORD, Geometry
 
@@ -28,23 +27,32 @@ PEER_COUNTS = (PEER_BLOCK_RUNS, WHOLE)
 PEER_NBYTES, PEER_BESIDE_NBYTES = 1024 * MIB, 640 * MIB
 # Beside compute, all paths move the same blocks: some hundred blocks of a model with runs of 8 KiB.
 BESIDE_RUN_NBYTES, BESIDE_NBYTES, BESIDE_BLOCK_RUNS = 8 * KIB, 64 * MIB, 32
-HOST, ONE_THREAD = "host", "host on 1 thread"
+# Between processes. The ways of the CPU take turns on three buffers, which together are far larger than its caches.
+PROCESS, PROCESS_SIZES, PROCESS_NBYTES, PROCESS_HOST_NBYTES = "process", PEER_SIZES[1:], 320 * MIB, 512 * MIB
+HOST, ONE_THREAD, ONE = "host", "host on 1 thread", "one process"
+# The ways of an executor of this process, each with the path of its policy.
+OURS = {HOST: HOST, ONE_THREAD: HOST, ONE: "auto", **{path: path for path in ("auto", *GPU_PATHS)}}
 
 
 def paths_of(device: str, peer: str | None = None) -> tuple[str, ...]:
-    """Return the names of all paths, then of all baselines, of a device, or of a GPU and its peer.
+    """Return the names of all paths, then of all baselines, of a device and its peer; see :class:`Bench`.
 
     >>> paths_of("cpu")
     ('host', 'host on 1 thread', 'numpy memcpy', 'torch indexing')
     >>> paths_of("cuda:0", "cuda:0")[:4]
     ('auto', 'copy_engine', 'copy_engine_2d', 'kernel')
+    >>> paths_of("cpu", "process")
+    ('two processes', 'one process', 'numpy memcpy', 'NIXL READ', 'NIXL WRITE')
     """
+    if peer is not None and peer.startswith(PROCESS):
+        pieces = (baselines.MEMCPY,) if device == "cpu" else (baselines.COPY, baselines.BATCH)
+        return processes.TWO, ONE, *pieces, *processes.NIXL.values()
     ours = (HOST, ONE_THREAD) if device == "cpu" else ("auto", *GPU_PATHS)
     return *(path for path in ours if peer is None or path != "staged"), *baselines.names(device, peer)
 
 
 def usual(device: str, peer: str | None = None, *, quick: bool = False) -> dict[str, Any]:
-    """Return the arguments of :class:`Bench` that suit a device, or a GPU and its peer.
+    """Return the arguments of :class:`Bench` that suit a device and its peer.
 
     Args:
         device, peer: see :class:`Bench`.
@@ -53,18 +61,21 @@ def usual(device: str, peer: str | None = None, *, quick: bool = False) -> dict[
     >>> usual("cuda:0", "cuda:1")["directions"], usual("cuda:0", "cuda:0")["directions"]
     (('push', 'pull'), ('device',))
     """
-    found: dict[str, Any] = {"beside": KINDS}
+    chosen: dict[str, Any] = {"beside": () if device == "cpu" else KINDS}
     if quick:
-        found |= {"sizes": (4 * KIB, 64 * KIB), "counts": (1024,), "beside": ("decode",), "seconds": 5.0,
-                  "most_nbytes": 64 * MIB}  # fmt: skip
-    if device == "cpu":
-        found["beside"] = ()
-    if peer is not None:
-        few = {"sizes": (8 * KIB, 64 * KIB), "counts": (WHOLE,), "hosts": HOSTS[1:], "most_nbytes": 256 * MIB}
-        most = {"sizes": PEER_SIZES, "counts": PEER_COUNTS, "most_nbytes": PEER_NBYTES}
-        found |= {"peer": peer, "directions": routes_of(device, peer), **(few if quick else most)}
-        found["beside_on"] = (ON_DEVICE,) if peer == device else (ON_DEVICE, ON_PEER)
-    return found
+        chosen |= {"sizes": (4 * KIB, 64 * KIB), "counts": (1024,), "beside": chosen["beside"][:1], "seconds": 5.0,
+                   "most_nbytes": 64 * MIB}  # fmt: skip
+    if peer is None:
+        return chosen
+    chosen |= {"peer": peer, "directions": routes_of(device, peer), "counts": (WHOLE,)}
+    if peer.startswith(PROCESS):
+        sizes, nbytes = (PROCESS_SIZES[:3], PROCESS_HOST_NBYTES) if device == "cpu" else (PROCESS_SIZES, PROCESS_NBYTES)
+        few = {"sizes": PROCESS_SIZES[1:3], "most_nbytes": 64 * MIB, "seconds": 30.0}
+        most = {"sizes": sizes, "most_nbytes": nbytes, "seconds": 120.0}
+        return chosen | (few if quick else most) | {"hosts": HOSTS[:1], "beside": ()}
+    few = {"sizes": (8 * KIB, 64 * KIB), "hosts": HOSTS[1:], "most_nbytes": 256 * MIB}
+    chosen |= few if quick else {"sizes": PEER_SIZES, "counts": PEER_COUNTS, "most_nbytes": PEER_NBYTES}
+    return chosen | {"beside_on": (ON_DEVICE,) if peer == device else (ON_DEVICE, ON_PEER)}
 
 
 def routes_of(device: str, peer: str | None) -> tuple[str, ...]:
@@ -92,7 +103,9 @@ class Bench:
         beside: kinds of compute.
         seconds: time in seconds after which no measurement begins.
         most_nbytes: most bytes per transfer; up to four times as much memory is allocated, half of it pinned.
-        peer: the GPU that holds the pool, ``"cuda:M"``, or ``device`` itself; None for a pool in host memory.
+        peer: the GPU that holds the pool, ``"cuda:M"``, or ``device`` itself; None for a pool in host memory. With
+            ``"process:cuda:M"`` another process holds it; its GPU has this process's number. ``"process"`` stands for
+            another process with the device itself, which may be ``"cpu"``.
         beside_on: where compute runs: on the ``"device"``, which runs the transfers, or on its ``"peer"``.
 
     Raises:
@@ -117,30 +130,31 @@ class Bench:
     equal_nbytes: int = 0
 
     def __post_init__(self) -> None:
-        if self.peer is not None and "cpu" in (self.device, self.peer):
-            pair = f"device {self.device!r}, peer {self.peer!r}"
-            raise KVPlanError(f"{pair}; expected two GPUs, such as device 'cuda:0', peer 'cuda:1'")
-        for what in ("sizes", "counts", "directions", "hosts", "beside_on"):
-            if not getattr(self, what):
-                raise KVPlanError(f"{what} is empty: there is nothing to measure; give some, or leave it out")
+        pair = {self.device, self.pool}
+        if self.pool is not None and "cpu" in pair and not (self.process and len(pair) == 1):
+            words = f"device {self.device!r}, peer {self.pool!r}; expected two GPUs"
+            raise KVPlanError(f"{words}, such as device 'cuda:0', peer 'cuda:1'; of two processes, the CPU twice also")
+        for field in ("sizes", "counts", "directions", "hosts", "beside_on"):
+            if not getattr(self, field):
+                raise KVPlanError(f"{field} is empty: there is nothing to measure; give some, or leave it out")
         for size in self.sizes:
             if size < WORD or size % WORD:
                 raise KVPlanError(f"runs of {size} bytes; give a multiple of {WORD}")
         for count in self.counts:
             if count != WHOLE:
                 block_runs_of(count)
-        apart = self.peer not in (None, self.device)
-        for what, given, right in (
+        apart = self.peer not in (None, self.device) and not self.process
+        choices = (
             ("direction", self.directions, routes_of(self.device, self.peer)),
             ("host", self.hosts, HOSTS),
             (f"path on {self.device}", self.paths, paths_of(self.device, self.peer)),
             ("compute", self.beside, KINDS),
             ("GPU of compute", self.beside_on, (ON_DEVICE, ON_PEER) if apart else (ON_DEVICE,)),
-        ):
-            for one in given:
-                if one not in right:
-                    raise KVPlanError(f"unknown {what} {one!r}; expected one of {', '.join(right)}")
-        if self.beside and self.device == "cpu":
+        )
+        for what, given, right in choices:
+            if wrong := [name for name in given if name not in right]:
+                raise KVPlanError(f"unknown {what} {wrong[0]!r}; expected one of {', '.join(right)}")
+        if self.beside and (self.device == "cpu" or self.process):
             raise KVPlanError("only a GPU is measured beside compute; give a device such as cuda:0, or no compute")
         if not 0 < self.seconds < inf:
             raise KVPlanError(f"seconds is {self.seconds}; give a number above 0")
@@ -149,6 +163,20 @@ class Bench:
             raise KVPlanError(
                 f"nothing fits into {rounded(self.most_nbytes)}; the smallest transfer asked for has {least}"
             )
+
+    @property
+    def process(self) -> bool:
+        """Return whether another process has the pool."""
+        return (self.peer or "").partition(":")[0] == PROCESS
+
+    @property
+    def pool(self) -> str | None:
+        """Return the device that holds the pool; None for a pool of this process in host memory.
+
+        >>> Bench("cpu").pool, Bench("cpu", peer="process", directions=("push",)).pool
+        (None, 'cpu')
+        """
+        return (self.peer or "").partition(":")[2] or self.device if self.process else self.peer
 
     @property
     def asked(self) -> tuple[str, ...]:
@@ -217,28 +245,14 @@ def block_runs_of(
     return max(held or whole[:1])
 
 
-def spread(items: Sequence[int]) -> list[int]:
-    """Return the items in another order: first, last, then always the item farthest from all items before it.
-
-    >>> spread([1, 2, 3, 4, 5])
-    [1, 5, 3, 2, 4]
-    """
-    left, taken = list(range(len(items))), list[int]()
-    while left:
-        k = max(left, key=lambda k: min((abs(k - other) for other in taken), default=0))
-        left.remove(k)
-        taken.append(k)
-    return [items[k] for k in taken]
-
-
 def tasks(bench: Bench) -> list[Task]:
     """Return the tasks of a bench, in an order that has all kinds of tasks from the start.
 
     Directions, hosts and kinds of compute alternate. Of each size, the largest count is first.
     """
     lines: list[list[Task]] = []
-    sizes = spread(sorted(set(bench.sizes)))
-    fitting = {size: bench.fitting(size) for size in sizes}
+    sizes = sorted(set(bench.sizes))
+    fitting = {size: bench.fitting(size) for size in (*sizes[::2], *sizes[1::2])}
     for direction in bench.directions:
         for host in bench.hosts:
             line = [Task(Geometry(direction, host, size, counts[rank],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from kvplan.base.numbers import rate, rounded
@@ -36,9 +36,9 @@ class Row:
         cpu: median seconds from the call until all work is issued; None beside compute.
         samples: number of transfers that were timed.
         gbps: 1e9 bytes per second, by ``seconds``; None if there is no figure, or it is broken.
-        share: ``gbps`` divided by the ceiling.
+        share: ``gbps`` divided by the ceiling; on the CPU, by the memcpy of as many bytes that took turns with it, each
+            with what its own transfer before has left in the caches.
         slowdown: time of an iteration of compute beside it, over the time alone; None if "idle" or broken.
-        predicted: ``seconds`` that the cost model predicts; None if the path has no model.
         verified: whether a comparison found that all bytes arrived.
         broken: why the figure is wrong, or "".
         beside_on: the GPU on which compute ran: ``"device"``, which ran the transfers, or ``"peer"``.
@@ -59,7 +59,6 @@ class Row:
     gbps: float | None = None
     share: float | None = None
     slowdown: float | None = None
-    predicted: float | None = None
     verified: bool = True
     broken: str = ""
     beside_on: str = ON_DEVICE
@@ -116,6 +115,11 @@ class Ceilings:
             raise KVPlanError(f"no ceiling of {direction!r} was measured; measured are {', '.join(self.measured)}")
         return found
 
+    def at(self, direction: str, gbps: float) -> Ceilings:
+        """Return the ceilings with another one of a route."""
+        changed: dict[str, Any] = {direction: gbps}
+        return replace(self, **changed)
+
     @property
     def measured(self) -> dict[str, float]:
         """Return GB/s by route, of the routes that were measured."""
@@ -152,35 +156,21 @@ def row_of(document: Mapping[str, Any]) -> Row:
         raise KVPlanError(f"no row of a bench: {error}") from None
 
 
-def judged(gbps: float, ceilings: Ceilings, direction: str) -> str:
-    """Return why a figure is wrong, or "".
-
-    >>> judged(54.9, Ceilings(50.1, 52.0), "load")
-    "54.9 GB/s is faster than the link's 50.1 GB/s"
-    >>> judged(51.0, Ceilings(50.1, 52.0), "load"), judged(99.0, Ceilings(9.0, 9.0, "memcpy", hard=False), "load")
-    ('', '')
-    """
-    ceiling = ceilings.of(direction)
-    if ceilings.hard and not gbps <= ceiling * (1 + TOLERANCE):
-        return f"{rate(gbps)} is faster than the {ceilings.what}'s {rate(ceiling)}"
-    return ""
-
-
 def figures(nbytes: int, seconds: float, ceilings: Ceilings, direction: str) -> dict[str, Any]:
     """Return ``gbps``, ``share`` and ``broken`` of a row.
 
     >>> figures(10**9, 0.02, Ceilings(55.0, 55.0), "load")["gbps"]
     50.0
-    >>> figures(10**9, 0.0, Ceilings(55.0, 55.0), "load")
-    {'gbps': None, 'share': None, 'broken': 'it took no time'}
+    >>> figures(10**9, 0.018, Ceilings(50.0, 50.0), "load")["broken"]
+    "55.6 GB/s is faster than the link's 50.0 GB/s"
     """
-    if seconds <= 0:
-        return {"gbps": None, "share": None, "broken": "it took no time"}
-    gbps = nbytes / seconds / 1e9
-    broken = judged(gbps, ceilings, direction)
+    gbps, ceiling = nbytes / seconds / 1e9 if seconds > 0 else 0.0, ceilings.of(direction)
+    broken = "" if seconds > 0 else "it took no time"
+    if ceilings.hard and gbps > ceiling * (1 + TOLERANCE):
+        broken = f"{rate(gbps)} is faster than the {ceilings.what}'s {rate(ceiling)}"
     if broken:
         return {"gbps": None, "share": None, "broken": broken}
-    return {"gbps": gbps, "share": gbps / ceilings.of(direction), "broken": ""}
+    return {"gbps": gbps, "share": gbps / ceiling, "broken": ""}
 
 
 def pareto(rows: Iterable[Row]) -> list[Row]:
@@ -205,41 +195,34 @@ def pareto(rows: Iterable[Row]) -> list[Row]:
     return front
 
 
-def equal_bytes(rows: Iterable[Row]) -> int:
-    """Return the bytes of a transfer that rows of the most sizes have, nearly; of several, the most. 0 without rows.
+def comparable(rows: Iterable[Row]) -> tuple[str, list[Row]]:
+    """Return the rows without compute that one picture can show: those that move as many bytes, or have as many runs.
+
+    Of all amounts, that of the most run sizes is taken; of several, the largest. Whole blocks may leave out a rest.
+
+    Returns:
+        The amount in words, and the rows in order of their run size. Rows without a figure are left out.
 
     >>> rows = [Row("load", "contiguous", size, runs, 2, "kernel", gbps=1.0) for size, runs in
-    ...         ((512, 16), (512, 1024), (8192, 64), (8192, 1024))]
-    >>> equal_bytes(rows)
-    524288
+    ...         ((512, 16), (512, 1024), (8192, 64), (8192, 128), (65536, 2))]
+    >>> words, some = comparable(rows)
+    >>> words, [(row.run_nbytes, row.runs) for row in some]
+    ('moves 512 KiB', [(512, 1024), (8192, 64)])
     """
-    sizes: dict[int, set[int]] = {}
-    for row in rows:
-        sizes.setdefault(row.nbytes, set()).add(row.run_nbytes)
-    found = [(len(set().union(*(held for other, held in sizes.items() if _alike(other, nbytes)))), nbytes)
-             for nbytes in sizes]  # fmt: skip
-    return max(found, default=(0, 0))[1]
+    able = sorted((row for row in rows if row.beside == IDLE and row.gbps is not None), key=lambda row: row.nbytes)
+    amounts = {f"moves {rounded(most)}": [row for row in able if most * (1 - REST) <= row.nbytes <= most]
+               for most in sorted({row.nbytes for row in able})}  # fmt: skip
+    amounts |= {f"has {runs:,} runs": [row for row in able if row.runs == runs] for runs in {row.runs for row in able}}
+    if not amounts:
+        return "", []
 
+    def rank(words: str) -> tuple[int, bool, int]:
+        return len({row.run_nbytes for row in amounts[words]}), words.startswith("moves"), amounts[words][-1].nbytes
 
-def _alike(nbytes: int, most: int) -> bool:
-    """Return whether a transfer has at most so many bytes, and nearly as many: whole blocks leave a rest."""
-    return most * (1 - REST) <= nbytes <= most
-
-
-def at_equal_bytes(rows: Iterable[Row]) -> tuple[int, dict[tuple[str, str], dict[str, list[Row]]]]:
-    """Return the bytes of a transfer, and rows that move them, by (direction, host) and path, in order of run size.
-
-    Rows beside compute, rows without a figure, and rows that move other amounts are left out.
-    """
-    able = [row for row in rows if row.beside == IDLE and row.gbps is not None]
-    total = equal_bytes(able)
-    found: dict[tuple[str, str], dict[str, dict[int, Row]]] = {}
-    for row in sorted((row for row in able if _alike(row.nbytes, total)), key=lambda row: row.nbytes):
-        found.setdefault((row.direction, row.host), {}).setdefault(row.path, {})[row.run_nbytes] = row
-    return total, {
-        panel: {path: [sizes[nbytes] for nbytes in sorted(sizes)] for path, sizes in paths.items()}
-        for panel, paths in found.items()
-    }
+    words = max(amounts, key=rank)
+    # Of a path's rows of one size, the largest counts.
+    last = {(row.direction, row.host, row.path, row.run_nbytes): row for row in amounts[words]}
+    return words, sorted(last.values(), key=lambda row: row.run_nbytes)
 
 
 def named(geometry: Geometry) -> str:

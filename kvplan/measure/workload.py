@@ -25,7 +25,6 @@ TO_CACHE = ("load", "pull", "device")  # routes from the pool to the cache; the 
 # Order of the runs in the pool: the runs of a block one after another, or each beside the same run of other blocks.
 HOSTS = ("contiguous", "scattered")
 WORD = 8  # bytes: runs are whole words of int64
-FEW = 4  # if at most one block in 4 is compared, the host gathers the blocks
 PIECE = 16 << 20  # bytes of random numbers made at a time
 
 
@@ -149,20 +148,16 @@ class Side(NamedTuple):
         return [part.view(*((blocks, runs) if self.paged else (runs, blocks)), -1) for part in self.parts]
 
     def select(self, ids: Tensor, block_runs: int) -> Tensor:
-        """Return the words of some blocks as an array (run of a block, block, word), on the device of ``ids``.
+        """Return the words of some blocks as an array (run of a block, block, word).
 
-        The words are compared on that device. A side of other memory is copied there: only the chosen blocks if they
-        are few, otherwise the whole side.
+        They are gathered and compared on the device of ``ids``, to which a side of other memory is copied as a whole.
         """
         import torch
 
-        here = self.parts[0].device
-        few = here != ids.device and ids.numel() * FEW <= self.layout.num_blocks
-        at = ids.to(here) if few else ids
-        views = [view if few else view.to(ids.device) for view in self.views(block_runs)]
+        views = [view.to(ids.device) for view in self.views(block_runs)]
         if self.paged:
-            return views[0].index_select(0, at).transpose(0, 1).to(ids.device)
-        return torch.cat([view.index_select(1, at) for view in views]).to(ids.device)
+            return views[0].index_select(0, ids).transpose(0, 1)
+        return torch.cat([view.index_select(1, ids) for view in views])
 
 
 class Work(NamedTuple):
@@ -211,17 +206,13 @@ class Work(NamedTuple):
             raise TransferError(f"{name}: not every byte of {self.plan!r} arrived: {self._wrong(moved, expected)}")
 
     def _wrong(self, moved: Tensor, expected: Tensor) -> str:
-        """Name the wrong runs and blocks, and count the runs that the transfer left untouched."""
+        """Count the wrong runs and blocks, and the runs that the transfer left untouched."""
         different = (moved != expected).any(dim=-1)
         untouched = (moved == expected.bitwise_not()).all(dim=-1)
-        units = different.any(dim=0).nonzero().flatten().tolist()
-        runs = different[:, units[0]].nonzero().flatten().tolist()
-        one = self.geometry
         return (
-            f"{one.direction}, {one.host} host, {one.runs} runs of {one.run_nbytes} bytes, {one.block_runs} a block: "
-            f"{int(different.sum())} runs of {len(units)} of {one.blocks} blocks are wrong, {int(untouched.sum())} of "
-            f"them untouched; positions {units[0]} to {units[-1]} of the plan, at the first of them runs {runs[0]} to "
-            f"{runs[-1]}"
+            f"{', '.join(f'{name} {value}' for name, value in self.geometry._asdict().items())}: "
+            f"{int(different.sum())} runs of {int(different.any(dim=0).sum())} of {self.geometry.blocks} blocks are "
+            f"wrong, {int(untouched.sum())} of them untouched"
         )
 
 

@@ -15,7 +15,7 @@ from kvplan.cli import bench as command
 from kvplan.cli import main
 from kvplan.cuda import machine, peers
 from kvplan.errors import TransferError
-from kvplan.measure import baselines, flights
+from kvplan.measure import baselines, rig
 from kvplan.measure.grid import COUNTS, KINDS, PEER_SIZES, SIZES, Bench, paths_of
 from kvplan.measure.rows import Missing, row_of
 from tests.commands import answer, document, hold_screen, python
@@ -90,7 +90,7 @@ def test_a_peer_that_cannot_be_reached_is_refused_at_once(capsys, found, monkeyp
 
 def test_between_gpus(capsys, found, monkeypatch):
     monkeypatch.setattr(peers, "link_between", lambda gpu, peer: peers.PeerLink(gpu, peer, reachable=True, nvlinks=18))
-    alone = {"kernel": 360.0, "auto": 361.0, "one large copy": 395.0, "cuMemcpyBatchAsync": 12.8, "NCCL send/recv": 120}
+    alone = {"kernel": 360.0, "auto": 361.0, "one large copy": 395.0, "cuMemcpyBatchAsync": 12.8}
     some = [row(path, gbps, direction="push", host="scattered", runs=131072) for path, gbps in alone.items()]
     some += [row("kernel", gbps, direction=way, beside="decode", beside_on=on, programs=programs, slowdown=slowdown,
                  runs=81920)
@@ -153,9 +153,9 @@ def test_the_cpu_is_measured(capsys):
 
 def test_bytes_that_do_not_arrive_are_a_finding(capsys, monkeypatch):
     def maker(moved):
-        return baselines.verified(baselines.MEMCPY, moved, lambda: flights.AtOnce(moved.plan.nbytes, lambda: None))
+        return baselines.verified(baselines.MEMCPY, moved, lambda: rig.AtOnce(moved.plan.nbytes, lambda: None))
 
-    monkeypatch.setattr(baselines, "makers", lambda device: {baselines.MEMCPY: maker})
+    monkeypatch.setattr(baselines, "makers", lambda line, peer: {baselines.MEMCPY: maker})
     text = answer(capsys, *TINY, "--paths", "host,numpy memcpy", code=1)
     assert "broken: numpy memcpy, load, contiguous, 512 B x 16: numpy memcpy: not every byte of" in " ".join(
         text.split()

@@ -18,9 +18,8 @@ from kvplan.cost import store
 from kvplan.cost.profile import default_pair
 from kvplan.cuda import machine, peers
 from kvplan.cuda.peers import PeerLink
-from kvplan.measure import calibrate
+from kvplan.measure import calibrate, processes
 from kvplan.measure.doctor import gather
-from kvplan.measure.processes import process_bench
 from tests.cli.calibrated_machine import H100, MEASURED
 from tests.commands import GPU, document
 from tests.measure.bench_rows import rows
@@ -122,7 +121,7 @@ def test_bench(capsys):
 
 def test_bench_of_two_processes(capsys, monkeypatch):
     pytest.importorskip("torch")
-    monkeypatch.setattr(process_bench, "NOTES", 5)
+    monkeypatch.setattr(processes, "NOTES", 5)
     argv = ("bench", "--device", "cpu", "--peer", "process", "--sizes", "512", "--memory", "1M", "--seconds", "600")
     assert main([*argv, "--json"]) == 0
     found = valid(json.loads(capsys.readouterr().out))

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kvplan.cuda.machine import Link, Machine
-from kvplan.measure import host
 from kvplan.measure.doctor import Facts
-from kvplan.measure.facts import ProfileInUse
+from kvplan.measure.facts import UNLIMITED, ProfileInUse
 from tests.cuda.fake_system import PCI
 from tests.cuda.peer_topologies import all_pairs, linked, refused
 
@@ -24,17 +23,14 @@ HEALTHY = Facts(
     packages={"torch": "2.11.0+cu130", "triton": "3.6.0", "numba": "0.68.0"},
     torch_cuda="13.0",
     numba_cache="/home/me/.cache/numba",
-    locked=host.UNLIMITED,
+    locked=UNLIMITED,
     ram=(512 * GIB, 400 * GIB),
-    cgroup=(host.UNLIMITED, GIB),
-    shared=(256 * GIB, 250 * GIB),
+    cgroup=(UNLIMITED, GIB),
     nodes=(0, 1),
     cpu_nodes=(1,),
     memory_nodes=(0, 1),
-    policy="default",
     connections="32",
     iommu="identity",
-    hypervisor="",
     profile=ProfileInUse("calibrated", "NVIDIA H100, PCIe 5 x16", ""),
 )
 
@@ -48,4 +44,4 @@ SEVERAL_GPUS = replace(HEALTHY, peers=all_pairs(8, linked(18)))
 UNREACHABLE = replace(HEALTHY, peers=all_pairs(2, lambda gpu, peer: refused(gpu, peer, "no peer access", None)))
 
 
-SLOW = replace(HEALTHY, machine=replace(H100, link=Link(5, 8, 5, 16)), busy=True, locked=8 << 20, hypervisor="QEMU")
+SLOW = replace(HEALTHY, machine=replace(H100, link=Link(5, 8, 5, 16)), busy=True, locked=8 << 20)

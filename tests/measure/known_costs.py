@@ -7,10 +7,9 @@ from kvplan.cost.policy import HOST_ROUTES, OVERLAPS, PEER_ROUTES
 from kvplan.cost.profile import GPU_ROUTES, TERMS, default, default_pair, route_paths
 from kvplan.cost.statistics import LARGE
 from kvplan.cuda.machine import Link, Machine
-from kvplan.measure.calibrate import measured_paths
-from kvplan.measure.calibration.geometries import BESIDE_GRID, ROUNDS, geometries
-from kvplan.measure.calibration.profile_fit import ONE_PROGRAM, Sample
-from kvplan.measure.timing import Timing
+from kvplan.measure.calibrate import BESIDE_GRID, ROUNDS, geometries, measured_paths
+from kvplan.measure.fit import ONE_PROGRAM, Point
+from kvplan.measure.rig import Timing
 from kvplan.measure.workload import Geometry
 
 H100 = Machine("NVIDIA H100", "580.1", Link(1, 16, 5, 16), 13000, "0000:0f:00.0", 0)
@@ -60,7 +59,7 @@ def terms_of(one: Geometry, path: str) -> tuple[float, ...]:
     )
 
 
-def samples(names=None, routes=GPU_ROUTES, count: int | None = None) -> list[Sample]:
+def samples(names=None, routes=GPU_ROUTES, count: int | None = None) -> list[Point]:
     """What a GPU of the known costs would give: by the clock 60 us more."""
     made = []
     for route in routes:
@@ -71,11 +70,11 @@ def samples(names=None, routes=GPU_ROUTES, count: int | None = None) -> list[Sam
                     path = name.split(",")[0]
                     terms = terms_of(one, path)
                     seconds = total(terms, known(name, route), TERMS[path])
-                    made.append(Sample(name, route, one.nbytes, terms, Timing(seconds, seconds + 60e-6, 25e-6, 8)))
+                    made.append(Point(name, route, one.nbytes, terms, Timing(seconds, seconds + 60e-6, 25e-6, 8)))
     return made
 
 
-def beside(routes=GPU_ROUTES) -> list[Sample]:
+def beside(routes=GPU_ROUTES) -> list[Point]:
     """The same beside compute, which loses a fifth of its speed while bytes move."""
     made = []
     for route in routes:
@@ -87,6 +86,6 @@ def beside(routes=GPU_ROUTES) -> list[Sample]:
                 begun = (known(path, route)["fixed"] + 60_000 + WAIT) * 1e-9
                 wall = seconds + 60e-6 + WAIT * 1e-9
                 slower = 1 / (1 - (1 - begun / wall) / 5)
-                made += [Sample(path, route, one.nbytes, terms, Timing(0.0, wall, 0.0, 8), kind, slower)
+                made += [Point(path, route, one.nbytes, terms, Timing(0.0, wall, 0.0, 8), kind, slower)
                          for kind in OVERLAPS[1:]]  # fmt: skip
     return made

@@ -10,7 +10,7 @@ from kvplan.cost.model import features
 from kvplan.cost.policy import HOST_ROUTES
 from kvplan.cost.statistics import counted
 from kvplan.measure import calibrate as made_by
-from kvplan.measure.calibration.geometries import ROUNDS, geometries
+from kvplan.measure.calibrate import ROUNDS, geometries
 from kvplan.measure.workload import Buffers, Geometry, work
 from tests.measure.known_costs import (
     GRIDS,

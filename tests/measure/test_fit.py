@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from kvplan.measure.calibration.fit import fit
+from kvplan.measure.fit import fit
 
 COUNTS = st.integers(0, 1000)
 

@@ -10,7 +10,7 @@ import pytest
 from kvplan.errors import KVPlanError
 from kvplan.measure.grid import EQUAL_NBYTES
 from kvplan.measure.rows import pareto
-from tests.measure.bench_rows import BESIDE, LINK, rows
+from tests.measure.bench_rows import BESIDE, LINK, row, rows
 
 mpl = pytest.importorskip("matplotlib")
 plots = pytest.importorskip("kvplan.measure.plots")
@@ -56,9 +56,9 @@ def test_the_frontier_says_what_it_shows(tmp_path):
     written = texts(tmp_path / "made.svg")
     for way, kind in BESIDE:
         assert f"{way} beside {kind}" in written
-    # Each point once, each path in the legend once more.
-    assert written.count("staged") == len(BESIDE) + 1
-    assert [written.count(f"kernel, {programs}") for programs in (1, 2, 4, 8)] == [2, 3, 3, 2]
+    for path in dict.fromkeys(path for points in BESIDE.values() for path, _ in points):
+        assert written.count(path) == 1  # in the legend
+    assert [written.count(str(programs)) for programs in (1, 2, 4, 8)] == [2, 3, 3, 2]
     assert {"x1.00", "nothing beats these", "link 55.1 GB/s"} <= set(written)
     assert "GB/s of 8,192 runs of 8 KiB against how much slower compute gets" in written
 
@@ -90,3 +90,15 @@ def test_nothing_to_draw(name):
     for nothing in ([], broken):
         with pytest.raises(KVPlanError, match=r"there is no (bandwidth|frontier) to draw"):
             DRAWN[name](nothing, LINK)
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_no_point_is_above_its_axis(name):
+    """The first panel has far larger figures than the last one."""
+    kinds = {"bandwidth": {"run_nbytes": 512, "runs": 64}, "frontier": {"beside": "decode", "slowdown": 1.1}}[name]
+    some = [row("kernel", 400.0, **kinds), row("kernel", 3.0, direction="store", **kinds)]
+    figure = DRAWN[name](some, replace(LINK, load=30.0, store=5.0))
+    for axes in figure.axes:
+        low, top = axes.get_ylim()
+        for line in axes.lines:
+            assert all(low <= y <= top for y in line.get_ydata())

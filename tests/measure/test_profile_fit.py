@@ -10,16 +10,16 @@ from kvplan import KVPlanError
 from kvplan.cost.model import total
 from kvplan.cost.policy import HOST_ROUTES, OVERLAPS, PEER_ROUTES
 from kvplan.cost.profile import GPU_ROUTES, TERMS, default, from_json, route_paths
-from kvplan.measure.calibration.profile_fit import (
+from kvplan.measure.fit import (
     LARGE_NBYTES,
     LEAST_SAMPLES,
     ONE_PROGRAM,
-    Sample,
+    Point,
     ceilings_of,
     guess_beside,
     profile_of,
 )
-from kvplan.measure.timing import Timing
+from kvplan.measure.rig import Timing
 from tests.measure.known_costs import (
     BETWEEN,
     CEILINGS,
@@ -33,7 +33,7 @@ from tests.measure.known_costs import (
 )
 
 
-def profiled(some: list[Sample], **pair):
+def profiled(some: list[Point], **pair):
     if pair:
         return profile_of(H100, some, PAIR_CEILINGS, multiprocessors=132, **pair)
     return profile_of(H100, some, CEILINGS, multiprocessors=132)
@@ -124,8 +124,8 @@ def test_nothing_at_all_is_an_error(some):
         profiled(some)
 
 
-def sample(path: str, route: str, nbytes: int, seconds: float) -> Sample:
-    return Sample(path, route, nbytes, (), Timing(seconds, 1.0, 1.0, 8))
+def sample(path: str, route: str, nbytes: int, seconds: float) -> Point:
+    return Point(path, route, nbytes, (), Timing(seconds, 1.0, 1.0, 8))
 
 
 def test_ceilings_are_what_was_found_or_exceeded():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvplan.errors import KVPlanError
 from kvplan.measure.grid import EQUAL_NBYTES, KINDS, Bench, block_runs_of, tasks
-from kvplan.measure.rows import Ceilings, at_equal_bytes, figures, judged, pareto, row_of
+from kvplan.measure.rows import Ceilings, comparable, figures, pareto, row_of
 from kvplan.measure.workload import DIRECTIONS, HOSTS, Geometry
 from tests.measure.bench_rows import LINK, row, rows
 
@@ -79,12 +79,11 @@ def test_only_figures_within_the_ceiling_are_believed(gbps, ceiling, direction):
         assert found["gbps"] == pytest.approx(gbps)
         assert found["share"] == pytest.approx(gbps / ceiling)
     soft = Ceilings(ceiling, ceiling, "memcpy", hard=False)
-    assert judged(gbps, soft, direction) == ""
+    assert figures(10**9, 1 / gbps, soft, direction)["broken"] == ""
 
 
-def test_no_time_and_no_number_are_broken():
+def test_no_time_is_broken():
     assert figures(1, 0.0, LINK, "load")["broken"] == "it took no time"
-    assert judged(float("nan"), LINK, "load") != ""
 
 
 POINTS = st.lists(st.tuples(st.integers(1, 12), st.integers(0, 12)), max_size=12)
@@ -107,13 +106,20 @@ def test_the_front_is_what_nothing_beats(points):
 
 
 def test_equal_bytes_of_each_size():
-    nbytes, found = at_equal_bytes([*rows(), row("auto", None, runs=8192), row("auto", 1.0, runs=1 << 20)])
-    assert nbytes == EQUAL_NBYTES
-    assert set(found) == set(itertools.product(DIRECTIONS, HOSTS))
-    for paths in found.values():
-        for some in paths.values():
-            assert [one.run_nbytes for one in some] == sorted({one.run_nbytes for one in rows()})
-            assert {one.nbytes for one in some} == {EQUAL_NBYTES}
+    words, found = comparable([*rows(), row("auto", None, runs=8192), row("auto", 1.0, runs=1 << 20)])
+    assert words == "moves 32 MiB"
+    panels = {(one.direction, one.host, one.path): [] for one in found}
+    for one in found:
+        panels[one.direction, one.host, one.path].append(one)
+    assert {panel[:2] for panel in panels} == set(itertools.product(DIRECTIONS, HOSTS))
+    for some in panels.values():
+        assert [one.run_nbytes for one in some] == sorted({one.run_nbytes for one in rows()})
+        assert {one.nbytes for one in some} == {EQUAL_NBYTES}
+
+
+def test_of_other_counts_the_one_of_most_sizes_is_compared():
+    words, found = comparable([row("host", 5.0, run_nbytes=size, runs=1024) for size in (512, 4096, 65536)])
+    assert (words, [one.run_nbytes for one in found]) == ("has 1,024 runs", [512, 4096, 65536])
 
 
 def test_rows_are_json_and_back():

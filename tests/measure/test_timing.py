@@ -7,7 +7,7 @@ import gc
 import pytest
 
 import kvplan
-from kvplan.measure.timing import Timing, timed
+from kvplan.measure.rig import Timing, timed
 
 
 class Clock:

@@ -18,7 +18,7 @@ from benchmarks.gpu.peer.rig import Rig
 from benchmarks.gpu.required import speed_row
 from benchmarks.record import Row
 from kvplan.measure.baselines import COPY
-from kvplan.measure.compute import ComputeSizes, Window, compute_of, window
+from kvplan.measure.compute import DECODE_BATCH, Compute, Window, window
 
 OVERLAP, CHOICE = 'kernel, overlap="decode"', f"kernel, {FEW_PROGRAMS} programs"
 WHERE = ("the GPU of the transfers", "the other GPU")
@@ -65,8 +65,8 @@ def _fastest(what: str, found: Cases, limit: float) -> Row:
 def _measured(rig: Rig) -> Cases:
     """All ways, by the GPU of decode, route and name."""
     scale, gpu = rig.scale, rig.gpus[0]
-    sizes = ComputeSizes(scale.features, scale.weights, scale.decode_rounds)
-    computes = [compute_of(name, "decode", sizes) for name in rig.gpus[:2]]
+    sizes = DECODE_BATCH, scale.features, scale.weights, scale.decode_rounds
+    computes = [Compute(name, *sizes) for name in rig.gpus[:2]]
     ways = {}
     for route in ROUTES:
         moved = rig.runs(route, FEW_NBYTES)

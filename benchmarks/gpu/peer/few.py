@@ -12,7 +12,7 @@ from benchmarks.gpu.peer.rig import Rig
 from benchmarks.gpu.sizes import spell
 from benchmarks.record import Row
 from kvplan.measure.baselines import COPY
-from kvplan.measure.timing import no_collection
+from kvplan.measure.rig import no_collection
 from kvplan.measure.workload import Geometry, Work, between, work
 
 WARM_UPS = 3

@@ -19,7 +19,7 @@ from benchmarks.gpu.sizes import spell
 from benchmarks.record import Row
 from kvplan.errors import TransferError
 from kvplan.measure.baselines import COPY, INDEXING
-from kvplan.measure.peers.peer_baselines import Pair
+from kvplan.measure.rig import Line
 
 NHD, HND = "layer: kv block token head dim", "layer: kv block head token dim"
 NEEDED = 4  # GPUs of the last group
@@ -153,14 +153,15 @@ def _row(rig: Rig, group: str, words: str, moved: Move, route: str) -> Row:
     ways = {"ours": Way(moved.link_nbytes, begin), COPY: rig.copy(gpu, peer, route, moved.link_nbytes)}
     apart = {source.gpu for source, _ in moved.pairs}.isdisjoint(target.gpu for _, target in moved.pairs)
     if apart and not rig.on_cpu:
-        ways[INDEXING] = _indexing(rig.pair(gpu, peer), moved, route)
+        ways[INDEXING] = _indexing(rig.line(gpu, peer), moved, route)
     row = rig.row(group, f"{words}, {route}", rig.speeds(ways), route)
     return replace(row, detail=dict(row.detail) | {"moved_nbytes": moved.plan.nbytes})
 
 
-def _indexing(pair: Pair, moved: Move, route: str) -> Way:
+def _indexing(line: Line, moved: Move, route: str) -> Way:
     """torch: the blocks' common heads are gathered for each layer, copied to the other GPU at once, and scattered."""
-    source, target = pair.ends(route)
+    assert line.far is not None  # two GPUs
+    source, target = (line, line.far) if route == "push" else (line.far, line)
     held: list[Any] = []  # of each pair and layer: gathered, arrived
     for one, other in moved.pairs:
         for src, _, at in moved.parts(one, other):
@@ -179,7 +180,7 @@ def _indexing(pair: Pair, moved: Move, route: str) -> Way:
                 dst.index_copy_(1, at, arrived)
 
     def begin() -> Any:
-        return pair.enqueued(moved.plan.nbytes, issue)
+        return line.start(moved.plan.nbytes, issue)
 
     moved.verify(INDEXING, lambda: begin().synchronize())
     return Way(moved.plan.nbytes, begin)

@@ -21,30 +21,30 @@ import torch
 import kvplan
 from benchmarks.wires.beside import StandIn
 from kvplan import Agent, Executor, Policy
-from kvplan.measure.compute import Compute, ComputeSizes, compute_of
-from kvplan.measure.processes.pool_layouts import PoolSpec, name_of
-from kvplan.measure.processes.pool_owner import PoolOwner
-from kvplan.measure.processes.process_bench import ProcessBench
+from kvplan.measure.compute import Compute
+from kvplan.measure.grid import PEER_BLOCK_RUNS
+from kvplan.measure.processes import LOCAL, PoolOwner, pool_name
 from kvplan.measure.workload import Buffers, Geometry, work
 
 TURNS, WARM_TURNS = 30, 3
-SIZES = ComputeSizes(prefill_features=4096, prefill_tokens=4096)  # a product takes about 0.2 ms on an H200
+SIZES = 4096, 4096  # a product takes about 0.2 ms on an H200
 RUN_NBYTES = 8192
 
 
-def measured(bench: ProcessBench, blocks: int, turns: int = TURNS) -> dict[str, Any]:
+def measured(device: str, owner: str, blocks: int, turns: int = TURNS) -> dict[str, Any]:
     """Measure; return the medians, and the sizes."""
-    geometry = Geometry("push", "contiguous", RUN_NBYTES, blocks * bench.block_runs, bench.block_runs)
-    spec = PoolSpec.of(bench.peer, 2 * geometry.nbytes, [geometry])._replace(layers=1, layer_nbytes=1 << 20)
+    geometry = Geometry("push", "contiguous", RUN_NBYTES, blocks * PEER_BLOCK_RUNS, PEER_BLOCK_RUNS)
+    nbytes = 2 * geometry.nbytes
     with ExitStack() as stack:
-        other = stack.enter_context(PoolOwner(spec))
-        buffers = Buffers(spec.nbytes, bench.device, peer=None if bench.device == "cpu" else bench.peer)
-        executor = stack.enter_context(Executor(bench.device, Policy()))
+        other = PoolOwner(owner, nbytes, [geometry], LOCAL)
+        stack.callback(other.close)
+        buffers = Buffers(nbytes, device, peer=None if device == "cpu" else owner)
+        executor = stack.enter_context(Executor(device, Policy()))
         agent = stack.enter_context(Agent("layered", {}, transports=("cuda_ipc", "shm"), executor=executor))
-        peer, moved = agent.meet(other.card), work(buffers, geometry)
-        compute: Compute = StandIn() if bench.device == "cpu" else compute_of(bench.device, "prefill", SIZES)
+        peer, moved = agent.meet(other.card()), work(buffers, geometry)
+        compute: Compute | StandIn = StandIn() if device == "cpu" else Compute(device, *SIZES)
         stream = getattr(compute, "stream", None)
-        near, pool = moved.src.layout, peer.layouts[name_of(geometry)]
+        near, pool = moved.src.layout, peer.layouts[pool_name(geometry)]
         plans = [
             kvplan.compile(near.slice(layers=[layer]), pool.slice(layers=[layer])).plan(moved.src_ids, moved.dst_ids)
             for layer in near.layers
@@ -86,8 +86,8 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=TURNS)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    bench = ProcessBench("cpu", "cpu") if given.cpu else ProcessBench("cuda:0", f"cuda:{given.owner}")
-    found = measured(bench, given.blocks, given.turns)
+    where = ("cpu", "cpu") if given.cpu else ("cuda:0", f"cuda:{given.owner}")
+    found = measured(*where, given.blocks, given.turns)
     print(f"{found['layers']} layers of {found['layer_nbytes']:,} bytes: the last one is seen {found['tail_us']:.0f} "
           f"us after its compute; alone, {found['alone_us']:.0f} us after its submit")  # fmt: skip
     if given.json:

@@ -96,10 +96,9 @@ def _one_block(alone: Document, beside: Document | None) -> Iterator[Row]:
 
 
 def _meetings(alone: Document) -> Iterator[Row]:
-    for what, key in (("one allocation", "meet"), ("80 allocations", "meet_layers")):
-        taken = sorted(alone["processes"][key])
-        yield Row(MEETING, what, "ms", taken[len(taken) // 2] * 1e3, {}, MEET_MS, f"{MEET_MS:g} ms",
-                  detail={"longest": taken[-1] * 1e3})  # fmt: skip
+    taken = sorted(alone["processes"]["meet"])
+    yield Row(MEETING, "one allocation", "ms", taken[len(taken) // 2] * 1e3, {}, MEET_MS, f"{MEET_MS:g} ms",
+              detail={"longest": taken[-1] * 1e3})  # fmt: skip
 
 
 def _last_layer(made: Document) -> Row:

@@ -18,10 +18,7 @@ from benchmarks.record import Row
 from kvplan.errors import PathError
 from kvplan.measure import baselines
 from kvplan.measure.baselines import COPY
-from kvplan.measure.flights import AtOnce
-from kvplan.measure.peers import peer_baselines
-from kvplan.measure.peers.peer_baselines import Pair
-from kvplan.measure.timing import timed
+from kvplan.measure.rig import AtOnce, Line, timed
 from kvplan.measure.workload import Buffers, Geometry, Work, work
 
 
@@ -42,7 +39,7 @@ class Rig:
         self.links: dict[str, float] = {}
         self.not_run: dict[str, str] = {}
         self._stack = ExitStack()
-        self._pairs: dict[tuple[str, str], Pair] = {}
+        self._lines: dict[tuple[str, str], Line] = {}
         self._executors: dict[tuple[Any, ...], kvplan.Executor] = {}
         self._buffers: dict[str, Buffers] = {}
 
@@ -65,11 +62,11 @@ class Rig:
             self._executors[key] = self._stack.enter_context(kvplan.Executor(gpu, policy))
         return self._executors[key]
 
-    def pair(self, gpu: str, peer: str) -> Pair:
-        """A GPU and its peer, which may be the same."""
-        if (gpu, peer) not in self._pairs:
-            self._pairs[gpu, peer] = self._stack.enter_context(Pair(gpu, peer))
-        return self._pairs[gpu, peer]
+    def line(self, gpu: str, peer: str) -> Line:
+        """The streams of a GPU and its peer, which may be the same."""
+        if (gpu, peer) not in self._lines:
+            self._lines[gpu, peer] = Line(gpu, peer)
+        return self._lines[gpu, peer]
 
     def peer_of(self, route: str) -> str:
         """The GPU at the other end of a route from the first one."""
@@ -99,11 +96,12 @@ class Rig:
 
     def baselines(self, moved: Work, *names: str) -> dict[str, Way]:
         """Baselines on the same blocks, all or those named; every byte is compared first. One that refuses is noted."""
+        peer = self.peer_of(moved.geometry.direction)
         if self.on_cpu:
-            makers: Mapping[str, Any] = {baselines.INDEXING: baselines.makers("cpu")[baselines.INDEXING],
-                                         COPY: baselines.makers("cpu")[baselines.MEMCPY]}  # fmt: skip
+            makers: dict[str, Any] = dict(baselines.makers(Line("cpu")))
+            makers[COPY] = makers.pop(baselines.MEMCPY)
         else:
-            makers = peer_baselines.makers(self.pair(self.gpus[0], self.peer_of(moved.geometry.direction)))
+            makers = dict(baselines.makers(self.line(self.gpus[0], peer), peer))
         found = {}
         for name in names or makers:
             if name not in makers:
@@ -123,7 +121,7 @@ class Rig:
                     for name in ((gpu, peer) if route == "push" else (peer, gpu)))  # fmt: skip
         if self.on_cpu:
             return Way(nbytes, lambda: AtOnce(nbytes, lambda: dst.copy_(src)))
-        return Way(nbytes, peer_baselines.large_copy(self.pair(gpu, peer), src, dst))
+        return Way(nbytes, baselines.large_copy(self.line(gpu, peer), src, dst))
 
     def speeds(self, ways: Mapping[str, Way]) -> dict[str, Speed]:
         """Speed of each way, measured in turns."""

@@ -17,12 +17,10 @@ from kvplan.agents.packed.ring import ring_for
 from kvplan.cli import main
 from kvplan.cli.screen import schema_of
 from kvplan.cost.wires.wire_profile import CopyCosts, default_wire, from_json
-from kvplan.measure.timing import silent
-from kvplan.measure.wires import wire_calibration, wire_posts
-from kvplan.measure.wires.wire_calibration import calibrate_wire, fitted_wire, with_slots
-from kvplan.measure.wires.wire_memory import Memory
-from kvplan.measure.wires.wire_posts import NAME, Posted, WireEnds, measured
-from kvplan.measure.wires.wire_process import PING, PONG
+from kvplan.measure import wire_calibration, wire_posts
+from kvplan.measure.rig import silent
+from kvplan.measure.wire_calibration import calibrate_wire, fitted_wire, with_slots
+from kvplan.measure.wire_posts import FAR, PING, PONG, Memory, Posted, WireEnds, measured
 from tests.nixl import double
 
 SIZES, COUNTS = (512, 4096, 65536), (1, 16, 64)
@@ -112,10 +110,10 @@ def ends(small):
     network, ticks = double.Network(), itertools.count()
     memory = [Memory("cpu", NBYTES) for _ in range(2)]
     near, far = (NixlEnd(name, {"pool": one.layout}, double.Agent(network, name), ("UCX",), progress_thread=False)
-                 for name, one in zip(("near end", NAME), memory, strict=True))  # fmt: skip
+                 for name, one in zip(("near end", FAR), memory, strict=True))  # fmt: skip
     near.open()
     far.open()
-    near.add(NAME, far.metadata())
+    near.add(FAR, far.metadata())
     far.add("near end", near.metadata())
 
     def tell(note):

@@ -1,25 +1,24 @@
-"""Lists that are posted between two processes, and timed."""
+"""Lists that NIXL posts between two processes, timed one by one: the points of a wire's calibration."""
 
 from __future__ import annotations
 
 import base64
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from kvplan.agents.by_nixl.nixl_end import NixlEnd, in_words
-from kvplan.errors import TransferError
-from kvplan.measure.processes.other_process import OtherProcess
-from kvplan.measure.timing import Progress
-from kvplan.measure.wires.wire_memory import Memory
-from kvplan.measure.wires.wire_process import NAME, PING
+from kvplan.errors import KVPlanError, TransferError
+from kvplan.layout.kvlayout import KVLayout
+from kvplan.measure.processes import OtherProcess
+from kvplan.measure.rig import Progress
+from kvplan.plan.nixl_lists import memory_of
 
-CHILD = "kvplan.measure.wires.wire_process"
 NBYTES = 64 << 20  # bytes of the memory of each end
 SIZES = (576, 8 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20)  # bytes of a descriptor
 COUNTS = (1, 16, 256, 2048)  # descriptors of a list
@@ -27,6 +26,38 @@ SLOT_SIZES = tuple(1 << power for power in range(20, 27))  # bytes: 1 to 64 MiB
 OPERATIONS = ("WRITE", "READ")
 SAMPLES, PINGS, WARM_PINGS = 5, 200, 20
 PATIENCE = 30.0  # seconds after which a list, or a note, is given up
+NEAR, FAR, PING, PONG = "near end", "far end", b"ping", b"pong"
+
+
+class Memory:
+    """Bytes that NIXL registers, each touched, so that no page is missing while something is timed.
+
+    Args:
+        device: ``"cpu"`` or ``"cuda:N"``.
+        nbytes: bytes.
+
+    Attributes:
+        layout: a layout over them, with one block.
+        address: address of the first byte.
+        kind: NIXL's name of the memory, ``"DRAM"`` or ``"VRAM"``.
+        number: number of the device.
+
+    Raises:
+        KVPlanError: the GPU's memory needs torch, and it is not installed.
+    """
+
+    def __init__(self, device: str, nbytes: int) -> None:
+        self.kind, self.number = memory_of(device, "the memory of a wire")
+        flat: Any = np.ones(nbytes, dtype=np.uint8)
+        if device != "cpu":
+            try:
+                import torch
+            except ModuleNotFoundError:
+                raise KVPlanError('GPU memory needs torch; pip install "kvplan[cuda]"') from None
+            flat = torch.ones(nbytes, dtype=torch.uint8, device=device)
+            torch.cuda.synchronize(device)
+        self.address = int(flat.ctypes.data if self.kind == "DRAM" else flat.data_ptr())
+        self.layout = KVLayout.from_tensors("block dim", flat.reshape(1, -1))
 
 
 class Posted(NamedTuple):
@@ -79,28 +110,29 @@ class WireEnds:
         Raises:
             TransferError: NIXL reports a failure, or no end for half a minute.
         """
-        nixl, held = self._agent.nixl, []
-        rows = NBYTES // nbytes
-        places = [(np.arange(rows) if same else self._order.permutation(rows))[:number] * nbytes for _ in range(2)]
+        nixl, rows = self._agent.nixl, NBYTES // nbytes
+        sides, handles = [], []
+        for start, device in ((self._mine.address, self._mine.number), (self._theirs, self._number)):
+            at = (np.arange(rows) if same else self._order.permutation(rows))[:number] * nbytes
+            table = np.stack([start + at, np.full(number, nbytes), np.full(number, device)], axis=1)
+            sides.append(np.ascontiguousarray(table, dtype=np.int64))
         try:
-            for name, start, device, at in (("NIXL_INIT_AGENT", self._mine.address, self._mine.number, places[0]),
-                                            (NAME, self._theirs, self._number, places[1])):  # fmt: skip
-                table = np.stack([start + at, np.full(number, nbytes), np.full(number, device)], axis=1)
-                held.append(nixl.prep_xfer_dlist(name, np.ascontiguousarray(table, dtype=np.int64), self._mine.kind))
+            for name, table in zip(("NIXL_INIT_AGENT", FAR), sides, strict=True):
+                handles.append(nixl.prep_xfer_dlist(name, table, self._mine.kind))
             every = np.arange(number, dtype=np.int32)
-            held.insert(0, nixl.make_prepped_xfer(operation, held[0], every, held[1], every, b""))
+            handles.insert(0, nixl.make_prepped_xfer(operation, handles[0], every, handles[1], every, b""))
             begun = self._clock()
-            state = nixl.transfer(held[0])
+            state = nixl.transfer(handles[0])
             posted = self._clock() - begun
             while state == "PROC" and self._clock() - begun < PATIENCE:
-                state = nixl.check_xfer_state(held[0])
+                state = nixl.check_xfer_state(handles[0])
             took = self._clock() - begun
         except Exception as error:
             raise TransferError(f"NIXL cannot move a list of {number} descriptors: {in_words(error)}") from error
         finally:
-            for one in held:
+            for handle in handles:
                 with suppress(Exception):  # NIXL releases a list that is still moving when the agent closes
-                    one.release()
+                    handle.release()
         if state != "DONE":
             raise TransferError(f"NIXL says {state!r} of a list of {number} descriptors of {nbytes} bytes")
         return posted, took
@@ -114,15 +146,14 @@ class WireEnds:
             TransferError: no note came back.
         """
         taken = []
-        for k in range(PINGS + WARM_PINGS):
+        for _ in range(PINGS + WARM_PINGS):
             begun = self._clock()
             self._tell(PING)
             while not self._agent.notes():
                 if self._clock() - begun > PATIENCE:
                     raise TransferError("the other process does not answer a note")
-            if k >= WARM_PINGS:
-                taken.append(self._clock() - begun)
-        return statistics.quantiles(taken, n=10)[0] / 2
+            taken.append(self._clock() - begun)
+        return statistics.quantiles(taken[WARM_PINGS:], n=10)[0] / 2
 
 
 @contextmanager
@@ -133,21 +164,20 @@ def wire_ends(device: str, peer: str) -> Iterator[WireEnds]:
         device, peer: ``"cpu"`` or ``"cuda:N"``: memory here, and memory of the other process.
 
     Raises:
-        PathError: NIXL is not installed.
-        KVPlanError: the other process does not start, or refuses.
+        PathError: NIXL is not installed; or the other process refuses.
+        TransferError: the other process does not start.
     """
     mine = Memory(device, NBYTES)
     with ExitStack() as stack:
-        agent = NixlEnd("near end", {"pool": mine.layout}, None, ("UCX",), progress_thread=False)
+        agent = NixlEnd(NEAR, {"pool": mine.layout}, None, ("UCX",), progress_thread=False)
         stack.callback(agent.close)
         agent.open()
-        other = stack.enter_context(OtherProcess(CHILD, "the process at the other end of the wire"))
-        found = other.ask({"device": peer, "nbytes": NBYTES})
-        if "refused" in found:
-            raise TransferError(f"the process at the other end of the wire: {found['refused']}")
-        agent.add(NAME, base64.b64decode(found["metadata"]))
-        other.ask({"name": agent.name, "metadata": base64.b64encode(agent.metadata() or b"").decode()})
-        yield WireEnds(agent, mine, found["address"], int(peer.partition(":")[2] or 0), partial(agent.tell, NAME))
+        other = OtherProcess(role="echo", device=peer, nbytes=NBYTES)
+        stack.callback(other.close)
+        agent.add(FAR, base64.b64decode(other.offered["metadata"]))
+        other.ask(name=NEAR, metadata=base64.b64encode(agent.metadata() or b"").decode())
+        number = int(peer.partition(":")[2] or 0)
+        yield WireEnds(agent, mine, other.offered["address"], number, partial(agent.tell, FAR))
 
 
 def measured(ends: WireEnds, seconds: float, tell: Progress) -> list[Posted]:
@@ -160,18 +190,13 @@ def measured(ends: WireEnds, seconds: float, tell: Progress) -> list[Posted]:
     """
     cases = [(number, size, operation) for size in SIZES for number in COUNTS for operation in OPERATIONS
              if number * size <= NBYTES]  # fmt: skip
-    taken: dict[tuple[int, int, str], list[tuple[float, float]]] = {case: [] for case in cases}
-    begun = time.perf_counter()
-    for turn in range(SAMPLES + 1):
-        if turn > 1 and time.perf_counter() - begun > seconds:
-            break
-        for case in cases:
-            found = ends.post(*case)
-            if turn:  # the first round warms up
-                taken[case].append(found)
-        tell(turn / SAMPLES, f"round {turn} of lists")
-    return [Posted(number, size, _median(held, 0), _median(held, 1), operation)
-            for (number, size, operation), held in taken.items()]  # fmt: skip
+    rounds, begun = list[list[tuple[float, float]]](), time.perf_counter()
+    while len(rounds) < 2 or (len(rounds) <= SAMPLES and time.perf_counter() - begun < seconds):
+        rounds.append([ends.post(*case) for case in cases])
+        tell(len(rounds) / (SAMPLES + 1), f"round {len(rounds)} of lists")
+    medians = np.median(rounds[1:], axis=0).tolist()  # the first round warms up
+    return [Posted(number, size, post, whole, operation)
+            for (number, size, operation), (post, whole) in zip(cases, medians, strict=True)]  # fmt: skip
 
 
 def slot_bytes(ends: WireEnds) -> dict[int, float]:
@@ -179,12 +204,5 @@ def slot_bytes(ends: WireEnds) -> dict[int, float]:
 
     A small slot stays in the caches of the CPU, so its bytes may cost less than those of a large message.
     """
-    found = {}
-    for size in SLOT_SIZES:
-        taken = [ends.post(1, size, "WRITE", same=True)[1] for _ in range(SAMPLES + 2)]
-        found[size] = statistics.median(taken[2:]) / size
-    return found
-
-
-def _median(held: Sequence[tuple[float, float]], column: int) -> float:
-    return statistics.median(one[column] for one in held)
+    taken = {size: [ends.post(1, size, "WRITE", same=True)[1] for _ in range(SAMPLES + 2)] for size in SLOT_SIZES}
+    return {size: statistics.median(times[2:]) / size for size, times in taken.items()}

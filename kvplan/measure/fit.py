@@ -1,10 +1,14 @@
-"""A profile from measured samples: the costs of each path and route are fitted to them."""
+"""A profile from measured points: the costs of each path and route are fitted to them, by least squares."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import combinations
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from kvplan.base.version import __version__
 from kvplan.cost.model import NS
@@ -21,9 +25,9 @@ from kvplan.cost.profile import (
 )
 from kvplan.cuda.machine import Machine
 from kvplan.errors import KVPlanError
-from kvplan.measure.calibration.fit import fit
-from kvplan.measure.timing import Timing
+from kvplan.measure.rig import Timing
 
+Float64Array = NDArray[np.float64]
 ONE_PROGRAM = "kernel, 1 program"  # of loads and stores
 ENGINE_PATHS = ("copy_engine", "copy_engine_2d", "staged")
 # Transfers of fewer bytes between GPU memories show no ceiling: a GPU's cache holds a part of them.
@@ -32,7 +36,59 @@ LEAST_SAMPLES, LEAST_BESIDE = 6, 4  # samples per path and route; with fewer, th
 MOST_LOST = 0.9  # share of its speed that compute can lose
 
 
-class Sample(NamedTuple):
+def fit(
+    features: Sequence[Sequence[float]],
+    seconds: Sequence[float],
+    weights: Sequence[float],
+    known: Mapping[int, float] | None = None,
+) -> list[float]:
+    """Return the costs, at least 0, for which ``features @ costs`` is nearest to ``seconds`` by weighted errors.
+
+    Args:
+        features: (n, terms) counts of each term in each sample.
+        seconds: (n,) measured times.
+        weights: (n,) factors of the errors; with 1 / seconds, equal relative errors count the same.
+        known: costs of some terms, by position, which are not fitted.
+
+    >>> [round(cost, 6) for cost in fit([[1, 10], [1, 20], [1, 40]], [12.0, 22.0, 42.0], [1, 1, 1])]
+    [2.0, 1.0]
+    """
+    matrix, target, scale = (np.asarray(given, dtype=np.float64) for given in (features, seconds, weights))
+    known = known or {}
+    free = [k for k in range(matrix.shape[1]) if k not in known]
+    costs = np.zeros(matrix.shape[1])
+    costs[list(known)] = list(known.values())
+    left = target - matrix @ costs
+    costs[free] = _non_negative(matrix[:, free] * scale[:, None], left * scale)
+    return [float(cost) for cost in costs]
+
+
+def _non_negative(matrix: Float64Array, target: Float64Array) -> Float64Array:
+    """Return the best least-squares solution without a negative number, over all subsets of columns."""
+    columns = matrix.shape[1]
+    norms = np.sqrt((matrix**2).sum(axis=0))
+    used = [k for k in range(columns) if norms[k] > 0]
+    best, least = np.zeros(columns), float(target @ target)
+    for size in range(1, len(used) + 1):
+        for chosen in combinations(used, size):
+            some = matrix[:, chosen] / norms[list(chosen)]
+            found = np.linalg.lstsq(some, target, rcond=None)[0]
+            if (found < 0).any():
+                continue
+            missed = some @ found - target
+            error = float(missed @ missed)
+            if error < least:
+                least, best = error, np.zeros(columns)
+                best[list(chosen)] = found / norms[list(chosen)]
+    return best
+
+
+def relative(features: Sequence[Sequence[float]], seconds: Sequence[float]) -> list[float]:
+    """Return the costs for which equal errors relative to the measured times count the same; see :func:`fit`."""
+    return fit(features, seconds, [1 / one for one in seconds])
+
+
+class Point(NamedTuple):
     """The time of one path for one plan.
 
     Attributes:
@@ -54,7 +110,7 @@ class Sample(NamedTuple):
     slower: float = 1.0
 
 
-def ceilings_of(samples: Sequence[Sample], found: Mapping[str, float]) -> dict[str, float]:
+def ceilings_of(samples: Sequence[Point], found: Mapping[str, float]) -> dict[str, float]:
     """Return GB/s that no transfer exceeded: the measured ceilings, or the fastest transfer if it was faster.
 
     Another process may have used the link while ceilings were measured. The kernel sets ``"sm_load"`` and the like.
@@ -76,7 +132,7 @@ def ceilings_of(samples: Sequence[Sample], found: Mapping[str, float]) -> dict[s
 
 def profile_of(
     machine: Machine,
-    samples: Sequence[Sample],
+    samples: Sequence[Point],
     ceilings_found: Mapping[str, float],
     *,
     multiprocessors: int,
@@ -130,7 +186,7 @@ def profile_of(
 
 
 def _alone(
-    mine: Sequence[Sample], samples: Sequence[Sample], path: str, route: str, ceilings: Mapping[str, float],
+    mine: Sequence[Point], samples: Sequence[Point], path: str, route: str, ceilings: Mapping[str, float],
     guess: DeviceProfile,
 ) -> PathCosts:  # fmt: skip
     """Return the costs of a path without compute; the guess if there are too few samples."""
@@ -154,7 +210,7 @@ def guess_beside(alone: PathCosts, guessed: PathCosts, beside: Beside) -> Beside
     return Beside(wall, beside.slower)
 
 
-def _beside(some: Sequence[Sample], path: str, alone: PathCosts) -> Beside:
+def _beside(some: Sequence[Point], path: str, alone: PathCosts) -> Beside:
     """Return the costs of a path beside compute.
 
     A call of the driver takes the CPU as long as without compute, so the cost of small copies and 2-D copies is known.
@@ -168,7 +224,7 @@ def _beside(some: Sequence[Sample], path: str, alone: PathCosts) -> Beside:
     return Beside(wall, 1 / (1 - min(share, MOST_LOST)))
 
 
-def _costs(samples: Sequence[Sample], path: str, target: int, known: Mapping[int, float] | None = None) -> Costs:
+def _costs(samples: Sequence[Point], path: str, target: int, known: Mapping[int, float] | None = None) -> Costs:
     """Fit the costs of a path's terms, in nanoseconds; errors count relative to the whole time.
 
     Args:

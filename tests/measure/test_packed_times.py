@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from kvplan import Agent, KVLayout
 from kvplan.cost.wires.wire_model import Crossing, packed_cost
 from kvplan.cost.wires.wire_profile import default_wire, from_json
-from kvplan.measure.wires import packed_times as module
-from kvplan.measure.wires.packed_times import BLOCK, BLOCKS, CHUNKS, SLOTS, PackedTimes, packed_times, with_protocol
+from kvplan.measure import wire_calibration as module
+from kvplan.measure.wire_calibration import BLOCK, BLOCKS, CHUNKS, SLOTS, PackedTimes, packed_times, with_protocol
 from tests.nixl import double
 
 SHORT, LONG = Crossing(BLOCK, 1, 1, 1, 1), Crossing(BLOCKS * BLOCK, BLOCKS, BLOCKS, BLOCKS, BLOCKS)
@@ -62,7 +62,7 @@ class Near:
 
 
 def test_pulls_and_pushes_are_timed(monkeypatch):
-    monkeypatch.setattr(module, "SAMPLES", 2)
+    monkeypatch.setattr(module, "SHORT_SAMPLES", 2)
     monkeypatch.setattr(module, "LONG_SAMPLES", 2)
     monkeypatch.setattr(module, "REST_SECONDS", 0.0)
     near, ticks = Near(), count()

@@ -1,1 +1,0 @@
-"""Baselines between the memories of two GPUs."""

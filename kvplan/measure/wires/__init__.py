@@ -1,1 +1,0 @@
-"""The costs of a wire between two processes, measured through NIXL."""
