@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache
-from importlib.resources import files
 from types import MappingProxyType
 from typing import Any
 
 from kvplan.base.quoting import quoted
-from kvplan.catalogue.models import Group
+from kvplan.catalogue.models import Group, table
 from kvplan.errors import LayoutError
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.notation import parse
@@ -39,11 +37,16 @@ class NamedLayout:
     split: Mapping[str, int | str] = field(default_factory=lambda: MappingProxyType({}))
 
 
-# A state has no tokens and no heads, so few orders are possible.
+# Groups beside K and V have no heads, and states no tokens either, so few orders are possible.
 STATE = {
     "device": NamedLayout("state", "device", "state", "layer: block dim", "one tensor of states a layer"),
     "host": NamedLayout("state-host", "host", "state", "block layer dim", "page-first pool of states"),
 }
+ROWS = {
+    "device": NamedLayout("rows", "device", "mla", "layer: block token dim", "one tensor of index keys a layer"),
+    "host": NamedLayout("rows-host", "host", "mla", "block layer token dim", "page-first pool of index keys"),
+}
+BESIDE = {"state": STATE, "mla": ROWS}
 
 
 # The default layout of each engine, by kind of cache.
@@ -57,7 +60,7 @@ ENGINES = {
 HOSTS = {"mha": "page-first", "mla": "mla-page-first"}
 
 # The side of the catalogue, by option of the command line.
-OPTIONS = {"--engine": "device", "--host": "host", "--peer-layout": "device"}
+OPTIONS = {"--engine": "device", "--host": "host"}
 
 
 @cache
@@ -67,9 +70,8 @@ def named_layouts() -> dict[str, NamedLayout]:
     >>> named_layouts()["page-first"].notation
     'block layer kv token head dim'
     """
-    text = files("kvplan.catalogue").joinpath("layouts.toml").read_text(encoding="utf-8")
     layouts: dict[str, NamedLayout] = {}
-    for entry in tomllib.loads(text)["layout"]:
+    for entry in table("layouts.toml")["layout"]:
         named = NamedLayout(**{**entry, "split": MappingProxyType(entry.get("split", {}))})
         if layouts.setdefault(named.name, named) is not named:
             raise LayoutError(f"layouts.toml names {named.name!r} twice")

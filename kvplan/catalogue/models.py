@@ -146,7 +146,7 @@ def models() -> dict[str, Model]:
     >>> models()["llama-3.1-70b"].groups[0].heads
     8
     """
-    return {entry["name"]: _model(entry) for entry in _data()["model"]}
+    return {entry["name"]: _model(entry) for entry in table("models.toml")["model"]}
 
 
 def find_model(name: str) -> Model:
@@ -169,13 +169,14 @@ def find_model(name: str) -> Model:
 
 def config_defaults(model_type: str) -> Mapping[str, Any]:
     """Return the keys that config.json files of a model type may leave out, with the defaults of transformers."""
-    defaults: Mapping[str, Any] = _data()["defaults"].get(model_type, {})
+    defaults: Mapping[str, Any] = table("configs.toml")["defaults"].get(model_type, {})
     return defaults
 
 
 @cache
-def _data() -> dict[str, Any]:
-    return tomllib.loads(files("kvplan.catalogue").joinpath("models.toml").read_text(encoding="utf-8"))
+def table(name: str) -> dict[str, Any]:
+    """Return a file of the catalogue."""
+    return tomllib.loads(files("kvplan.catalogue").joinpath(name).read_text(encoding="utf-8"))
 
 
 def _model(entry: Mapping[str, Any]) -> Model:

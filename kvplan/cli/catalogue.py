@@ -12,7 +12,7 @@ from kvplan.advise.advise import advise
 from kvplan.base.numbers import duration
 from kvplan.base.quoting import quoted
 from kvplan.catalogue.config import read_config
-from kvplan.catalogue.layouts import STATE, NamedLayout, choose, layout_for, named_layouts
+from kvplan.catalogue.layouts import BESIDE, NamedLayout, choose, layout_for, named_layouts
 from kvplan.catalogue.models import Group, Model, find_model, models
 from kvplan.cli.advise import AdviceFacts
 from kvplan.cli.answer import Answer, Part, Table, facts, table
@@ -39,7 +39,7 @@ class ModelFacts(Part, sources=(Model,), names="name layers source verified note
     """A model of the catalogue, or of a config."""
 
     def __str__(self) -> str:
-        checked = "" if self.verified else " (from memory, not verified)"
+        checked = "" if self.verified else " (not verified)"
         return f"{self.name}, {self.layers} layers\n{self.source}{checked}" + f"\n{self.note}" * bool(self.note)
 
 
@@ -192,6 +192,7 @@ def add_model(parser: Any) -> None:
     add("--link-gbps", type=rate, metavar="GB/S", help="of the link, in 10^9 bytes a second (default 55.1)")
     lengths = "tokens of requests; 32k is 32,768 (default 1k,32k,128k)"
     add("--contexts", "--tokens", type=amounts, metavar="N,...", help=lengths)
+    add("--strict", action="store_true", help="refuse a --config with keys that are not understood")
     add_shared(parser, "--profile", "--overlap", "--advice")
 
 
@@ -200,7 +201,7 @@ def run_model(args: argparse.Namespace) -> Answer:
     if args.model == "":
         groups = {model.name: tuple(group.name for group in model.groups) for model in models().values()}
         return ModelsAnswer(tuple(ModelName.of(model, groups=groups[model.name]) for model in models().values()))
-    model = find_model(args.model) if args.config is None else read_config(args.config)
+    model = find_model(args.model) if args.config is None else read_config(args.config, strict=args.strict)
     growing = [k for k, group in enumerate(model.groups) if group.kind != "state"]
     if not growing:
         raise KVPlanError(f"{model.name} has no layer with attention, so no tokens to count")
@@ -230,7 +231,8 @@ def _side(group: Group, named: Any, asked: argparse.Namespace) -> Side:
     layouts = []
     for layout, tokens in zip(named, (rows, 1 if state else asked.host_block_tokens), strict=True):
         # Not of rank 0: its heads are first in a shared pool, and so are better aligned.
-        layouts.append(layout_for(STATE[layout.side] if state else layout, group, dtype=asked.dtype, tp=asked.tp,
+        kept = layout if group.kind == layout.kind else BESIDE[group.kind][layout.side]
+        layouts.append(layout_for(kept, group, dtype=asked.dtype, tp=asked.tp,
                                   rank=min(asked.tp - 1, 1), num_blocks=-(-asked.blocks * rows // tokens),
                                   block_tokens=tokens))  # fmt: skip
     device, host = layouts

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from dataclasses import replace
 
 import pytest
 
-from kvplan.catalogue.config import geometry_of
-from kvplan.catalogue.models import Group, config_defaults, models
+from kvplan.catalogue.config import geometry, geometry_of, read_config
+from kvplan.catalogue.models import Group, config_defaults, models, table
+from kvplan.errors import LayoutError
 
 MODELS = models()
 PLAIN = {"num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 512}
@@ -108,9 +110,9 @@ NEMOTRON = {"model_type": "nemotron_h", "num_hidden_layers": 4, "hidden_size": 6
     [{"hybrid_override_pattern": "M-*M"}, {"layers_block_type": ["mamba", "moe", "attention", "linear_attention"]}],
 )
 def test_nemotron_h(types):
-    groups, _ = geometry_of({**NEMOTRON, **types})
+    groups, _ = geometry_of({**NEMOTRON, **types, "mamba_ssm_cache_dtype": "bfloat16"})
     assert [(group.layers, group.dim) for group in groups] == [((2,), 16), ((0, 3), CONV + BC + SSM)]
-    (_, state), _ = geometry_of({**NEMOTRON, **types, "mamba_ssm_cache_dtype": "float32"})
+    (_, state), _ = geometry_of({**NEMOTRON, **types})  # engines keep float32 where the file tells nothing
     assert (state.dtype, state.dim, state.whole) == ("uint8", 2 * (CONV + BC) + 4 * SSM, 2 * BC)
 
 
@@ -127,6 +129,92 @@ def test_latents_and_nested_text():
     latent, index = geometry_of({"vision_config": {}, "text_config": inner | {"index_head_dim": 128}})[0]
     assert (latent.dim, index.dim, index.part) == (576, 132, "index")
     assert len(geometry_of({"language_config": inner})[0]) == 1
+
+
+HEADS = {"num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 128}
+LATENT = {"num_attention_heads": 64, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
+SPARSE = {"sparse_index_dim": 128, "sparse_attention_freq": [0] + [1] * 3}
+ROW = 2 * 8 * 128
+
+# Files as published, cut to what decides: model_type, keys, elements a token over all layers.
+PUBLISHED = [
+    ("llama", {**HEADS, "num_hidden_layers": 4, "pretraining_tp": 1, "rope_scaling": {"rope_type": "llama3"}}, 4 * ROW),
+    ("step3_text", {"num_hidden_layers": 4, "num_attention_heads": 64, "num_attention_groups": 1, "head_dim": 256,
+                    "share_q_dim": 2048}, 4 * 2 * 256),
+    ("jetmoe", {"num_hidden_layers": 4, "hidden_size": 2048, "num_attention_heads": 32, "num_key_value_heads": 16,
+                "kv_channels": 128}, 4 * 2 * 16 * 128),
+    ("hunyuan", {**HEADS, "num_hidden_layers": 4, "use_cla": True, "cla_share_factor": 2}, 2 * ROW),
+    ("minimax_m2", {**HEADS, "num_hidden_layers": 4, "attn_type_list": [1] * 4}, 4 * ROW),
+    ("step3p5", {**HEADS, "num_hidden_layers": 4, "num_nextn_predict_layers": 2, "sliding_window": 512,
+                 "layer_types": ["full_attention", "sliding_attention"] * 3}, 4 * ROW),
+    ("minimax_m3", {**HEADS, "num_hidden_layers": 4, "sparse_attention_config": SPARSE}, 4 * ROW + 3 * 128),
+    ("minicpm_sala", {**HEADS, "num_hidden_layers": 4, "mixer_types": ["minicpm4", *["lightning-attn"] * 3],
+                      "lightning_nh": 32, "lightning_nkv": 32, "lightning_head_dim": 128}, ROW),
+    ("gemma4_text", {**HEADS, "num_hidden_layers": 4, "sliding_window": 16, "num_kv_shared_layers": 1,
+                     "layer_types": ["sliding_attention", "full_attention"] * 2, "global_head_dim": 256}, 4 * ROW),
+    ("gemma4_text", {**HEADS, "num_hidden_layers": 2, "layer_types": ["full_attention"] * 2,
+                     "per_layer_config": {"01": {"head_dim": 256}}}, 3 * ROW),
+    ("llama4_text", {**HEADS, "num_hidden_layers": 4, "attention_chunk_size": 64, "no_rope_layers": [1, 1, 1, 0]},
+     4 * ROW),
+    ("longcat_flash", {**LATENT, "num_layers": 4}, 8 * 576),
+    ("pangu_ultra_moe", {"num_hidden_layers": 4, "attention_kv_lora_dim": 512, "attention_qk_rope_dim": 64}, 4 * 576),
+    ("deepseek_v3", {**LATENT, "num_hidden_layers": 4, "num_nextn_predict_layers": 1}, 4 * 576),
+    ("glm_moe_dsa", {**LATENT, "num_hidden_layers": 2, "index_head_dim": 128, "indexer_types": ["full", "shared"]},
+     2 * 576 + 132),
+    ("deepseek_vl_v2", {**HEADS, "num_hidden_layers": 4, "kv_lora_rank": None, "v_head_dim": 0, "use_mla": False},
+     4 * ROW),
+    ("kimi_linear", {**LATENT, "num_hidden_layers": 4, "linear_attn_config": {
+        "full_attn_layers": [4], "kda_layers": [1, 2, 3], "num_heads": 8, "head_dim": 64, "short_conv_kernel_size": 4}},
+     576),
+    ("falcon_mamba", {"num_hidden_layers": 4, "intermediate_size": 64, "state_size": 16, "conv_kernel": 4}, 0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("model_type", "config", "elements"), PUBLISHED)
+def test_published_files(model_type, config, elements):
+    known = geometry({"model_type": model_type, "torch_dtype": "bfloat16", **config})
+    rows = [(g.dim * g.heads * (1 + (g.kind == "mha")), len(g.layers)) for g in known.groups if g.kind != "state"]
+    assert (sum(row * layers for row, layers in rows), known.unread) == (elements, ())
+
+
+def test_layers_of_llama_4_that_look_at_chunks():
+    """An empty list of layers without RoPE, as published, is the class's own: each fourth."""
+    full, chunked = geometry_of({"model_type": "llama4_text", **HEADS, "num_hidden_layers": 8, "no_rope_layers": []})[0]
+    assert (full.layers, chunked.window, chunked.layers) == ((3, 7), 8192, (0, 1, 2, 4, 5, 6))
+
+
+REFUSED = {"compress_ratios": [4, 128], "is_encoder_decoder": True, "multi_query": True, "use_cla_share": 0,
+           "hybrid_layer_ids": [1], "v_head_dim": 64, "sparse_attention_config": SPARSE}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", sorted(REFUSED))
+def test_settings_that_are_not_understood(key):
+    config = {"model_type": "llama", **HEADS, "num_hidden_layers": 4, key: REFUSED[key]}
+    if not REFUSED[key]:  # what is switched off changes nothing
+        assert geometry(config).unread == ()
+        return
+    with pytest.raises(LayoutError, match=key):
+        geometry(config)
+
+
+def test_unknown_structural_keys_are_named(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "llama", **HEADS, "num_hidden_layers": 4, "kv_share_groups": 2}))
+    model = read_config(path)
+    assert not model.verified
+    assert "kv_share_groups" in model.note
+    with pytest.raises(LayoutError, match="kv_share_groups"):
+        read_config(path, strict=True)
+    assert geometry({"model_type": "newmodel", **HEADS, "num_hidden_layers": 4}).unread == ("'model_type' 'newmodel'",)
+
+
+def test_what_a_user_should_know():
+    drafts = geometry({"model_type": "deepseek_v3", **LATENT, "num_hidden_layers": 4, "num_nextn_predict_layers": 1})
+    assert "num_nextn_predict_layers tells 1" in drafts.note
+    states = {"intermediate_size": 64, "state_size": 16, "conv_kernel": 4, "num_attention_heads": 4}
+    mamba = geometry({"model_type": "falcon_mamba", "num_hidden_layers": 2, **states})
+    assert "no layer has attention" in mamba.note
+    assert [(group.kind, group.dim) for group in mamba.groups] == [("state", 64 * (3 + 16))]
 
 
 # ---- against transformers ------------------------------------------------------------------------------------------
@@ -191,3 +279,64 @@ def test_defaults_are_those_of_transformers(model_type, cited):
     if every is not None:
         full = [k for k, one in enumerate(config.layer_types) if one == "full_attention"]
         assert full == list(range(every - 1, config.num_hidden_layers, every))
+
+
+# Classes that the reader refuses by intent, or whose default leaves out what a file tells.
+NOT_READ = {"ctrl", "deepseek_v4", "falcon", "glm4_moe", "gpt_bigcode", "gpt_neo", "inkling2_text", "inkling_text",
+            "mimo_v2_flash", "minimax", "dots3_note", "dots3_note_text", "trocr", "xglm", "zamba", "zamba2", "zaya",
+            "mllama"}  # fmt: skip
+
+
+def layer_elements(layer):
+    """Return elements of a layer: of a token, twice those of convolutions (one input more here), and of a state."""
+    rows = [getattr(layer, name, None) for name in ("keys", "values", "indexer_keys")]
+    token = sum(row[..., 0, :].numel() for row in rows if row is not None and row.dim() > 1)
+    convs = [one for one in getattr(layer, "conv_states", {}).values() if one is not None]
+    others = [one for one in getattr(layer, "recurrent_states", {}).values() if one is not None]
+    return token, sum(one[..., 1:].numel() for one in convs) * 2, sum(one.numel() for one in others)
+
+
+def running_cache(transformers, model_type):
+    """Return the layers of the cache that a class builds on the meta device; None if it does not run there."""
+    torch = pytest.importorskip("torch")
+    try:
+        config = transformers.CONFIG_MAPPING[model_type]()
+        content = config.to_dict()
+        config.get_text_config(decoder=True)._experts_implementation = "batched_mm"  # no step depends on data
+        with warnings.catch_warnings(), torch.device("meta"), torch.no_grad():
+            warnings.simplefilter("ignore")
+            model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+            output = model(input_ids=torch.zeros((1, 8), dtype=torch.long), use_cache=True)
+    except Exception:  # noqa: BLE001  # a class may fail on this device, or without a file, in any way
+        return None
+    return content, getattr(output.get("past_key_values") or output.get("cache_params"), "layers", [])
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+def test_every_class_of_transformers():
+    """Elements of each layer, as the class of each model builds them."""
+    transformers = pytest.importorskip("transformers", minversion="5.23")
+    names = pytest.importorskip("transformers.models.auto.modeling_auto").MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    wrong, right = {}, 0
+    known_types = {name for family in table("configs.toml")["family"] for name in family["types"]}
+    for model_type in sorted(known_types & set(names) - NOT_READ):
+        running = running_cache(transformers, model_type)
+        if running is None or not running[1] or running[0].get("is_encoder_decoder"):
+            continue
+        known = geometry(running[0])
+        sizes = [[0, 0] for _ in range(known.layers)]
+        for group in known.groups:
+            row = group.dim * group.heads * (1 + (group.kind == "mha")) - 4 * (
+                group.part == "index" and group.dtype == "uint8"
+            )
+            for layer in group.layers:
+                sizes[layer][group.kind == "state"] += row
+        held = [layer_elements(layer) for layer in running[1]]
+        nbytes = [[token, conv // 2 + state] for token, conv, state in held]
+        mixed = [[token, conv + 4 * state] for token, conv, state in held]  # float32 states are counted in bytes
+        if sizes not in (nbytes, mixed):
+            wrong[model_type] = known.unread
+        right += sizes in (nbytes, mixed)
+    assert {name for name, unread in wrong.items() if not unread} == set()
+    assert right > 80
