@@ -129,12 +129,12 @@ class Agent:
         offered = {name: Offered(now.layouts[name], one.part) for name, one in now.offers.items()}
         refused = self._reasons | now.refused
         if core.nixl is not None and self.layouts:
-            metadata = core.nixl.metadata()
-            if metadata is not None:
+            try:
+                metadata = core.nixl.metadata()
                 packed = 0 if core.packed is None else core.packed.serve_peers()
                 offered[NIXL] = Offered(tuple(self.layouts), NixlOffer(metadata, packed).part())
-            else:
-                refused[NIXL] = str(core.nixl.refused)
+            except KVPlanError as error:
+                refused[NIXL] = str(error)
         me, listener = this_process(), core.visitors.listener
         return write_card(
             AgentCard(

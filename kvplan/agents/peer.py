@@ -172,6 +172,20 @@ class Peer:
         way, why = self.nixl.way_of(plan, reading=route.reading)
         return f"by nixl, {way}: {why}"
 
+    def prepare(self, plan: Plan) -> None:
+        """Warm up for plans like this one, so that the first transfer compiles nothing; over NIXL, do nothing.
+
+        Raises:
+            KVPlanError: as :meth:`submit`.
+        """
+        if (executor := self._route(plan).executor) is not None:
+            executor.prepare(plan)
+
+    @property
+    def gone(self) -> str | None:
+        """Why it takes no more transfers; None if it does. NIXL itself tells who is gone."""
+        return None if self.link is None else self.link.lost() or self.link.why
+
     def send(self, note: bytes) -> None:
         """Send a note now, behind the notes of transfers that have ended.
 

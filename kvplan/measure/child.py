@@ -107,7 +107,7 @@ def echo(stack: ExitStack, answer: Answer, device: str, nbytes: int) -> Callable
     end.open()
 
     def serve() -> None:
-        answer({"metadata": base64.b64encode(end.metadata() or b"").decode(), "address": memory.address})
+        answer({"metadata": base64.b64encode(end.metadata()).decode(), "address": memory.address})
         near = json.loads(sys.stdin.readline() or "null")
         if near is None:
             return

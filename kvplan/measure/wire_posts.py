@@ -175,7 +175,7 @@ def wire_ends(device: str, peer: str) -> Iterator[WireEnds]:
         other = OtherProcess(role="echo", device=peer, nbytes=NBYTES)
         stack.callback(other.close)
         agent.add(FAR, base64.b64decode(other.offered["metadata"]))
-        other.ask(name=NEAR, metadata=base64.b64encode(agent.metadata() or b"").decode())
+        other.ask(name=NEAR, metadata=base64.b64encode(agent.metadata()).decode())
         number = int(peer.partition(":")[2] or 0)
         yield WireEnds(agent, mine, other.offered["address"], number, partial(agent.tell, FAR))
 

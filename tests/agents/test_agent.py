@@ -10,6 +10,7 @@ import pytest
 
 import kvplan
 from kvplan import KVLayout, LayoutError, TransferError
+from kvplan.base.threads import error_of
 from tests.agents.workers import BLOCKS, DIM, LAYERS, content, pool
 from tests.patience import PATIENCE, until
 
@@ -53,12 +54,19 @@ def test_other_layouts_are_offered_and_those_before_withdrawn(both, agents):
     both.owner.offer({})
     with pytest.raises(TransferError, match="peers still use memory of 'owner'"):
         both.owner.withdraw(timeout=0.05)
-    with pytest.raises(TransferError):
-        both.peer.submit(both.load.plan([1], [2]))
+    until(lambda: isinstance(error_of(lambda: both.peer.submit(both.load.plan([1], [2]))), TransferError))
     event.set()
     both.owner.withdraw(timeout=PATIENCE)
     transfer.synchronize()
     np.testing.assert_array_equal(both.mine[:, 2], content()[1])
+
+
+def test_a_peer_is_prepared_for_and_says_why_it_is_gone(both):
+    both.peer.prepare(both.load.plan([1], [2]))
+    assert not both.mine.any()
+    assert both.peer.gone is None
+    both.owner.close()
+    until(lambda: both.peer.gone)
 
 
 def test_read_only_pools_are_offered_read_only(agents):

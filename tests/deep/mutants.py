@@ -473,8 +473,8 @@ MUTANTS = (
     ),
     Mutant(
         "agents/by_nixl/nixl_link.py",
-        "            self._end.release(handle, memory=self.plan)\n",
-        "",
+        "self._end.release(self._handle, memory=self.plan)",
+        "pass",
         "contract/peers/test_failed_writes.py",
     ),
     # Slots, memory objects, pages and rows of engines.

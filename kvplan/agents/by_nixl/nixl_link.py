@@ -7,17 +7,16 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from kvplan.agents.by_nixl.nixl_end import NixlEnd, NixlOffer, in_words, spans_of
+from kvplan.agents.by_nixl.nixl_end import DONE, MOVING, NixlEnd, NixlOffer, in_words, spans_of
 from kvplan.agents.by_nixl.nixl_packed import PACKED_VERSION, NixlPacked
 from kvplan.agents.packed.packed_transfer import PATIENCE, PackedTransfer
-from kvplan.agents.peer_transfer import BOUND, Order, bound_of
+from kvplan.agents.peer_transfer import BOUND, Order, PeerTransfer, bound_of
 from kvplan.errors import PathError, TransferError
 from kvplan.execute.transfer import Transfer, TransferResult
 from kvplan.plan.nixl_lists import nixl_lists
 from kvplan.plan.plan import Plan
 
 LOOK_SECONDS = 50e-6  # seconds between two polls of a transfer in flight
-MOVING, DONE = "PROC", "DONE"  # NIXL's states of a transfer
 
 log = logging.getLogger("kvplan.agents")
 
@@ -25,52 +24,47 @@ log = logging.getLogger("kvplan.agents")
 class NixlTransfer(Transfer):
     """A direct transfer by NIXL: it is posted, polled, and given up late. NIXL moves it also if no thread polls.
 
-    Only :meth:`done` and calls that wait notice that the bytes have moved, even within the submit, or that it has
-    failed; the ``seconds`` of the result end there.
+    Only :meth:`done` and calls that wait notice that the bytes have moved, or that it has failed; the ``seconds`` of
+    the result end there.
 
     Args:
-        end: this process's end.
-        peer: name of the peer.
+        end: this process's end; the caller holds its lock.
         order: the arguments of the submit, a :class:`kvplan.agents.peer_transfer.Order`. NIXL sends the note.
-        flying: the peer's transfers in flight; it stands there until its end.
     """
 
-    def __init__(self, end: NixlEnd, peer: str, order: Any, flying: set[NixlTransfer]) -> None:
-        self.plan: Plan = order.plan
-        self._end, self._peer, self._reading, self._flying = end, peer, order.reading, flying
-        self._until, self._deadline = order.until, order.deadline
-        self._descriptors = 0
-        self._handle: Any = None  # NIXL's
-        self._state = MOVING  # or DONE, or why it failed
-        self._over = False
-        flying.add(self)
-        self._posted = time.perf_counter()
-        self._ask(lambda: self._post(order.note))
+    _descriptors = 0
+    _handle: Any = None  # NIXL's
+    _state = MOVING  # or DONE, or why it failed
 
-    def _post(self, note: bytes) -> str:
+    def __init__(self, end: NixlEnd, order: Order) -> None:
+        self.plan = order.plan
+        self._end, self._until, self._deadline = end, order.until, order.deadline
+        self._posted = time.perf_counter()
+        self._ask(lambda: self._post(order))
+
+    def _post(self, order: Order) -> str:
         nixl = self._end.nixl
         if not self.plan.nbytes:
-            if note:
-                nixl.send_notif(self._peer, note)
+            if order.note:
+                nixl.send_notif(order.peer, order.note)
             return DONE
         src, dst = nixl_lists(self.plan.descriptors(), self.plan.layouts)
-        mine, theirs = (dst, src) if self._reading else (src, dst)
+        mine, theirs = (dst, src) if order.reading else (src, dst)
         self._descriptors = mine.descriptors
         here, there = nixl.get_xfer_descs(*mine), nixl.get_xfer_descs(*theirs)
         # One handle: lists that NIXL prepares for later transfers would be two more, and take as long to make.
-        self._handle = nixl.initialize_xfer("READ" if self._reading else "WRITE", here, there, self._peer, note)
+        operation = "READ" if order.reading else "WRITE"
+        self._handle = nixl.initialize_xfer(operation, here, there, order.peer, order.note)
         return str(nixl.transfer(self._handle))
 
     def done(self) -> bool:
         """See :meth:`Transfer.done`."""
         with self._end.lock:
-            if not self._over:
-                if self._handle is not None and self._state == MOVING:
-                    self._ask(lambda: self._end.nixl.check_xfer_state(self._handle))
-                late = self._until is not None and time.monotonic() > self._until
-                if late or self._state != MOVING:
-                    self.give_up(f"it did not end within its deadline of {self._deadline} seconds")
-            return self._over
+            if self._state == MOVING:
+                self._ask(lambda: self._end.nixl.check_xfer_state(self._handle))
+            if self._until is not None and time.monotonic() > self._until:
+                self.end(f"it did not end within its deadline of {self._deadline} seconds")
+            return self._state != MOVING
 
     def synchronize(self, timeout: float | None = None) -> None:
         """See :meth:`Transfer.synchronize`."""
@@ -82,25 +76,23 @@ class NixlTransfer(Transfer):
         if self._state != DONE:
             raise TransferError(f"{self._state}; if the peer is gone, meet() its new card and plan again")
 
-    def give_up(self, why: str) -> None:
-        """End it now, as failed unless NIXL has told its end; the caller holds the lock."""
-        if not self._over:
-            self._state = why if self._state == MOVING else self._state
-            if self._state == DONE:
+    def end(self, state: str) -> None:
+        """End it, unless it has ended: as done, or for a reason; the caller holds the lock."""
+        if self._state == MOVING != state:
+            self._state = state
+            if state == DONE:
                 seconds = time.perf_counter() - self._posted
                 self._result = TransferResult(self.plan.nbytes, seconds, "nixl", self._descriptors, 1)
-            handle, self._handle = self._handle, None
-            self._end.release(handle, memory=self.plan)
-            self._over = True
-            self._flying.discard(self)
+            if self._handle is not None:
+                self._end.release(self._handle, memory=self.plan)
 
     def _ask(self, call: Callable[[], str]) -> None:
         try:
             state = call()
         except Exception as error:  # noqa: BLE001  # any error of NIXL is the transfer's
-            self._state = in_words(error)
+            self.end(in_words(error))
         else:
-            self._state = state if state in (MOVING, DONE) else f"NIXL reports the state {state}"
+            self.end(state if state in (MOVING, DONE) else f"NIXL reports the state {state}")
 
 
 class NixlLink:
@@ -117,25 +109,19 @@ class NixlLink:
         why: why no transfer is accepted any more; None while it is open.
 
     Raises:
-        PathError: NIXL cannot be used.
+        KVPlanError: NIXL cannot be used.
         TransferError: NIXL does not accept the metadata of the card.
     """
 
+    why: str | None = None
+
     def __init__(self, end: NixlEnd, name: str, offer: NixlOffer, packed: NixlPacked | None = None) -> None:
-        self.why: str | None = None
-        self.own = end.agent()
-        try:
-            end.add(name, offer.metadata)
-        except TransferError:
-            if packed is None or name not in packed.peers:
-                raise
-            packed.part(name, "it has restarted", over=True)
-            end.replace(name, offer.metadata)
-        end.hold(name)
-        self._name, self._packed, self._offer = name, packed, offer
-        self._flying: dict[int, Any] = {}
-        self._moving = set[NixlTransfer]()
+        self.own, self._name, self._packed, self._offer = end.open(), name, packed, offer
+        self._flying: dict[int, PeerTransfer] = {}
+        restarted = end.meet(name, offer.metadata)
         if packed is not None:
+            if restarted:
+                packed.part(name, "it has restarted", over=True)
             packed.met(name)
 
     # ---- packed ------------------------------------------------------------------------------------------------------
@@ -190,10 +176,9 @@ class NixlLink:
         if order.deadline is BOUND:
             seconds = bound_of(order.plan)
             order = order._replace(deadline=seconds, until=time.monotonic() + seconds)
-        with own.lock:
-            own.check_open()
+        with own.calling("moves nothing"):
             self._check_open()
-            return NixlTransfer(own, self._name, order, self._moving)
+            return NixlTransfer(own, order)
 
     def _check_open(self) -> None:
         if self.why is not None:
@@ -201,12 +186,12 @@ class NixlLink:
 
     # ---- see kvplan.agents.peer_transfer.Peering ---------------------------------------------------------------------
 
-    def enter(self, transfer: Any) -> None:
+    def enter(self, transfer: PeerTransfer) -> None:
         """Count a transfer as in flight; raise TransferError if the connection is not open."""
         self._check_open()
         self._flying[id(transfer)] = transfer
 
-    def leave_flight(self, transfer: Any) -> None:
+    def leave_flight(self, transfer: PeerTransfer) -> None:
         """Count a transfer as ended."""
         self._flying.pop(id(transfer), None)
 
@@ -229,11 +214,13 @@ class NixlLink:
         """Remove the peer from NIXL; transfers that have not ended fail."""
         if self.why is None:
             self.why = "the peer was forgotten, or this agent was closed"
-            for transfer in list(self._flying.values()):
+            flying = list(self._flying.values())
+            for transfer in flying:
                 transfer.cancel()
+            if self._packed is not None:
+                self._packed.part(self._name, self.why)
             with self.own.lock:
-                for moving in list(self._moving):
-                    moving.give_up(self.why)
-                if self._packed is not None:
-                    self._packed.forget(self._name)
+                for transfer in flying:
+                    if isinstance(transfer.inner, NixlTransfer):
+                        transfer.inner.end(self.why)
                 self.own.drop(self._name)

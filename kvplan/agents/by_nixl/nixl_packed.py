@@ -44,8 +44,7 @@ class NixlPacked(End):
     _transport: NixlEnd
 
     @cached_property
-    def _profiles(self) -> dict[str, WireProfile]:
-        """Profiles of the wire, by NIXL's name of the memory."""
+    def _profiles(self) -> dict[str, WireProfile]:  # by NIXL's name of the memory
         return {}
 
     # ---- peers -------------------------------------------------------------------------------------------------------
@@ -61,10 +60,6 @@ class NixlPacked(End):
         """Take a new card of a peer."""
         self.refusals.pop(peer, None)
         self.start()
-
-    def forget(self, peer: str) -> None:
-        """Part from a peer: its transfers fail. NIXL knows it until nothing of it moves any more."""
-        self.part(peer, "the peer was forgotten, or this agent was closed")
 
     # ---- the choice of a way -----------------------------------------------------------------------------------------
 
@@ -83,14 +78,14 @@ class NixlPacked(End):
             devices = {pair[k].device for pair in plan.layouts}
             if len(devices) > 1:
                 return f"its memory {where} is on {' and '.join(sorted(devices))}, and a ring is on one device"
-        own, ring = plan.layouts[0][1 if reading else 0].device, self.ring_device
+        own, ring = plan.layouts[0][1 if reading else 0].device, self._place[0]
         if own not in ("cpu", ring):
             return f"its memory here is on {own}, and the ring on {ring}"
         return None
 
     def choose(self, plan: Plan, *, reading: bool) -> WireChoice:
         """Return the faster way of a plan that can be packed, by a model of the wire."""
-        nbytes, wire = self._slot_nbytes, self._wire_of(plan, reading=reading)
+        (_, nbytes), wire = self._place, self._wire_of(plan, reading=reading)
         return choose_way(crossing_of(plan, most=nbytes), replace(wire, slot_nbytes=nbytes), pull=reading)
 
     def direct_at_once(self, plan: Plan, *, reading: bool) -> bool:
@@ -125,7 +120,7 @@ class NixlPacked(End):
         """
         side, memory = 1 if reading else 0, max(mine.regions, key=lambda region: region.nbytes)
         start = -(-memory.address // GRAIN) * GRAIN
-        most = min(self._slot_nbytes, (memory.address + memory.nbytes - start) // GRAIN * GRAIN)
+        most = min(self._place[1], (memory.address + memory.nbytes - start) // GRAIN * GRAIN)
         outlines = [outline._replace(units=min(outline.units, 1)) for outline in outlines_of(plan)]
         with suppress(KVPlanError):  # a unit that is larger than the region
             cut = Chunks(outlines, most)
@@ -135,20 +130,18 @@ class NixlPacked(End):
 
     # ---- the ring ----------------------------------------------------------------------------------------------------
 
-    @property
-    def ring_device(self) -> str:
-        """The device of the ring, or of the one that the first packed transfer would allocate."""
-        return self._device() if self.ring is None else self.ring.place.device
-
-    def default_device(self) -> str:
+    def device(self) -> str:
         """Return the GPU of this process's layouts, or the CPU."""
-        return min({layout.device for layout in self._transport.layouts.values()} - {"cpu"}, default="cpu")
+        layouts = *self._transport.layouts.values(), *self._offer().layouts
+        return min({layout.device for layout in layouts} - {"cpu"}, default="cpu")
 
-    def default_slots(self) -> Slots:
-        """Return a ring that fits its device."""
-        device = self._device()
-        return ring_for(device, self._profile(device))
+    def slots(self) -> Slots:
+        """Return those that were asked for, or a ring that fits its device."""
+        return self._way.slots or ring_for(device := self.device(), self._profile(device))
 
     @property
-    def _slot_nbytes(self) -> int:
-        return (self._way.slots or self.default_slots()).nbytes if self.ring is None else self.ring.place.slot_nbytes
+    def _place(self) -> tuple[str, int]:
+        """The device of the ring, and the bytes of a slot, or those that it would have."""
+        if self.ring is None:
+            return self.device(), self.slots().nbytes
+        return self.ring.place.device, self.ring.place.slot_nbytes

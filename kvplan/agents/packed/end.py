@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, Protocol, Self
 
@@ -31,7 +31,7 @@ WORD_SECONDS = 0.5  # between two words while something is in flight
 IDLE_WORD_SECONDS = 5.0  # the same otherwise, so that nothing is kept of peers that have died
 ANSWER_SECONDS = 1.0  # that the end of a line that was never open, and a close, wait for the peer
 LOOK_SECONDS = 5e-3  # between two looks at times
-CLOSE_NAP = 1e-4  # seconds between two looks of a close
+WAIT_NAP = 1e-4  # seconds between two looks of a wait
 
 SPIN_SECONDS = 50e-6  # after a look that found something: the next ones follow without a nap
 BUSY_NAP = 1e-4  # seconds between two looks while transfers are in flight
@@ -88,42 +88,38 @@ class End:
         offer: returns the memory that peers may name.
         executor: returns the executor of a device.
         way: its ring, and who makes progress.
-        device: returns the device for the ring; None for :meth:`default_device`.
         tally: sums to which transfers are added.
         now: the clock.
 
     Attributes:
         name, tally: as given.
         ring: this process's slots; None until it is opened.
+        traffic: the chunks of its transfers.
         inbox: notes of peers for the user.
         refusals: by peer, why it takes no packed transfer.
         closed: whether no transfer begins any more.
         polling: held within a poll.
     """
 
-    traffic: Traffic
     ring: Ring | None = None
+    closed = _looking = _stopped = False
 
     def __init__(
         self, name: str, transport: Transport, offer: Callable[[], Offer], executor: Callable[[str], Executor],
-        way: PackedWay, device: Callable[[], str] | None = None, tally: Tally | None = None,
-        now: Clock = time.monotonic,
+        way: PackedWay, tally: Tally | None = None, now: Clock = time.monotonic,
     ) -> None:  # fmt: skip
         self.name, self.tally, self._way = name, tally or Tally(), way
-        self.inbox, self.refusals, self.closed = Inbox(), dict[str, str](), False
-        self._transport, self._offer, self._now = transport, offer, now
-        self._executor, self._device = executor, device or self.default_device
+        self.inbox, self.refusals = Inbox(), dict[str, str]()
+        self.traffic = Traffic(offer, self.inbox, self._end_line, now)
+        self._transport, self._offer, self._executor, self._now = transport, offer, executor, now
         self._lines: dict[str, Line] = {}
-        self._gone: set[str] = set()  # peers of which the wire has said so
-        self._received: deque[tuple[str, bytes]] = deque()
-        self._calls: deque[Callable[[], object]] = deque()
+        self._received, self._calls = deque[tuple[str, bytes]](), deque[Callable[[], object]]()
         self._mine: set[PackedTransfer] = set()  # those that have not ended
         self._waiting: list[PackedTransfer] = []  # those that wait for a gate, or for a line
-        self.polling, self._looking = threading.RLock(), False
-        self._reading, self._opening = threading.RLock(), threading.RLock()
+        self.polling, self._opening, self._reading = threading.RLock(), threading.RLock(), threading.RLock()
         self._looked_at = 0.0
         self._generation = generation()
-        self._bell, self._stopped = Bell(), False
+        self._bell = Bell()
         self._thread = Worker("kvplan-nixl", self._serve, "no thread makes progress for NIXL")
 
     # ---- any thread --------------------------------------------------------------------------------------------------
@@ -131,9 +127,9 @@ class End:
     @property
     def busy(self) -> bool:
         """Whether something is in flight."""
-        moves = self.ring is not None and (self.traffic.copies or self.traffic.writes)
         lines = any(line.moving or line.state >= ENDED for line in list(self._lines.values()))
-        return bool(moves or lines or self._calls or self._received or self._waiting)
+        moves = lines or self.traffic.copies or self.traffic.writes
+        return bool(moves or self._calls or self._received or self._waiting)
 
     @property
     def in_flight(self) -> int:
@@ -141,14 +137,9 @@ class End:
         return len(self._mine)
 
     @property
-    def begun(self) -> int:
-        """Number of those that do not wait for their ``after=``."""
-        return sum(not transfer.waits for transfer in list(self._mine))
-
-    @property
-    def copying(self) -> bool:
-        """Whether something is gathered or scattered now."""
-        return self.ring is not None and bool(self.traffic.copies)
+    def begun(self) -> bool:
+        """Whether one of those does not wait for its ``after=``."""
+        return any(not transfer.waits for transfer in list(self._mine))
 
     @property
     def peers(self) -> set[str]:
@@ -160,10 +151,6 @@ class End:
         line = self._lines.get(peer)
         return line is not None and line.state == OPEN
 
-    def lost(self, peer: str) -> bool:
-        """Return whether the wire has reported a peer as gone, and it has not greeted since."""
-        return peer in self._gone
-
     def later(self, call: Callable[[], object]) -> None:
         """Let the thread that polls call a function between two of its steps."""
         self._calls.append(call)
@@ -171,31 +158,50 @@ class End:
 
     def give_up(self, transfer: PackedTransfer, why: str) -> None:
         """Let the thread that polls end a transfer."""
-        self.later(partial(self.fail, transfer, why))
+        self.later(partial(self.traffic.fail, transfer, why))
 
     def part(self, peer: str, why: str, *, over: bool = False) -> None:
         """End the line to a peer; ``over`` is whether nothing of it moves any more."""
         self.refusals.pop(peer, None)
-        self._gone.discard(peer)
 
         def end() -> None:
             if (line := self._lines.get(peer)) is not None:
                 self._end_line(line, why, over=over)
             for transfer in self._waiting:
                 if transfer.peer == peer:
-                    self.fail(transfer, why)
+                    self.traffic.fail(transfer, why)
 
         self.later(end)
 
-    def served(self) -> frozenset[Moving]:
-        """Return the transfers of peers that have not ended, or that still copy; call it by :meth:`later`."""
-        every = [moving for line in list(self._lines.values()) for moving in list(line.moving.values())]
-        return frozenset(moving for moving in every if not moving.mine and (moving.error is None or moving.copying))
+    def withdraw(self, timeout: float) -> bool:
+        """Wait until transfers of peers that have begun have ended, then end the rest: other memory is offered now.
 
-    def refuse(self, served: Iterable[Moving], why: str) -> None:
-        """End some of the transfers that :meth:`served` returned; call it by :meth:`later`."""
-        for moving in served:
-            self.traffic.fail(moving, why)
+        Args:
+            timeout: seconds that each of both may take.
+
+        Returns:
+            Whether no transfer of before copies any more.
+        """
+        with self.polling:
+            begun = [each for line in self._lines.values() for each in line.moving.values() if not each.mine]
+
+        def over() -> bool:
+            return not any(moving.copying or not moving.ended for moving in begun)
+
+        if not self.waits(over, timeout):
+            with self.polling:
+                for moving in begun:
+                    self.traffic.fail(moving, "its memory was deregistered")
+        return self.waits(over, timeout)
+
+    def waits(self, over: Callable[[], object], timeout: float) -> bool:
+        """Wait until something is over, and move everything on if no thread does; return whether it is over."""
+        until = time.monotonic() + timeout
+        while not over() and time.monotonic() < until:
+            self.wake()
+            if self.threaded() or not self.poll():
+                time.sleep(WAIT_NAP)
+        return bool(over())
 
     def submit(self, peer: str, plan: Plan, **options: Any) -> PackedTransfer:
         """Begin a transfer, and return at once.
@@ -244,17 +250,15 @@ class End:
         for peer in list(self._lines):
             self.part(peer, "this agent was closed")
         begun = time.monotonic()
-        while self._calls or self._lines:
-            seconds, lines = time.monotonic() - begun, list(self._lines.values())
+
+        def gone() -> bool:
+            lines = list(self._lines.values())
             holds = self._calls or any(line.state < ENDED or line.moving or line.taken[0] for line in lines)
-            if not holds and seconds > min(timeout, ANSWER_SECONDS):
-                break
-            if seconds > timeout:
-                left = ", ".join(sorted(map(repr, self.peers)))
-                raise TransferError(f"the packed transfers close, and writes of {left} may still move in the ring")
-            self.wake()
-            if self.threaded() or not self.poll():
-                time.sleep(CLOSE_NAP)
+            return not holds and (not lines or time.monotonic() - begun > min(timeout, ANSWER_SECONDS))
+
+        if not self.waits(gone, timeout):
+            left = ", ".join(sorted(map(repr, self.peers)))
+            raise TransferError(f"the packed transfers close, and writes of {left} may still move in the ring")
         self.stop(timeout)
         while self._lines:
             self._lines.popitem()[1].wire.close()
@@ -264,13 +268,13 @@ class End:
 
     # ---- the ring ----------------------------------------------------------------------------------------------------
 
-    def default_device(self) -> str:
-        """Return the device of the ring if none was asked for."""
+    def device(self) -> str:
+        """Return the device of the ring that is not allocated yet."""
         return "cpu"
 
-    def default_slots(self) -> Slots:
-        """Return the ring if none was asked for."""
-        return HOST_SLOTS
+    def slots(self) -> Slots:
+        """Return the slots of that ring."""
+        return self._way.slots or HOST_SLOTS
 
     def end(self) -> Self:
         """Return this end, opened; raise KVPlanError if it is closed, or the ring cannot be allocated or registered."""
@@ -278,10 +282,10 @@ class End:
             raise TransferError(f"the agent {self.name!r} is closed")
         with self._opening:
             if self.ring is None:
-                device, slots = self._device(), self._way.slots or self.default_slots()
-                ring, mover = allocated(device, slots, smaller=self._way.slots is None), self._executor(device)
+                device = self.device()
+                ring = allocated(device, self.slots(), smaller=self._way.slots is None)
                 self._transport.add_ring(ring.memory.data_ptr(), ring.memory.shape[1], device)
-                self.traffic = Traffic(ring, mover, self._offer, self.inbox, self._end_line, self._now)
+                self.traffic.open(ring, self._executor(device))
                 self.ring = ring
                 if self._way.threaded:
                     self.later(partial(enter, device))
@@ -332,7 +336,7 @@ class End:
     # ---- what a poll does --------------------------------------------------------------------------------------------
 
     def _look(self) -> bool:
-        self.read()
+        self._read()
         moved = bool(self._calls or self._received)
         while self._calls:
             self._calls.popleft()()
@@ -348,25 +352,22 @@ class End:
             self._looked_at = now
             for transfer in list(self._mine):
                 if (why := transfer.late(now)) is not None:
-                    self.fail(transfer, why)
-        return (self.ring is not None and self.traffic.step(shared=len(self._lines) > 1)) or moved
-
-    def read(self) -> None:
-        """Take the notes that have come: those of the protocol for the next poll, and the users'."""
-        with self._reading:
-            for peer, note in self._transport.notes():
-                if note.startswith(MAGIC):
-                    self._received.append((peer, note))
-                else:
-                    self.inbox.append((peer, note))
+                    self.traffic.fail(transfer, why)
+        return self.traffic.step(shared=len(self._lines) > 1) or moved
 
     def notes(self) -> list[tuple[str, bytes]]:
         """Return the users' notes that have come since the last call."""
         if self.threaded():
-            self.read()
+            self._read()
         else:
             self.poll()  # a note comes with the end of its transfer
         return self.inbox.take()
+
+    def _read(self) -> None:
+        """Take what has come: notes of the protocol for the next poll, and the users'."""
+        with self._reading:
+            for peer, note in self._transport.notes():
+                (self._received if note.startswith(MAGIC) else self.inbox).append((peer, note))
 
     def _begin_waiting(self) -> bool:
         """Begin transfers, or send more of them, once their lines are open and their gates are."""
@@ -376,22 +377,14 @@ class End:
                 if not transfer.ended:
                     line = self.end()._lines.get(transfer.peer) or self._new_line(transfer.peer)
                     opened = transfer.pass_gates(self._now())
-                    if transfer.opened and line.state == OPEN and (opened or not transfer.ordered):
+                    if transfer.opened and line.state == OPEN and (opened or not transfer.number):
                         self.traffic.order(line, transfer)
                     moved |= opened
             except Exception as error:  # noqa: BLE001  # it is the transfer's
-                self.fail(transfer, str(error))
-            if transfer.ended or (transfer.ordered and not transfer.gated):
+                self.traffic.fail(transfer, str(error))
+            if transfer.ended or (transfer.number and not transfer.gated):
                 self._waiting.remove(transfer)
         return moved
-
-    def fail(self, transfer: Moving, why: str) -> None:
-        """End a transfer; the caller holds :attr:`polling`."""
-        if self.ring is None:
-            transfer.ended = True
-            transfer.end(why)
-        else:
-            self.traffic.fail(transfer, why)
 
     # ---- lines -------------------------------------------------------------------------------------------------------
 
@@ -479,7 +472,6 @@ class End:
             return
         assert ring is not None
         line.state, line.chunk_nbytes = OPEN, min(line.place.slot_nbytes, ring.place.slot_nbytes)
-        self._gone.discard(line.name)
         if not hello.transfer:
             self._greet(line)
 
@@ -515,10 +507,9 @@ class End:
             moving += [transfer for transfer in self._waiting if transfer.peer == line.name]
         if over:
             line.state = OVER
-        if line.wire.gone:
-            self._gone.add(line.name)
         for each in moving:
-            self.fail(each, line.why)
+            each.lost |= line.wire.gone
+            self.traffic.fail(each, line.why)
 
     def _tell_end(self, line: Line) -> None:
         """Tell a peer that a line has ended, now that nothing of it is written here."""

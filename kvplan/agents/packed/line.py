@@ -10,6 +10,7 @@ from typing import Any, Protocol, cast
 from kvplan.agents.packed.messages import NUMBERED, Message
 from kvplan.agents.packed.programs import NOTHING, Offer, document_of_program
 from kvplan.agents.packed.ring import Place, Ring
+from kvplan.layout.kvlayout import KVLayout
 from kvplan.plan.chunks import Chunks, Outline
 from kvplan.plan.copy_program import CopyProgram
 from kvplan.plan.plan import ById, Plan
@@ -129,10 +130,11 @@ class Moving:
         sends: whether this end gathers and writes.
         urgent: whether it has high priority.
         note: note for the user of the end that did not begin it.
+        own: layouts of this process that hold all units.
         offer: the memory that a peer may name.
 
     Attributes:
-        line, number: the line to the other end, and its number at the end that began it.
+        line, number: the line to the other end, and its number at the end that began it; 0 until both ends know of it.
         side: the side of its plan that is this end's: 0 if it sends.
         cut: its chunks.
         ready: number of chunks that may travel to this end.
@@ -144,7 +146,7 @@ class Moving:
         error: why it failed.
         begun: whether the destination may have been changed.
         ended: whether nothing more of it begins.
-        ordered: whether both ends know of it.
+        lost: whether the wire has reported the peer as gone.
         reported, answered: whether this end has told that it failed, and whether the other end has told its end.
         moved_at: when something of it moved.
         ids: this end's block ids of chunks that are not known before, by chunk.
@@ -158,23 +160,23 @@ class Moving:
 
     def __init__(
         self, outlines: Sequence[Outline], groups: int, *, sends: bool, urgent: bool, note: bytes,
-        offer: Offer = NOTHING,
+        own: tuple[KVLayout, ...], offer: Offer = NOTHING,
     ) -> None:  # fmt: skip
-        self.outlines, self.groups, self.offer = outlines, groups, offer
+        self.outlines, self.groups, self.own, self.offer = outlines, groups, own, offer
         self.sends, self.urgent, self.note = sends, urgent, note
         self.side = 0 if sends else 1
         self.number = self.ready = self.next = self.scattered = self.copying = self.writing = 0
         self.slots: dict[int, int] = {}
         self.named: deque[int] = deque()
         self.error: str | None = None
-        self.begun = self.ended = self.ordered = self.reported = self.answered = False
+        self.begun = self.ended = self.reported = self.answered = self.lost = False
         self.moved_at = 0.0
         self.ids: dict[int, Any] = {}
 
     def begin(self, line: Line, number: int) -> None:
         """Cut it into chunks, and stand among the transfers of the line, which is open."""
         self.cut = Chunks(self.outlines, line.chunk_nbytes, self.groups)
-        self.line, self.number, self.ordered = line, number, True
+        self.line, self.number = line, number
         line.moving[self.key] = self
 
     @property
@@ -189,13 +191,11 @@ class Moving:
 
     def chunk_plan(self, chunk: int, ring: Ring, slot: int) -> Plan:
         """Plan to gather a chunk into a slot, or to scatter it from there; raise KVPlanError if an id is wrong."""
-        program, side = self.outlines[0].program, self.side
-        device = (program.src, program.dst)[side].device
-        own = self.offer.on(device, writable=not self.sends)
-        plan = self.cut.plan(chunk, side, self.ids.pop(chunk), own, ring.layout, ring.address(slot))
+        plan = self.cut.plan(chunk, self.side, self.ids.pop(chunk), self.own, ring.layout, ring.address(slot))
         for span, part in zip(self.cut.chunks[chunk].spans, plan.parts, strict=True):
             if not isinstance(span.piece.program, CopyProgram):
-                self.offer.check_rows(part.units[side], span.piece.program.program.groups[0].nbytes, device)
+                nbytes = span.piece.program.program.groups[0].nbytes
+                self.offer.check_rows(part.units[self.side], nbytes, self.own[0].device)
         return plan
 
     def arrive(self, chunk: int) -> None:

@@ -124,12 +124,12 @@ class PackedTransfer(LatchedTransfer, Moving):
         outlines = outlines_of(plan)
         groups = (len(plan.layers) if mapping else GROUPS) if by_layer else 1
         LatchedTransfer.__init__(self, plan)
-        Moving.__init__(self, outlines, groups, sends=not reading, urgent=priority == "high", note=note)
+        own = tuple(dict.fromkeys(pair[reading] for pair in plan.layouts))
+        Moving.__init__(self, outlines, groups, sends=not reading, urgent=priority == "high", note=note, own=own)
         self.layers, _ = layers_of(outlines, groups)
         self.peer, self.until, self.patience, self.opened = peer, until, patience, 0
         self._gates, self.left = gates_of(plan, self.layers, after)
         self._end, self._sources = end, sources_of(plan)
-        self._own = tuple(dict.fromkeys(pair[reading] for pair in plan.layouts))
         self._began = time.perf_counter()
         self._arrivals = [Latch() for _ in self.layers]  # of each group; all are set at the end
 
@@ -175,7 +175,7 @@ class PackedTransfer(LatchedTransfer, Moving):
         with self._end.polling:
             if not (self.begun or self._over.happened):
                 self.cancelled = True
-                self._end.fail(self, "it was cancelled")
+                self._end.traffic.fail(self, "it was cancelled")
         return self.cancelled
 
     def _await(self, latch: Latch, timeout: float | None) -> bool:
@@ -236,8 +236,8 @@ class PackedTransfer(LatchedTransfer, Moving):
 
     def chunk_plan(self, chunk: int, ring: Ring, slot: int) -> Plan:
         """See :meth:`Moving.chunk_plan`."""
-        ids, own = self.cut.ids(self._sources, chunk, self.side), self._own
-        return self.cut.plan(chunk, self.side, ids, own, ring.layout, ring.address(slot))
+        ids = self.cut.ids(self._sources, chunk, self.side)
+        return self.cut.plan(chunk, self.side, ids, self.own, ring.layout, ring.address(slot))
 
     def arrive(self, chunk: int) -> None:
         """See :meth:`Moving.arrive`: a group has arrived when it and all groups before it are scattered."""

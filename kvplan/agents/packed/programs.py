@@ -6,7 +6,7 @@ Rows of NIXL's lists have no layout: both sides are then any memory of a device,
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -54,12 +54,25 @@ class Offer:
                 ranges.append([region.address, region.end])
         return {device: np.array(ranges, np.int64) for device, ranges in joined.items()}
 
-    def on(self, device: str, *, writable: bool) -> tuple[KVLayout, ...]:
-        """Return the layouts on a device, all or the writable ones; raise TransferError if there are none."""
-        layouts = [layout for layout in self.layouts if layout.device == device and (layout.writable or not writable)]
-        if not layouts:
-            raise TransferError(f"no memory is offered on {device}")
-        return tuple(layouts)
+    def holding(self, layout: KVLayout, *, rows: bool) -> tuple[KVLayout, ...]:
+        """Return the layouts over a peer's layout of this memory, or all of its device for rows.
+
+        Raises:
+            TransferError: some of it is not offered.
+        """
+        own = [each for each in self.layouts if each.device == layout.device]
+        if not rows:
+            regions = layout.regions
+            for region in regions:
+                self.check_rows(np.array([region.address]), region.nbytes, region.device)
+            own = [
+                each
+                for each in own
+                if any(r.address < s.end and s.address < r.end for r in regions for s in each.regions)
+            ]
+        if not own:
+            raise TransferError(f"no memory is offered on {layout.device}")
+        return tuple(own)
 
     def check_rows(self, addresses: Int64Array, nbytes: int, device: str) -> None:
         """Check that rows lie in this memory; raise TransferError if not."""
@@ -88,15 +101,26 @@ def document_of_program(program: ById, side: int) -> dict[str, Any]:
     return {"rows": [group.nbytes, group.src.step()], "devices": [layout.device for layout in layouts]}
 
 
-def read_program(document: dict[str, Any], offer: Offer) -> ById:
+class PeerProgram(NamedTuple):
+    """A program that a peer has sent.
+
+    Attributes:
+        program: the program.
+        own: layouts of this process that hold its side; () for rows, whose memory may change.
+    """
+
+    program: ById
+    own: tuple[KVLayout, ...] = ()
+
+
+def read_program(document: dict[str, Any], offer: Offer) -> PeerProgram:
     """Compile a program that a peer has sent; raise KVPlanError if it cannot be, or names other memory than offered."""
     if "rows" in document:
         src, dst = map(far_memory, document["devices"])
-        return RowProgram.of_rows(src, dst, *document["rows"])
+        return PeerProgram(RowProgram.of_rows(src, dst, *document["rows"]))
     layouts = [KVLayout(built_from_dump(layout)) for layout in document["layouts"]]
-    for region in layouts[1 - document["side"]].regions:
-        offer.check_rows(np.array([region.address]), region.nbytes, region.device)
-    return compile_quietly(layouts[0], layouts[1], reinterpret=True)
+    own = offer.holding(layouts[1 - document["side"]], rows=False)
+    return PeerProgram(compile_quietly(layouts[0], layouts[1], reinterpret=True), own)
 
 
 def far_memory(device: str) -> KVLayout:

@@ -18,8 +18,9 @@ from kvplan.agents.packed.packed_transfer import PackedTransfer
 from kvplan.agents.packed.programs import Offer, read_program
 from kvplan.agents.packed.ring import Ring, most_of_a_peer
 from kvplan.base.threads import error_of
-from kvplan.errors import KVPlanError
+from kvplan.errors import KVPlanError, TransferError
 from kvplan.execute.executor import Executor
+from kvplan.layout.kvlayout import KVLayout
 from kvplan.plan.chunks import Outline
 
 Clock = Callable[[], float]
@@ -47,10 +48,11 @@ class Turns:
     Args:
         free: the free slots.
         side: 0 for slots to gather into, 1 for slots that peers write.
+        take: gives a slot to a transfer; returns whether it wants another one, so that it stays in line.
     """
 
-    def __init__(self, free: list[int], side: int) -> None:
-        self._free, self._side, self._number = free, side, len(free)
+    def __init__(self, free: list[int], side: int, take: Callable[[Moving, int], bool]) -> None:
+        self._free, self._side, self._take, self._number = free, side, take, len(free)
         self._queues = deque[Moving](), deque[Moving]()
 
     def add(self, moving: Moving) -> None:
@@ -62,14 +64,9 @@ class Turns:
         self._free.append(slot)
         line.taken[self._side] -= 1
 
-    def pass_on(self, take: Callable[[Moving, int], bool], *, shared: bool) -> bool:
-        """Give free slots to transfers; return whether one was given.
-
-        Args:
-            take: gives a slot to a transfer; returns whether it wants another one, so that it stays in line.
-            shared: whether there is more than one peer.
-        """
-        most, given = most_of_a_peer(self._number, shared=shared), False
+    def pass_on(self, *, shared: bool) -> bool:
+        """Give free slots to transfers; ``shared`` is whether there is more than one peer. Return whether one was."""
+        most, before = most_of_a_peer(self._number, shared=shared), len(self._free)
         for queue in reversed(self._queues):
             passed = 0  # in a row, whose peers have all that they may have
             while self._free and passed < len(queue):
@@ -81,19 +78,17 @@ class Turns:
                     passed += 1
                     queue.append(moving)
                     continue
-                given, passed = True, 0
+                passed = 0
                 taken[self._side] += 1
-                if take(moving, self._free.pop()):
+                if self._take(moving, self._free.pop()):
                     queue.append(moving)
-        return given
+        return len(self._free) < before
 
 
 class Traffic:
     """The transfers of an end. One thread at a time calls the methods.
 
     Args:
-        ring: this process's slots.
-        mover: gathers and scatters.
         offer: returns the memory that peers may name.
         notes: gets the notes of transfers that peers began and that have ended well, each with the peer.
         lose: ends a line, for a reason.
@@ -103,29 +98,30 @@ class Traffic:
         copies, writes: what is gathered or scattered, and what is written.
     """
 
-    def __init__(
-        self, ring: Ring, mover: Executor, offer: Callable[[], Offer], notes: Inbox,
-        lose: Callable[[Line, str], None], now: Clock,
-    ) -> None:  # fmt: skip
-        self._ring, self._mover, self._offer, self._notes, self._lose, self._now = ring, mover, offer, notes, lose, now
-        self._turns = Turns(ring.out, 0), Turns(ring.into, 1)
-        self._last_number = 0
+    _turns: tuple[Turns, ...] = ()
+    _last_number = 0
+
+    def __init__(self, offer: Callable[[], Offer], notes: Inbox, lose: Callable[[Line, str], None], now: Clock) -> None:
+        self._offer, self._notes, self._lose, self._now = offer, notes, lose, now
         self.copies: list[Flight] = []
         self.writes: list[Flight] = []
 
+    def open(self, ring: Ring, mover: Executor) -> None:
+        """Take this process's slots, and what gathers and scatters; before, no line is open."""
+        self._ring, self._mover = ring, mover
+        self._turns = Turns(ring.out, 0, self._gather), Turns(ring.into, 1, self._go)
+
     def step(self, *, shared: bool) -> bool:
         """Do what can be done now; return whether there was something."""
-        moved = self._end_copies()
-        moved |= self._end_writes()
-        moved |= self._turns[0].pass_on(self._gather, shared=shared)
-        return self._turns[1].pass_on(self._go, shared=shared) or moved
+        moved = [self._end_copies(), self._end_writes()]
+        return any(moved + [turns.pass_on(shared=shared) for turns in self._turns])
 
     # ---- messages ----------------------------------------------------------------------------------------------------
 
     def order(self, line: Line, moving: PackedTransfer) -> None:
         """Tell the peer of a transfer of this end, or that more of its chunks may travel."""
         body = b""
-        if not moving.ordered:
+        if not moving.number:
             self._last_number += 1
             moving.begin(line, self._last_number)
             new: dict[int, Any] = {}
@@ -170,13 +166,18 @@ class Traffic:
         """Begin what a peer has ordered."""
         (numbers, programs, groups, sends, urgent), note = messages.fields_of(message.body)
         line.programs |= {int(number): document for number, document in programs.items()}
-        offer, outlines = self._offer(), list[Outline]()
+        offer, side, outlines, own = self._offer(), int(sends), list[Outline](), dict[KVLayout, None]()
         try:
             for number, src_skip, dst_skip, units in numbers:
                 if isinstance(line.programs[number], dict):
                     line.programs[number] = read_program(line.programs[number], offer)
-                outlines.append(Outline(line.programs[number], (src_skip, dst_skip), units))
-            moving = Moving(outlines, groups, sends=not sends, urgent=urgent, note=note, offer=offer)
+                program, layouts = line.programs[number]
+                outlines.append(Outline(program, (src_skip, dst_skip), units))
+                layouts = layouts or offer.holding((program.src, program.dst)[side], rows=True)
+                own |= dict.fromkeys(layouts)
+            if sends and not all(layout.writable for layout in own):
+                raise TransferError("the memory that it would write is read-only")
+            moving = Moving(outlines, groups, sends=not sends, urgent=urgent, note=note, own=tuple(own), offer=offer)
             moving.begin(line, message.transfer)
         except KVPlanError as error:
             self._tell(line, messages.FAIL, str(error).encode(), transfer=message.transfer)
@@ -308,7 +309,8 @@ class Traffic:
         if not moving.ended:
             moving.error, moving.ended = why, True
             moving.named.clear()
-            if moving.ordered:
+            if moving.number:
+                moving.lost |= moving.line.wire.gone
                 self._give_notes(moving)
         self.settle(moving)
 
@@ -317,7 +319,7 @@ class Traffic:
         if moving.error is None or moving.copying:
             return
         moving.end(moving.error)
-        if not moving.ordered or moving.writing or moving.key not in moving.line.moving:
+        if not moving.number or moving.writing or moving.key not in moving.line.moving:
             return
         if not moving.reported:
             moving.reported = True

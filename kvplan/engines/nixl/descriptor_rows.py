@@ -168,9 +168,7 @@ class RegisteredMemory:
     """
 
     def __init__(self) -> None:
-        self._ranges: Counter[tuple[str, int, int]] = (
-            Counter()
-        )  # device, address and end of each, as often as registered
+        self._ranges = Counter[tuple[str, int, int]]()  # device, address, end of each, as often as registered
         self.layouts: dict[str, KVLayout] = {}
         self.areas: list[Area] = []
         self.offer = Offer()
@@ -180,13 +178,16 @@ class RegisteredMemory:
         rows = Rows.of(descriptors)
         for address, end in zip(rows.address.tolist(), (rows.address + rows.size).tolist(), strict=True):
             self._ranges[rows.device, address, end] += times
-        self.layouts, self.areas, self.offer = {}, [], Offer()  # if ranges overlap, it stays so, and NIXL moves all
-        layouts = {
-            str(k): KVLayout.from_tensors("block dim", Memory(start, end - start, device), layer_start=k)
-            for k, (device, start, end) in enumerate(+self._ranges)
-        }
-        self.areas = areas_of(layouts, layouts)
-        self.layouts, self.offer = layouts, Offer(area.layout for area in self.areas)
+        layouts, areas = dict[str, KVLayout](), list[Area]()
+        try:
+            every = {
+                str(k): KVLayout.from_tensors("block dim", Memory(start, end - start, device), layer_start=k)
+                for k, (device, start, end) in enumerate(+self._ranges)
+            }
+            areas = areas_of(every, every)
+            layouts = every
+        finally:  # at once, since peers' orders come meanwhile; if ranges overlap, there are none, and NIXL moves all
+            self.layouts, self.areas, self.offer = layouts, areas, Offer(area.layout for area in areas)
 
     def place(self, rows: Rows) -> Placed | None:
         """Return rows of this process; None if some lie in other memory."""

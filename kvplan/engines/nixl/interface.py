@@ -274,9 +274,8 @@ class Peers:
             for way in self.ways(name):
                 if prepared.placed is None:
                     prepared.neighbour, prepared.placed = way, way.place(rows)
-            if prepare and prepared.placed is not None:
-                for each in [prepared.neighbour] if prepared.neighbour is not None else self._ends:
-                    each.prepare(prepared.placed)
+            if prepare and prepared.placed is not None and (warmed := prepared.neighbour or self.packed) is not None:
+                warmed.prepare(prepared.placed)
         return prepared
 
     def take(

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, TypeAlias
@@ -32,7 +31,6 @@ AUTO, ALWAYS, NEVER = WHEN = ("auto", "always", "never")
 CLOSE_SECONDS = 10.0  # that memory which is deregistered waits for transfers of peers, and then for copies that run
 GREET_SECONDS = 5.0  # that a packed transfer waits for a peer that has not answered; then NIXL moves it
 PART_SECONDS = 1.0  # that a removal waits for the peer's answer to a goodbye, and an end for those of all peers
-LOOK_SECONDS = 1e-4  # between two looks of such a wait
 SAMPLE = 1 << 15  # most rows of a list by which it is known whether such rows are packed; a long prompt has as many
 
 log = logging.getLogger("kvplan.engines.nixl")
@@ -82,9 +80,6 @@ class NearEnd:
         """Open the memory of a peer, by its part of a card; raise KVPlanError if that cannot be."""
         self.peers[name] = NearPeer(self, name, part)
 
-    def prepare(self, rows: Placed) -> None:
-        """Do nothing: it is warmed up for the rows of peers; see :meth:`NearPeer.prepare`."""
-
 
 class _Peer:
     """A way to a peer.
@@ -115,6 +110,9 @@ class _Peer:
     def close(self) -> None:
         """Part from the peer."""
 
+    def prepare(self, rows: Placed) -> None:
+        """Warm up for rows of the peer, if that is needed: the first transfer compiles nothing."""
+
     def give_up(self, moving: Transfer) -> None:
         """End a transfer that has begun, if that is possible."""
 
@@ -133,11 +131,11 @@ class NearPeer(_Peer):
         return placed_in(self._areas, rows)
 
     def prepare(self, rows: Placed) -> None:
-        """Warm up for rows of the peer: the first transfer compiles nothing."""
+        """See :meth:`_Peer.prepare`."""
         for area in self.end.memory.areas:
             first, size = np.array([area.layout.regions[0].address]), int(np.max(rows.size))
             plan = RowProgram(rows.layout, area.layout).plan(rows.address[:1], first, size, rows.alignment)
-            self._peer.core.executor_for(plan).prepare(plan)
+            self._peer.prepare(plan)
 
     def wants(self, plan: Plan) -> bool:
         """Return whether kvplan is to move a plan."""
@@ -147,10 +145,10 @@ class NearPeer(_Peer):
         """Begin to move a plan; raise an error if no byte has moved and none will."""
         return self._peer.submit(plan)
 
-    def gone(self) -> str | None:
-        """Return why the peer can no longer be moved to and from, or None."""
-        link = self._peer.link
-        return "it has no connection" if link is None else link.lost() or link.why
+    def gone(self, moving: object = None) -> str | None:
+        """Return why the peer can no longer be moved to and from, or None, when a transfer has ended."""
+        del moving
+        return self._peer.gone
 
     def close(self) -> None:
         """Let go of the memory, once no transfer is in flight."""
@@ -187,12 +185,8 @@ class PackedEnd:
     ) -> None:  # fmt: skip
         self.peers: dict[str, PackedPeer] = {}
         self.always = always
-        nixl = NixlEnd(name, {}, _Shared(real, known), tuple(real.backends) or ("UCX",), progress_thread=False)
-        nixl.agent()
-        self.way = NixlPacked(
-            name, nixl, lambda: memory.offer, cache(Executor), PackedWay(slots),
-            lambda: min({area.device for area in memory.areas} - {"cpu"}, default="cpu"),
-        )  # fmt: skip
+        nixl = NixlEnd(name, {}, real, tuple(real.backends) or ("UCX",), progress_thread=False, others=known).open()
+        self.way = NixlPacked(name, nixl, lambda: memory.offer, cache(Executor), PackedWay(slots))
         weakref.finalize(self, _close, self.way, real, generation())
 
     def part(self) -> int:
@@ -223,24 +217,8 @@ class PackedEnd:
 
     def withdraw(self) -> None:
         """Wait until transfers of peers that have begun have ended, since memory is deregistered; then end the rest."""
-        if self.way.ring is None:
-            return
-        end, begun = self.way, list[frozenset[Any]]()
-
-        def ended() -> bool:
-            return bool(begun) and not begun[0] & end.served()
-
-        end.later(lambda: begun.append(end.served()))
-        _awaited(ended, CLOSE_SECONDS)
-        end.later(lambda: end.refuse(begun[0] & end.served(), "its memory was deregistered"))  # it may be freed next
-        if not _awaited(lambda: ended() and not end.copying, CLOSE_SECONDS):
+        if self.way.ring is not None and not self.way.withdraw(CLOSE_SECONDS):
             log.warning("memory is deregistered while packed transfers of peers may still use it")
-
-    def part_from(self, name: str) -> None:
-        """Part from a peer, and wait a little until nothing of it moves any more."""
-        self.way.forget(name)
-        if self.way.ring is not None and not _awaited(lambda: name not in self.way.peers, PART_SECONDS):
-            log.warning("%s does not say that its writes have ended; its slots stay unused until then", name)
 
     def notes(self) -> dict[str, list[bytes]]:
         """Return the engine's notifications that have come since the last call, by the names of peers."""
@@ -259,9 +237,6 @@ class PackedPeer(_Peer):
         """Return rows at the peer's own addresses: NIXL has checked that they lie there, and the peer does so again."""
         return Placed(rows.device, rows.address, rows.size, _far(rows.device))
 
-    def prepare(self, rows: Placed) -> None:
-        """Do nothing: it is warmed up for rows of this process; see :meth:`PackedEnd.prepare`."""
-
     def wants(self, plan: Plan) -> bool:
         """Return whether a plan is to be packed; otherwise NIXL moves it with a descriptor for each piece."""
         way, reading = self.end.way, _reading(plan)
@@ -279,17 +254,20 @@ class PackedPeer(_Peer):
         patience = PATIENCE if end.answered(self.name) else GREET_SECONDS
         return end.submit(self.name, plan, reading=_reading(plan), patience=patience)
 
-    def gone(self) -> str | None:
-        """Return why the peer can no longer be moved to and from, or None."""
-        return "NIXL reports that it is gone" if self.end.way.lost(self.name) else None
+    def gone(self, moving: object = None) -> str | None:
+        """Return why the peer can no longer be moved to and from, or None, when a transfer has ended."""
+        return "NIXL reports that it is gone" if getattr(moving, "lost", False) else None
 
     def give_up(self, moving: Any) -> None:
         """End a transfer that has begun. This waits for the copies that run here, and not for the peer."""
-        self.end.way.end().give_up(moving, "it was released")
+        self.end.way.give_up(moving, "it was released")
 
     def close(self) -> None:
         """Say goodbye, and wait a little for the answer; transfers that have not ended fail."""
-        self.end.part_from(self.name)
+        way, name = self.end.way, self.name
+        way.part(name, "the peer was forgotten, or this agent was closed")
+        if way.ring is not None and not way.waits(lambda: name not in way.peers, PART_SECONDS):
+            log.warning("%s does not say that its writes have ended; its slots stay unused until then", name)
 
 
 End: TypeAlias = NearEnd | PackedEnd
@@ -305,20 +283,6 @@ def guarded(what: str, level: int = logging.WARNING) -> Iterator[None]:
         log.log(level, "%s: %s: %s", what, type(error).__name__, error)
 
 
-class _Shared:
-    """NIXL's agent, of which packed transfers remove no peer that the engine has added."""
-
-    def __init__(self, real: Any, known: set[str]) -> None:
-        self._real, self._known = real, known
-
-    def remove_remote_agent(self, name: str) -> None:
-        if name not in self._known:
-            self._real.remove_remote_agent(name)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._real, name)
-
-
 def _close(way: NixlPacked, real: object, made_in: int) -> None:
     """Part from all peers, and end the thread; a forked child leaves that to its parent."""
     if made_in == generation():
@@ -327,13 +291,6 @@ def _close(way: NixlPacked, real: object, made_in: int) -> None:
         with guarded("packed transfers end while a peer may still write"):
             way.close(PART_SECONDS)
         way.stop(PART_SECONDS)
-
-
-def _awaited(over: Callable[[], bool], seconds: float) -> bool:
-    until = time.monotonic() + seconds
-    while not over() and time.monotonic() < until:
-        time.sleep(LOOK_SECONDS)
-    return over()
 
 
 def _reading(plan: Plan) -> bool:

@@ -136,7 +136,7 @@ class TakenTransfer:
             if self._note:
                 self._real.send_notif(self._neighbour.name, self._note)
         except TransferError as error:
-            gone = self._gone()
+            gone = self._gone(moving)
             if gone is None and not getattr(moving, "begun", True):
                 return self._pass_on(str(error))
             self._error = nixl_error(self._real, "RemoteDisconnect" if gone else "Backend", str(error))
@@ -147,10 +147,10 @@ class TakenTransfer:
             self.telemetry = Telemetry(start, post, whole, self._plan.nbytes, self._plan.units)
         return self.look()
 
-    def _gone(self) -> str | None:
+    def _gone(self, moving: Transfer | None = None) -> str | None:
         """Return why the peer is gone, or None. A peer that is gone is left to NIXL from now on."""
         neighbour = self._neighbour
-        gone = REMOVED if neighbour.left == REMOVED else neighbour.gone()
+        gone = REMOVED if neighbour.left == REMOVED else neighbour.gone(moving)
         if gone is not None and neighbour.left is None:
             log.warning("transfers with %s go by NIXL from now on: %s", neighbour.name, gone)
             neighbour.leave(gone)

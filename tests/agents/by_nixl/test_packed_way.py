@@ -151,7 +151,7 @@ def test_an_agent_that_is_collected_gives_everything_back(far):
     far.me = far.peer = far.load = far.store = None
     gc.collect()
     mine = far.network.agents["me"]
-    until(lambda: not any(mine.memory.values()) and not mine.live)
+    until(lambda: not mine.memory and not mine.live)
     until(lambda: not far.network.agents["you"].known)
     far.me = far.you  # which close() closes
 

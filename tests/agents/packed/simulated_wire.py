@@ -167,7 +167,7 @@ class Network:
         return self.places[name].end
 
     def step(self) -> None:
-        if any(place.end.copying for name, place in self.places.items() if name not in self.stalled | self.dead):
+        if any(place.end.traffic.copies for name, place in self.places.items() if name not in self.stalled | self.dead):
             time.sleep(1e-5)  # the executor's threads have a clock of their own
         else:
             self.now += STEP

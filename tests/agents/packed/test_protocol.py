@@ -305,6 +305,24 @@ def test_memory_that_is_not_offered_is_refused(network, pair):
     network.settle()
 
 
+def test_memory_that_is_offered_read_only_is_not_written(network, pair, executor):
+    near, far = pair
+    locked = far.memory.copy()
+    locked.flags.writeable = False
+    locked = KVLayout.from_tensors("block layer dim", locked)
+    network.place("both", executor, [far.layout, locked])
+    written = kvplan.compile(near.layout, KVLayout.from_tensors("block layer dim", far.memory.copy())).plan([1], [2])
+    refused = kvplan.compile(near.layout, locked).plan([1], [2])
+    before = [layout.tensors.copy() for layout in (far.layout, locked)]
+    for plan, why in ((refused, "read-only"), (written, "not all in the memory that is offered")):
+        with pytest.raises(TransferError, match=why):
+            ended(network, near.end.submit("both", plan, reading=False))
+    for layout, content in zip((far.layout, locked), before, strict=True):
+        assert (layout.tensors == content).all()
+    ended(network, near.end.submit("both", kvplan.compile(near.layout, far.layout).plan([1], [2]), reading=False))
+    network.settle()
+
+
 def test_many_programs_on_one_line(network, pair):
     """Each slice of a layout is a program of its own; numbers of old ones are used again."""
     near, far = pair

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from kvplan.engines.nixl import Agent
-from tests.contract.engines.nixl.nixl_double import LoneAgent, nixlRemoteDisconnectError
+from tests.nixl.double import LoneAgent, nixlRemoteDisconnectError
 
 GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
 PATIENCE = 120.0  # seconds

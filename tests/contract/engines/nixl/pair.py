@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from kvplan.engines.nixl import Agent
-from tests.contract.engines.nixl import nixl_double as nixl
+from tests.nixl import double as nixl
 from tests.patience import until
 
 BLOCK = 64
@@ -18,7 +18,7 @@ class Pair:
     """Two agents of one process with a pool each, the second known to the first."""
 
     def __init__(self, blocks=32, *, kvplan=(True, True), **options):
-        self.machine = nixl.Machine()
+        self.machine = nixl.Network(looks=1)
         self.real = [self.machine.agent(name) for name in ("decode", "prefill")]
         self.agents = [Agent(agent=one, **options) if on else one for one, on in zip(self.real, kvplan, strict=True)]
         rng = np.random.default_rng(blocks)

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from kvplan.engines.nixl import Agent
-from tests.contract.engines.nixl.nixl_double import LoneAgent
+from tests.nixl.double import LoneAgent
 
 BLOCKS, BLOCK = 64, 1024
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.contract.engines.nixl import nixl_double as nixl
 from tests.contract.engines.nixl.pair import BLOCK, Pair
+from tests.nixl import double as nixl
 from tests.open_files import open_files
 
 

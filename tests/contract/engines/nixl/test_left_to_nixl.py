@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.contract.engines.nixl import nixl_double as nixl
 from tests.contract.engines.nixl.pair import BLOCK, Pair
+from tests.nixl import double as nixl
 
 
 @pytest.fixture

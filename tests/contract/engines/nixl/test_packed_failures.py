@@ -9,8 +9,8 @@ import weakref
 import numpy as np
 import pytest
 
-from tests.contract.engines.nixl import nixl_double as nixl
 from tests.contract.engines.nixl.pair import PackedPair, heard, move
+from tests.nixl import double as nixl
 from tests.patience import PATIENCE, until
 
 

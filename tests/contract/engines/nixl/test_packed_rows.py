@@ -7,8 +7,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from tests.contract.engines.nixl import nixl_double as nixl
 from tests.contract.engines.nixl.pair import BLOCK, PackedPair, heard, move
+from tests.nixl import double as nixl
 from tests.patience import until
 
 

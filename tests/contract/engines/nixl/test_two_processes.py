@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from kvplan.engines.nixl import Agent
-from tests.contract.engines.nixl import nixl_double as nixl
 from tests.contract.engines.nixl.prefill_process import BLOCK, BLOCKS, pool
+from tests.nixl import double as nixl
 from tests.open_files import leaves_no_file, open_files
 from tests.patience import PATIENCE, until
 
