@@ -56,6 +56,7 @@ from kvplan.backends._vllm_orders import place
 from kvplan.base.integers import integer, integers, optional_integer
 from kvplan.errors import LayoutError
 from kvplan.layout.kvlayout import KVLayout
+from kvplan.layout.tensors import facts
 
 __all__ = ["FORMS", "describe", "place"]
 
@@ -86,7 +87,7 @@ def describe(
     Args:
         kv_caches: the argument of ``register_kv_caches``, layer name to tensor; or a list of tensors in order of
             layers; or one tensor, of one layer or with an outermost dim for the layers. A layer's number is the only
-            integer in its name. A layer that shares the tensor of another layer is left out.
+            integer in its name. A layer at the address of another one is left out.
         form: the form of a layer's tensor, from the table.
         head_size_v: elements of V in the content of ``fused`` and ``rows``, if it is not half (the parts are then
             of two sizes); 0 makes ``fused`` a ``latent``.
@@ -193,17 +194,16 @@ def _named_layers(
     if layer_start:
         raise LayoutError(f"layer_start is {layer_start}, and the names of kv_caches tell the layers; leave it out")
     given = [_number(name) for name in picked] if layers is None else _numbers(layers, 0, len(picked))
-    held: dict[int, str] = {}
-    tensors: dict[int, Any] = {}
+    described: dict[int, str] = {}
+    tensors: dict[object, Any] = {}
     for number, name in sorted(zip(given, picked, strict=True)):
-        cache = kv_caches[name]
-        if any(cache is other for other in tensors.values()):
-            continue  # layers that share a cache: only the first one is described
-        if number in held:
-            raise LayoutError(f"{held[number]!r} and {name!r} are both layer {number}; describe each kind of layer by "
-                              "itself (names=, part=) and merge")  # fmt: skip
-        held[number], tensors[number] = name, cache
-    return list(tensors.values()), list(tensors)
+        if (place := facts(kv_caches[name])[:-1]) in tensors:
+            continue  # layers that share a cache, by its address: only the first one is described
+        if number in described:
+            raise LayoutError(f"{described[number]!r} and {name!r} are both layer {number}; describe each kind of "
+                              "layer by itself (names=, part=) and merge")  # fmt: skip
+        described[number], tensors[place] = name, kv_caches[name]
+    return list(tensors.values()), list(described)
 
 
 def _numbers(layers: Sequence[int] | None, layer_start: int, count: int) -> list[int]:

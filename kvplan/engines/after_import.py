@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.abc
-import importlib.machinery
 import logging
 import sys
 from collections.abc import Callable, Sequence
@@ -28,7 +27,7 @@ def after_import(name: str, call: Callable[[], object]) -> None:
     """
     if name in sys.modules:
         call()
-    elif not any(isinstance(finder, _Finder) and finder.means(name, call) for finder in sys.meta_path):
+    elif not any(isinstance(finder, _Finder) and finder.watch == (name, call) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder(name, call))
 
 
@@ -52,44 +51,20 @@ class _Finder(importlib.abc.MetaPathFinder):
     """Finds one module as Python does, and makes a call when the module has been loaded."""
 
     def __init__(self, name: str, call: Callable[[], object]) -> None:
-        self._name, self._call = name, call
+        self.watch = name, call
 
-    def means(self, name: str, call: Callable[[], object]) -> bool:
-        """Return whether it is for this module and this call."""
-        return (self._name, self._call) == (name, call)
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:  # fmt: skip
-        """Return the spec of the module, with a loader that makes the call behind it."""
-        if fullname != self._name:
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
+        """Return the spec of the module, whose loader makes the call behind it."""
+        if fullname != self.watch[0]:
             return None
-        for finder in sys.meta_path:
-            if finder is self or not hasattr(finder, "find_spec"):
-                continue
-            spec = finder.find_spec(fullname, path, target)
-            if spec is not None:
-                if spec.loader is not None:
-                    spec.loader = _Loader(spec.loader, self._call)
-                return spec
-        return None
+        finders = [finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec")]
+        spec = next(filter(None, (finder.find_spec(fullname, path, target) for finder in finders)), None)
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
 
+            def exec_module(module: ModuleType) -> None:
+                load(module)
+                self.watch[1]()
 
-class _Loader(importlib.abc.Loader):
-    """Loads a module by another loader, and then makes a call."""
-
-    def __init__(self, own: Any, call: Callable[[], object]) -> None:
-        self._own, self._call = own, call
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        """Create the module as its own loader does."""
-        made: ModuleType | None = self._own.create_module(spec)
-        return made
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Run the module, then make the call."""
-        self._own.exec_module(module)
-        self._call()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._own, name)
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]  # of this module's own loader
+        return spec

@@ -7,32 +7,24 @@ imports almost nothing. The plugin itself reads the value of the variable, and r
 from __future__ import annotations
 
 import os
+from importlib import import_module
 
 
 def sglang() -> None:
     """Call :func:`kvplan.engines.sglang.plugin.plugin` if ``KVPLAN_SGLANG`` is set."""
-    if _asked("KVPLAN_SGLANG"):
-        from kvplan.engines.sglang.plugin import plugin
-
-        plugin()
+    _plug("KVPLAN_SGLANG", "sglang.plugin")
 
 
 def lmcache() -> None:
     """Call :func:`kvplan.engines.lmcache.lmcache_plugin.plugin` if ``KVPLAN_LMCACHE`` is set."""
-    if _asked("KVPLAN_LMCACHE"):
-        from kvplan.engines.lmcache.lmcache_plugin import plugin
-
-        plugin()
+    _plug("KVPLAN_LMCACHE", "lmcache.lmcache_plugin")
 
 
 def nixl() -> None:
     """Call :func:`kvplan.engines.nixl.switch.plugin` if ``KVPLAN_NIXL`` is set."""
-    if _asked("KVPLAN_NIXL"):
-        from kvplan.engines.nixl.switch import plugin
-
-        plugin()
+    _plug("KVPLAN_NIXL", "nixl.switch")
 
 
-def _asked(variable: str) -> bool:
-    """Return whether a variable has another value than ``0`` and the empty one."""
-    return os.environ.get(variable, "") not in {"", "0"}
+def _plug(variable: str, module: str) -> None:
+    if os.environ.get(variable, "") not in {"", "0"}:
+        import_module(f"kvplan.engines.{module}").plugin()

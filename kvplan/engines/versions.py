@@ -48,23 +48,17 @@ class Held(NamedTuple):
         >>> Held("x", "x", ("5.23.0",), 2, "5.18", "no such class").judged("5.17.0")[0]
         'refused'
         """
-        against = f"kvplan's adapter was held against {self.name} {', '.join(self.versions)}"
         number = release(running)
-        if self.only and not self._knows(number):
-            install = f"install {self.package}=={self.written_for}"
-            return "refused", f"{self.name} {running} may differ: {self.why}; {against}: {install}"
-        if number is None:
-            return "unknown", f"{self.name} {running} has no number; {against}"
-        if self.least is not None and number < (release(self.least) or ()):
-            install = f"install {self.package}=={self.written_for}"
-            return "refused", f"{self.name} {running} differs: {self.why}; {against}: {install}"
-        if self._knows(number):
+        known = [(release(each) or ())[: self.parts] for each in self.versions]
+        if number is not None and number[: self.parts] in known:
             return "held", ""
+        against = f"kvplan's adapter was held against {self.name} {', '.join(self.versions)}"
+        old = number is not None and self.least is not None and number < (release(self.least) or ())
+        if self.only or old:
+            differs = "differs" if old else "may differ"
+            install = f"install {self.package}=={self.written_for}"
+            return "refused", f"{self.name} {running} {differs}: {self.why}; {against}: {install}"
         return "unknown", f"{self.name} {running}: {against}, and its members may differ"
-
-    def _knows(self, number: tuple[int, ...] | None) -> bool:
-        known = ((release(each) or ())[: self.parts] for each in self.versions)
-        return number is not None and number[: self.parts] in known
 
 
 VLLM = Held("vLLM", "vllm", ("0.33.0",), 2, why="its scheduler is used from inside", only=True)
@@ -77,7 +71,7 @@ TRANSFORMERS = Held(
 NIXL = Held("NIXL", "nixl", ("1.5.1",), 2)
 ENGINES = (VLLM, SGLANG, LMCACHE, TRANSFORMERS, NIXL)
 
-_warned: set[tuple[str, str]] = set()
+_warned: set[str] = set()
 
 
 def release(text: str) -> tuple[int, ...] | None:
@@ -86,8 +80,8 @@ def release(text: str) -> tuple[int, ...] | None:
     >>> release("5.23.0.dev0"), release("v1.2"), release("unknown")
     ((5, 23, 0), (1, 2), None)
     """
-    found = _RELEASE.match(text.strip().removeprefix("v"))
-    return None if found is None else tuple(int(number) for number in found[0].split("."))
+    numbers = _RELEASE.match(text.strip().removeprefix("v"))
+    return None if numbers is None else tuple(int(number) for number in numbers[0].split("."))
 
 
 def check(held: Held, running: str = "") -> None:
@@ -108,10 +102,6 @@ def check(held: Held, running: str = "") -> None:
     verdict, why = held.judged(running)
     if verdict == "refused":
         raise KVPlanError(why)
-    if (held.package, running) in _warned:
-        return
-    _warned.add((held.package, running))
-    if verdict == "unknown":
+    if verdict == "unknown" and why not in _warned:
+        _warned.add(why)
         logger.warning("%s", why)
-    else:
-        logger.debug("%s %s, as the adapter was held against %s", held.name, running, ", ".join(held.versions))

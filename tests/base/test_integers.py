@@ -152,7 +152,7 @@ TAKES = {
     "lmcache end": (lambda n: chunks(4, n), 8),
     "lmcache offset": (lambda n: chunks(254, 258, offset=n), 250),
     "lmcache cached": (lambda n: chunks(250, 254, cached=n), 252),
-    "vllm group_sizes": (lambda n: [g.first for g in ids_of(
+    "vllm group_sizes": (lambda n: [len(g.blocks) for g in ids_of(
         SimpleNamespace(block_ids=range(100), group_sizes=[n], block_indices=[250]),
         SimpleNamespace(block_ids=range(26)), 1, 4)], 100),
 }  # fmt: skip

@@ -42,7 +42,14 @@ def noise(*shape):
 CACHES = {
     "K and V planes": (lambda: [noise(2, BLOCKS, TOKENS, HEADS, DIM) for _ in range(LAYERS)], {"kv_layout": "NHD"}),
     "K and V of a block": (lambda: [noise(BLOCKS, 2, TOKENS, HEADS, DIM) for _ in range(LAYERS)], {"kv_layout": "NHD"}),
-    "HND": (lambda: [noise(BLOCKS, 2, HEADS, TOKENS, DIM) for _ in range(LAYERS)], {"kv_layout": "HND"}),
+    "HND": (
+        lambda: [noise(BLOCKS, 2, HEADS, TOKENS, DIM).transpose(2, 3) for _ in range(LAYERS)],
+        {"kv_layout": "HND"},
+    ),
+    "K and V of a row": (
+        lambda: [noise(BLOCKS, TOKENS, HEADS, 2 * DIM).transpose(1, 2) for _ in range(LAYERS)],
+        {"kv_layout": "NHD"},
+    ),
     "latents": (lambda: [noise(BLOCKS, TOKENS, 24) for _ in range(LAYERS)], {}),
 }
 
@@ -54,7 +61,8 @@ def rows(cache, name, slots):
         dense = {
             "K and V planes": lambda t=layer: t.permute(1, 2, 0, 3, 4),
             "K and V of a block": lambda t=layer: t.permute(0, 2, 1, 3, 4),
-            "HND": lambda t=layer: t.permute(0, 3, 1, 2, 4),
+            "HND": lambda t=layer: t.permute(0, 2, 1, 3, 4),
+            "K and V of a row": lambda t=layer: t.permute(0, 2, 1, 3),
             "latents": lambda t=layer: t,
         }[name]()
         made.append(dense.flatten(0, 1)[slots].view(torch.int16))

@@ -28,6 +28,8 @@ from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 
 from kvplan.engines import vllm
 from kvplan.engines.vllm import worker as vllm_worker
+from kvplan.engines.vllm.jobs import Jobs
+from kvplan.engines.vllm.pages import pages_of
 from tests.peers.vllm_worker import OnDevice, allocated
 
 pytestmark = pytest.mark.peers
@@ -113,6 +115,8 @@ class Pair:
 
         def noted(worker, groups, device_rows, host_rows, *args, **kwargs):
             self.our_pools = places(host_rows)
+            pages = [pages_of(references, canonical=canonical) for references in groups]
+            self.planned = Jobs(pages, device_rows, host_rows, per_chunk)
             init(worker, groups, device_rows, host_rows, *args, **kwargs)
 
         with monkeypatch.context() as patched:
@@ -122,7 +126,7 @@ class Pair:
     def run(self, job, device, host, *, store, expedited=False):
         """One job through both: their report is ours, and so is each byte they copy. How many those are."""
         self.copies.clear()
-        plans = self.ours._lines["store" if store else "load"]._plan(device, host)
+        moves = self.planned.store([(device, host)]) if store else self.planned.load([(device, host)])
         for worker in (self.theirs, self.ours):
             if store:
                 assert worker.submit_store(job, device, host) is True
@@ -134,13 +138,14 @@ class Pair:
         assert type(our) is type(their)
         assert (our.job_id, our.success, our.transfer_size) == (their.job_id, True, their.transfer_size)
         assert torch.equal(self.our_raw, self.their_raw)
-        made = [row for plan in plans for row in zip(*plan.descriptors(), strict=True)]
+        made = [row for move in moves for row in zip(*move.plan.descriptors(), strict=True)]
         wanted = bytes_of(self.copies, self.their_raw.data_ptr(), self.their_pools, store)
         assert np.array_equal(bytes_of(made, self.our_raw.data_ptr(), self.our_pools, store), wanted)
         assert wanted.shape[1] == our.transfer_size
         return our.transfer_size
 
     def close(self):
+        self.planned = None  # which holds views of the region
         self.theirs.shutdown()
         self.ours.shutdown()
 
@@ -228,13 +233,6 @@ def test_jobs(model, order, per_chunk, pair):
     caches = caches_of(MODELS[model](), order)
     groups = len(caches.group_data_refs)
     hold_jobs(pair(caches, per_chunk), groups, per_chunk, most=min(5, (CHUNKS - groups) // groups))
-
-
-@pytest.mark.parametrize("per_chunk", [1, 4])
-def test_many_blocks_of_several_groups_are_a_plan_for_each(per_chunk, pair, monkeypatch):
-    monkeypatch.setattr("kvplan.engines.vllm.jobs.JOINED_BLOCKS", 2)
-    caches = caches_of(several(FullAttentionSpec(**FULL)), "LBHNC")
-    hold_jobs(pair(caches, per_chunk), 3, per_chunk, most=2)
 
 
 # ---- the shared region, and canonical pages ----

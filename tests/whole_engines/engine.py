@@ -80,12 +80,12 @@ class Engine:
         if self.has_lmcache():
             return found  # LMCache keeps its own books
         offload = connector.connector_scheduler
-        lines = self.worker()._lines.values()
+        queues = self.worker().queues.values()
         return found | {
             "jobs of the scheduler": len(offload._jobs),
             "requests of the connector": len(offload._req_status),
             "fenced blocks": len(offload._block_id_to_pending_jobs),
-            "jobs of the worker": sum(len(line.jobs) for line in lines),
+            "jobs of the worker": sum(len(queue.jobs) for queue in queues),
         }
 
     def used_blocks(self) -> int:

@@ -8,9 +8,9 @@ wrong bytes.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
-from kvplan.engines.vllm.lines import Line
 from kvplan.engines.vllm.worker import Worker
 from kvplan.errors import TransferError
 from kvplan.execute.executor import Executor
@@ -58,26 +58,29 @@ class Faults:
     def install(self) -> None:
         """Patch kvplan in this process."""
         made, submit = Worker.__init__, Executor.submit
-        one, layers = Line.submit, Line.submit_layers
+        store, load, layers = Worker.submit_store, Worker.submit_load, Worker.submit_layers
 
         def noted(worker, groups, device_rows, host_rows, *more, **named):
             self._rows = (device_rows, host_rows)
             made(worker, groups, device_rows, host_rows, *more, **named)
 
-        def submit_one(line, job_id, device_spec, host_spec):
-            rows, spec = (self._rows[1], host_spec) if line._what == "store" else (self._rows[0], device_spec)
-            self._failing = self._turn(line._what, rows, [spec])
+        def turned(kind, call, *blocks):
+            """Make a call that submits a job of these blocks."""
+            self._failing = self._turn(kind, self._rows[kind == "store"], blocks)
             try:
-                one(line, job_id, device_spec, host_spec)
+                return call()
             finally:
                 self._failing = None
 
-        def submit_layers(line, jobs, plan, *more):
-            self._failing = self._turn(line._what, self._rows[0], [job.device_spec for job in jobs])
-            try:
-                return layers(line, jobs, plan, *more)
-            finally:
-                self._failing = None
+        def submit_store(worker, job_id, src_spec, dst_spec):
+            return turned("store", lambda: store(worker, job_id, src_spec, dst_spec), dst_spec)
+
+        def submit_load(worker, job_id, src_spec, dst_spec, expedited=False):
+            kind = "expedited load" if expedited else "load"
+            return turned(kind, lambda: load(worker, job_id, src_spec, dst_spec, expedited), dst_spec)
+
+        def submit_layers(worker, loads, whole=()):
+            return turned("expedited load", lambda: layers(worker, loads, whole), *(device for _, _, device in loads))
 
         def submitted(executor, *given, **named):
             if self._failing is None:
@@ -93,9 +96,9 @@ class Faults:
             return Lost(transfer, spoil)
 
         Worker.__init__, Executor.submit = noted, submitted
-        Line.submit, Line.submit_layers = submit_one, submit_layers
+        Worker.submit_store, Worker.submit_load, Worker.submit_layers = submit_store, submit_load, submit_layers
 
-    def _turn(self, what: str, rows: Any, specs: list[Any]) -> tuple[str, Any] | None:
+    def _turn(self, what: str, rows: Any, specs: Sequence[Any]) -> tuple[str, Any] | None:
         """Say whether the next job fails, and how."""
         kind = what.rsplit(maxsplit=1)[-1]  # expedited loads are counted with the others
         self._seen[kind] += 1

@@ -15,7 +15,7 @@ from kvplan.backends import lmcache as backend
 from kvplan.base.integers import integer
 from kvplan.cost.policy import BESIDE_COMPUTE, Policy
 from kvplan.engines import versions
-from kvplan.engines.lmcache.objects import Chunk, ObjectPrograms, chunks_of
+from kvplan.engines.lmcache.objects import ObjectPrograms, chunks_of
 from kvplan.engines.startup import prepare
 from kvplan.engines.streams import current_stream
 from kvplan.errors import KVPlanError, LayoutError
@@ -23,11 +23,12 @@ from kvplan.execute.executor import Executor
 from kvplan.execute.transfer import Transfer
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.plan.copy_program import compile  # noqa: A004
-from kvplan.plan.plan import join
+from kvplan.plan.plan import Plan, join
 
 WRITTEN_FOR = versions.LMCACHE.written_for  # the version of LMCache whose members are used here
 
 Caches = KVLayout | Sequence[KVLayout]
+Source = Caches | Callable[[Any], Caches]
 
 
 class Connector:
@@ -58,16 +59,11 @@ class Connector:
     (7.0, torch.Size([2, 3, 8, 16]))
     """
 
-    def __init__(self, caches: Caches | Callable[[Any], Caches], executor: Executor, own: Any = None) -> None:
-        self.executor = executor
-        self.own = own
-        self._describe: Callable[[Any], Caches] | None = None
+    def __init__(self, caches: Source, executor: Executor, own: Any = None) -> None:
+        self.executor, self.own = executor, own
+        self._describe = caches if callable(caches) else None
         self._described: tuple[int, ...] = ()  # addresses of the tensors that were described
-        self._programs: ObjectPrograms | None = None
-        if callable(caches):
-            self._describe = caches
-        else:
-            self._programs = ObjectPrograms(_layouts(caches))
+        self._programs = None if callable(caches) else ObjectPrograms(_layouts(caches))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or self.__dict__.get("own") is None:
@@ -92,11 +88,13 @@ class Connector:
             LayoutError: the objects do not fit the cache, or have other content (IncompatibleLayoutsError).
             KVPlanError: ``slot_mapping`` or the cache is missing.
         """
-        self._describe_caches(more)
+        programs = self._known(more)
         chunks = chunks_of(memory_objs, starts, ends, more.get("slot_mapping"), 0, 0)
-        transfer = self._submit(chunks, store=True, after=after)
-        for memory in memory_objs:
-            self._set_format(memory)
+        transfer = self._submit(programs.plans(chunks, store=True), after)
+        if "k" not in programs.caches[0].parts:
+            for memory in memory_objs:  # as LMCache's connectors do; its allocator may set another format
+                if (said := getattr(memory.metadata, "fmt", None)) is not None:
+                    memory.metadata.fmt = type(said)["KV_MLA_FMT"]
         return transfer
 
     def load(
@@ -113,10 +111,10 @@ class Connector:
             OverlapError: a slot is given twice.
             KVPlanError: as in :meth:`store`.
         """
-        self._describe_caches(more)
+        programs = self._known(more)
         offset, cached = more.get("offset", 0), more.get("vllm_cached_tokens", 0)
         chunks = chunks_of(memory_objs, starts, ends, more.get("slot_mapping"), offset, cached)
-        return self._submit(chunks, store=False, after=after)
+        return self._submit(programs.plans(chunks, store=False), after)
 
     # LMCache's interface.
 
@@ -128,15 +126,11 @@ class Connector:
         """See :meth:`load`; waits for the bytes."""
         self.batched_to_gpu([memory_obj], [start], [end], **kwargs)
 
-    def batched_from_gpu(
-        self, memory_objs: Sequence[Any], starts: Sequence[int], ends: Sequence[int], **kwargs: Any
-    ) -> None:
+    def batched_from_gpu(self, memory_objs: Any, starts: Any, ends: Any, **kwargs: Any) -> None:
         """See :meth:`store`; waits for the bytes."""
         self.store(memory_objs, starts, ends, **kwargs).synchronize()
 
-    def batched_to_gpu(
-        self, memory_objs: Sequence[Any], starts: Sequence[int], ends: Sequence[int], **kwargs: Any
-    ) -> None:
+    def batched_to_gpu(self, memory_objs: Any, starts: Any, ends: Any, **kwargs: Any) -> None:
         """See :meth:`load`; waits for the bytes."""
         self.load(memory_objs, starts, ends, **kwargs).synchronize()
 
@@ -150,43 +144,35 @@ class Connector:
             return self.own.get_shape(num_tokens)
         import torch
 
-        cache = self._known().caches[0]
+        cache = self._known({}).caches[0]
         planes, layers = len(cache.parts), len(cache.layers)
         nbytes = planes * layers * cache.block_tokens * getattr(torch, cache.dtype).itemsize
         return torch.Size((planes, layers, num_tokens, cache.block_nbytes // nbytes))
 
     def initialize_kvcaches_ptr(self, **kwargs: Any) -> None:
         """Describe the cache, if ``kvcaches`` are given."""
-        self._describe_caches(kwargs)
+        if kwargs.get("kvcaches") is not None:
+            self._known(kwargs)
         if self.own is not None:
             self.own.initialize_kvcaches_ptr(**kwargs)
 
-    def _describe_caches(self, given: dict[str, Any]) -> None:
-        if self._describe is None or given.get("kvcaches") is None:
-            return
-        addresses = tuple(_addresses(given["kvcaches"]))
-        if addresses != self._described:
-            self._programs = ObjectPrograms(_layouts(self._describe(given["kvcaches"])))
-            self._described = addresses
-
-    def _known(self) -> ObjectPrograms:
+    def _known(self, more: dict[str, Any]) -> ObjectPrograms:
+        """Return the programs of the cache, which is described if it is another one than before."""
+        tensors = more.get("kvcaches")
+        if self._describe is not None and tensors is not None:
+            addresses = tuple(_addresses(tensors))
+            if addresses != self._described:
+                self._programs, self._described = ObjectPrograms(_layouts(self._describe(tensors))), addresses
         if self._programs is None:
             raise KVPlanError(
                 "the engine's cache is not known yet; pass kvcaches=, or give its layout to the connector"
             )
         return self._programs
 
-    def _submit(self, chunks: list[list[Chunk]], *, store: bool, after: Any) -> Transfer:
-        programs = self._known()
-        cache = programs.caches[0]
-        plans = programs.plans(chunks, store=store) or [compile(cache, cache).plan([], [])]
-        return self.executor.submit(join(plans), after=current_stream(cache.device) if after is None else after)
-
-    def _set_format(self, memory: Any) -> None:
-        """Set the format of an object with latents, as LMCache's connectors do; its allocator may set another one."""
-        said = getattr(memory.metadata, "fmt", None)
-        if said is not None and "k" not in self._known().caches[0].parts:
-            memory.metadata.fmt = type(said)["KV_MLA_FMT"]
+    def _submit(self, plans: list[Plan], after: Any) -> Transfer:
+        cache = self._known({}).caches[0]
+        plan = join(plans or [compile(cache, cache).plan([], [])])
+        return self.executor.submit(plan, after=current_stream(cache.device) if after is None else after)
 
     def __repr__(self) -> str:
         caches = () if self._programs is None else self._programs.caches
@@ -196,7 +182,7 @@ class Connector:
 def connect(
     engine: Any,
     *,
-    caches: Caches | Callable[[Any], Caches] | None = None,
+    caches: Source | None = None,
     page_size: int = 1,
     device: Any = None,
     policy: Policy | None = None,
@@ -208,7 +194,7 @@ def connect(
 
     Args:
         engine: an ``LMCacheEngine`` of vLLM or SGLang, such as ``LMCacheEngineBuilder.get(instance_id)``.
-        caches: as in :class:`Connector`; by default described by the format that LMCache finds for ``kvcaches``.
+        caches: as in :class:`Connector`; by default :func:`described` by the tensors.
         page_size: slots per page, if the format has flat slots (SGLang), which do not show it.
         device: device of the executor; by default the GPU that LMCache gives this worker, or the CPU without a GPU.
         policy: policy of the executor; by default ``Policy(overlap="decode")``, since the model runs meanwhile.
@@ -229,37 +215,23 @@ def connect(
         raise KVPlanError(f"the engine's connector is a {kind}; kvplan replaces connectors of vLLM and SGLang that "
                           "move all layers at once: run without use_layerwise")  # fmt: skip
     serving = "SGLANG" if kind.startswith("SGLang") else "VLLM"
-    made = connector_for(
-        own, engine.metadata, serving=serving, hints=getattr(own, "layout_hints", None), caches=caches,
-        page_size=page_size, device=device, policy=policy,
-    )  # fmt: skip
-    engine.gpu_connector = made
-    return made
+    if caches is None:
+        caches = partial(described, serving=serving, metadata=engine.metadata, page_size=page_size)
+    engine.gpu_connector = connector = connector_for(own, engine.metadata, caches, device, policy)
+    return connector
 
 
 def connector_for(
-    own: Any,
-    metadata: Any,
-    *,
-    serving: str,
-    hints: Any = None,
-    caches: Caches | Callable[[Any], Caches] | None = None,
-    page_size: int = 1,
-    device: Any = None,
-    policy: Policy | None = None,
+    own: Any, metadata: Any, caches: Source, device: Any = None, policy: Policy | None = None
 ) -> Connector:
     """Make the connector of one worker.
 
     Args:
         own: LMCache's connector, or None if it has no connector for the device.
         metadata: LMCache's metadata of the worker.
-        serving: name in LMCache's ``EngineType``, such as ``"VLLM"``.
-        hints: LMCache's layout hints.
-        caches, page_size, device, policy: as in :func:`connect`.
+        caches, device, policy: as in :func:`connect`.
     """
     versions.check(versions.LMCACHE)  # not at import: an engine that does not use kvplan loads the plugin, too
-    if caches is None:
-        caches = partial(_discovered, serving=serving, hints=hints, page_size=page_size)
     if device is None:
         import torch
 
@@ -269,24 +241,52 @@ def connector_for(
     return Connector(caches, executor, own)
 
 
-def _discovered(kvcaches: Any, *, serving: str, hints: Any, page_size: int) -> KVLayout:
-    """Describe the engine's cache by the format that LMCache finds."""
-    from lmcache.utils import EngineType
-    from lmcache.v1.gpu_connector.kv_format.contiguity import attempt_permute_to_contiguous_view
-    from lmcache.v1.gpu_connector.utils import normalize_kv_and_discover_format
+def described(kvcaches: Any, *, serving: str = "VLLM", metadata: Any = None, page_size: int = 1) -> KVLayout:
+    """Describe the cache that an engine hands to LMCache, by the tensors alone.
 
-    found, tensors = normalize_kv_and_discover_format(
-        attempt_permute_to_contiguous_view(kvcaches), EngineType[serving], layout_hints=hints
-    )
-    flat = "NBBS" in found.name
-    return backend.describe(tensors, engine_format=found, block_tokens=page_size if flat else None)
+    LMCache 0.5.6 sorts the dims of a tensor by their strides, and finds the format of what comes out by a hint. With
+    two heads, different caches then have one shape. But an engine numbers the dims of its tensors always alike, and
+    their strides say where the bytes are.
+
+    Args:
+        kvcaches: vLLM's: a tensor per layer, ``(block, head, token, content)`` since 0.26, before that ``(2, block,
+            token, head, dim)``, ``(block, 2, token, head, dim)``, or latents, ``(block, token, dim)``. SGLang's: a
+            tensor ``(slot, head, dim)`` per layer, first all of K, then all of V, in one list or in two; or latents.
+        serving: ``"VLLM"`` or ``"SGLANG"``.
+        metadata: LMCache's metadata of the worker, which says whether the cache of SGLang holds latents.
+        page_size: slots per page of SGLang.
+
+    Raises:
+        LayoutError: the tensors have other shapes, or a shape with two meanings.
+
+    >>> import torch
+    >>> rows = torch.zeros(9, 16, 2, 64)  # two heads; the token is the outer one in memory
+    >>> layout = described([rows.transpose(1, 2)])
+    >>> layout.block_tokens, layout.heads, layout.parts
+    (16, range(0, 2), ('k', 'v'))
+    """
+    if serving == "SGLANG":
+        latent = getattr(metadata, "use_mla", False)
+        if not latent and hasattr(kvcaches[0], "shape"):
+            half = len(kvcaches) // 2
+            kvcaches = [kvcaches[:half], kvcaches[half:]]
+        name = "NL_X_NBBS_ONE_HS" if latent else "TWO_X_NL_X_NBBS_NH_HS"
+        return backend.describe(kvcaches, engine_format=name, block_tokens=page_size)
+    shape = tuple(kvcaches[0].shape)
+    twos = [dim for dim in (0, 1) if len(shape) == 5 and shape[dim] == 2]
+    names = {3: "NL_X_NB_BS_HS", 4: "NL_X_NB_NH_BS_CS", 5: "NL_X_TWO_NB_BS_NH_HS" if twos == [0] else
+             "NL_X_NB_TWO_BS_NH_HS"}  # fmt: skip
+    indexer = shape[-1] == 132 and kvcaches[0].itemsize == 1  # values of a block, then scales: no token by itself
+    if len(shape) not in names or (len(shape) == 5 and len(twos) != 1) or indexer:
+        raise LayoutError(f"a layer's cache has the shape {shape}, whose dims are not known; give caches=, the layout")
+    return backend.describe(kvcaches, engine_format=names[len(shape)])
 
 
 def _layouts(caches: Caches) -> tuple[KVLayout, ...]:
-    made = (caches,) if isinstance(caches, KVLayout) else tuple(caches)
-    if not made or not all(isinstance(layout, KVLayout) for layout in made):
+    layouts = (caches,) if isinstance(caches, KVLayout) else tuple(caches)
+    if not layouts or not all(isinstance(layout, KVLayout) for layout in layouts):
         raise LayoutError(f"caches is {caches!r}; give the KVLayout of the engine's cache, or one per kernel group")
-    return made
+    return layouts
 
 
 def _addresses(tensors: Any) -> Iterator[int]:

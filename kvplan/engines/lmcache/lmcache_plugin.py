@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import logging
 import sys
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 from kvplan.cost.policy import Policy
 from kvplan.engines.after_import import after_import, show_lines
 from kvplan.engines.asked_policy import asked_policy
-from kvplan.engines.lmcache import WRITTEN_FOR, connector_for
+from kvplan.engines.lmcache import connector_for, described
 
 VARIABLE = "KVPLAN_LMCACHE"
 MODULE, MAKER = "lmcache.v1.gpu_connector", "CreateGPUConnector"
@@ -45,24 +45,12 @@ def install(policy: Policy | None = None) -> None:
     Args:
         policy: policy of the executors; by default ``Policy(overlap="decode")``.
     """
-    _Install.policy = policy
-    after_import(MODULE, _replace)
+    after_import(MODULE, lambda: _replace(policy))
 
 
-class _Install:
-    """The policy of the last :func:`install`."""
-
-    policy: Policy | None = None
-
-
-def _replace() -> None:
+def _replace(policy: Policy | None) -> None:
     module = sys.modules[MODULE]
-    own = getattr(module, MAKER, None)
-    if own is None:
-        log.warning(
-            "%s has no %s; LMCache stays as it is. kvplan is written for LMCache %s", MODULE, MAKER, WRITTEN_FOR
-        )
-        return
+    own = getattr(module, MAKER)
     if hasattr(own, "__wrapped__"):
         return
 
@@ -76,11 +64,9 @@ def _replace() -> None:
             return own(config, metadata, engine, layout_hints)
         on_cpu = getattr(module, "torch_device_type", "") == "cpu"
         theirs = None if on_cpu else own(config, metadata, engine, layout_hints)  # LMCache has no connector for CPUs
-        made = connector_for(
-            theirs, metadata, serving=name, hints=layout_hints, device="cpu" if on_cpu else None, policy=_Install.policy
-        )
         log.info("kvplan moves the tokens of LMCache for %s", name)
-        return made
+        caches = partial(described, serving=name, metadata=metadata)
+        return connector_for(theirs, metadata, caches, "cpu" if on_cpu else None, policy)
 
     setattr(module, MAKER, create)
 

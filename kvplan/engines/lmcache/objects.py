@@ -22,7 +22,7 @@ from kvplan.layout.strides import Int64Array
 from kvplan.plan.copy_program import CopyProgram, compile  # noqa: A004
 from kvplan.plan.plan import Plan
 
-MOST_POOLS = 256  # most layouts of buffers that are kept; a buffer with objects of one size needs one
+MOST_PAIRS = 256  # most programs that are kept; a buffer with objects of one size needs one or two
 
 
 class Chunk(NamedTuple):
@@ -65,7 +65,7 @@ def chunks_of(
     )
     if hasattr(slot_mapping, "detach"):
         slot_mapping = slot_mapping.detach().cpu()
-    made = []
+    chunks = []
     for memory, start, end in zip(objects, starts, ends, strict=True):
         if not 0 <= start - offset <= end - offset <= len(slot_mapping):
             raise BlockIndexError(
@@ -75,15 +75,8 @@ def chunks_of(
         first, last = start - offset + skip, end - offset
         slots = slot_array(slot_mapping[first:last], f"slot_mapping[{first}:{last}]")
         tensors = _tensors(memory)
-        made.append([Chunk(tensor, _period(memory, tensor, len(tensors)), slots, skip) for tensor in tensors])
-    return made
-
-
-class _Pool(NamedTuple):
-    """The layout of a buffer as blocks of one object's shape, and its programs (to and from it) by tokens per unit."""
-
-    layout: KVLayout
-    programs: dict[int, tuple[CopyProgram, CopyProgram]]
+        chunks.append([Chunk(tensor, _period(memory, tensor, len(tensors)), slots, skip) for tensor in tensors])
+    return chunks
 
 
 class ObjectPrograms:
@@ -95,7 +88,7 @@ class ObjectPrograms:
 
     def __init__(self, caches: tuple[KVLayout, ...]) -> None:
         self.caches = caches
-        self._pools: dict[tuple[Any, ...], _Pool] = {}
+        self._pairs: dict[tuple[Any, ...], tuple[CopyProgram, CopyProgram]] = {}
 
     def plans(self, chunks: Sequence[Sequence[Chunk]], *, store: bool) -> list[Plan]:
         """Return one plan for each chunk and kernel group, unless the chunk is empty.
@@ -104,15 +97,15 @@ class ObjectPrograms:
             chunks: result of :func:`chunks_of`.
             store: True to copy from the cache into the objects, False to copy from the objects into the cache.
         """
-        made = []
+        plans = []
         for groups in chunks:
             if len(groups) != len(self.caches):
                 raise LayoutError(
                     f"a memory object holds {len(groups)} kernel groups, and there are {len(self.caches)} layouts of "
                     "caches; give one per group"
                 )
-            made += [self._plan(k, chunk, store=store) for k, chunk in enumerate(groups) if chunk.slots.size]
-        return made
+            plans += [self._plan(k, chunk, store=store) for k, chunk in enumerate(groups) if chunk.slots.size]
+        return plans
 
     def _plan(self, group: int, chunk: Chunk, *, store: bool) -> Plan:
         """Plan one chunk, in the largest units that its slots allow."""
@@ -128,54 +121,46 @@ class ObjectPrograms:
         blocks = blocks_of(chunk.slots, step)
         if blocks is None:
             step, blocks = 1, chunk.slots
-        pool, number = self._pool(group, chunk)
-        to_pool, to_cache = _programs(cache, pool, step)
+        (to_pool, to_cache), number = self._programs(group, chunk, step)
         first = (number * tokens + chunk.skip) // step
         of_pool = np.arange(first, first + blocks.size, dtype=np.int64)
         return to_pool.plan(blocks, of_pool) if store else to_cache.plan(of_pool, blocks)
 
-    def _pool(self, group: int, chunk: Chunk) -> tuple[_Pool, int]:
-        """Return the pool of an object's buffer, and the object's block number in it.
+    def _programs(self, group: int, chunk: Chunk, step: int) -> tuple[tuple[CopyProgram, CopyProgram], int]:
+        """Return the programs to and from an object's buffer, in units of ``step`` tokens, and the object's number.
 
-        A layout that is kept keeps the buffer alive. So the layout of a buffer with a single object is not kept.
+        A program that is kept keeps the buffer alive. So those of a buffer with a single object are not kept.
         """
         tensor, storage, cache = chunk.tensor, chunk.tensor.untyped_storage(), self.caches[group]
         number, front = divmod(tensor.data_ptr() - storage.data_ptr(), chunk.period)
-        key = (group, storage.data_ptr(), storage.nbytes(), front, chunk.period, tuple(tensor.shape), tensor.stride())
-        known = self._pools.get(key)
-        if known is not None:
-            return known, number
+        where = storage.data_ptr(), storage.nbytes(), front, chunk.period
+        key = group, step, *where, tuple(tensor.shape), tensor.stride()
+        if key in self._pairs:
+            return self._pairs[key], number
         count = (storage.nbytes() - front - tensor.nbytes) // chunk.period + 1
-        step, split = chunk.period // tensor.itemsize, "k" in cache.parts
-        shape, strides = (count, *tensor.shape), (step, *tensor.stride())
-        layout = backend.describe(
-            tensor.as_strided(shape, strides, tensor.storage_offset() - number * step),
+        period, split = chunk.period // tensor.itemsize, "k" in cache.parts
+        shape, strides = (count, *tensor.shape), (period, *tensor.stride())
+        pool = backend.describe(
+            tensor.as_strided(shape, strides, tensor.storage_offset() - number * period),
             object_format="KV_2LTD" if tensor.ndim == 4 else "KV_MLA_FMT",
             heads=len(cache.heads) if split else None,
             head_start=cache.heads[0] if split else 0,
             layers=cache.layers,
             part="kv" if split else cache.parts[0],
         )
-        pool = _Pool(layout, {})
+        views = []
+        for side in (cache, pool):
+            view = split_blocks(side.built, step)
+            if view is None:
+                raise LayoutError(f"blocks of {side!r} cannot be cut into stretches of {step} tokens, and these slots "
+                                  "are not whole blocks")  # fmt: skip
+            views.append(KVLayout(view, tensors=side.tensors))
+        pair = compile(*views), compile(*reversed(views))
         if count > 1:
-            if len(self._pools) >= MOST_POOLS:
-                self._pools.clear()
-            self._pools[key] = pool
-        return pool, number
-
-
-def _programs(cache: KVLayout, pool: _Pool, step: int) -> tuple[CopyProgram, CopyProgram]:
-    """Return the programs into a pool and out of it, in units of ``step`` tokens."""
-    if step not in pool.programs:
-        views = split_blocks(cache.built, step), split_blocks(pool.layout.built, step)
-        if views[0] is None or views[1] is None:
-            raise LayoutError(
-                f"blocks of {cache!r} cannot be cut into stretches of {step} tokens, and these slots are not whole "
-                "blocks"
-            )
-        here, there = KVLayout(views[0], tensors=cache.tensors), KVLayout(views[1], tensors=pool.layout.tensors)
-        pool.programs[step] = compile(here, there), compile(there, here)
-    return pool.programs[step]
+            if len(self._pairs) >= MOST_PAIRS:
+                self._pairs.clear()
+            self._pairs[key] = pair
+        return pair, number
 
 
 def _tensors(memory: Any) -> list[Any]:

@@ -31,8 +31,7 @@ def plugin() -> None:
     show_lines(logger)
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    def built(result: Any, controller: Any, *given: Any, **more: Any) -> None:
-        del result, given, more
+    def built(_result: Any, controller: Any, *_given: Any, **_more: Any) -> None:
         attach(controller, policy=policy)
 
     HookRegistry.register(CONTROLLER, built, HookType.AFTER)

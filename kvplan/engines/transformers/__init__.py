@@ -121,7 +121,7 @@ def _manager_class() -> Any:
             pairs = [(backend.describe(cache, group=name), backend.describe(there, group=name)) for name in self._names]
             self._store = Groups([compile(gpu, host) for gpu, host in pairs])
             self._load = Groups([compile(host, gpu) for gpu, host in pairs])
-            self.executor = Executor(_device(cache), policy or BESIDE_COMPUTE)
+            self.executor = Executor(str(cache.cache_tensor.device), policy or BESIDE_COMPUTE)
             prepare(self.executor, [*self._store.programs, *self._load.programs])
 
         @property
@@ -198,8 +198,3 @@ def _manager_class() -> Any:
             return transfer
 
     return KVPlanOffloading
-
-
-def _device(cache: Any) -> str:
-    device = cache.cache_tensor.device
-    return "cpu" if device.type == "cpu" else f"{device.type}:{device.index or 0}"

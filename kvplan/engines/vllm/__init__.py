@@ -28,8 +28,7 @@ NAMES = (
     "KVPlanOffloadingWorker",
     "KVPlanTieringOffloadingSpec",
 )
-# ReportedJobs and StepJobs are pickled by name between processes.
-_OF_CONNECTOR = ("KVPlanOffloadingConnector", "ReportedJobs", "StepJobs")
+_OF_CONNECTOR = ("KVPlanOffloadingConnector", "ReportedJobs")  # which is pickled by name between processes
 
 
 def __getattr__(name: str) -> Any:

@@ -20,9 +20,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvplan.engines.vllm import start_over
-from kvplan.engines.vllm.in_step import LOADS_IN_STEP, UNKNOWN, StepBudget, bound_loads, layer_options_of
+from kvplan.engines.vllm.in_step import LOADS_IN_STEP, StepBudget, bound_loads, layer_options_of
 from kvplan.engines.vllm.layer_loads import LayerLoads, places_of
-from kvplan.engines.vllm.step_time import Pace, StepClock, StepPace
 
 logger = logging.getLogger("kvplan.engines.vllm")
 
@@ -31,43 +30,28 @@ logger = logging.getLogger("kvplan.engines.vllm")
 def classes() -> tuple[type[Any], ...]:
     """Return the classes of the connector and of its workers' report; this imports vLLM."""
     from vllm.config.compilation import CUDAGraphMode
-    from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
-        OffloadingConnectorMetadata,
-        OffloadingWorkerMetadata,
-    )
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import get_offloading_group_ids
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 
     @dataclass(slots=True)
     class ReportedJobs(OffloadingWorkerMetadata):  # type: ignore[misc]
-        """A report of the workers to the scheduler: completed jobs, the failed stores among them, and a new pace."""
+        """A report of the workers to the scheduler: completed jobs, and the failed stores among them."""
 
         failed_stores: set[int] = field(default_factory=set)
-        pace: Pace | None = None
 
         def aggregate(self, other: Any) -> Any:
             """Combine the reports of several ranks or steps."""
             both = OffloadingWorkerMetadata.aggregate(self, other)
             failed = self.failed_stores | getattr(other, "failed_stores", set())
-            paces = [pace for pace in (self.pace, getattr(other, "pace", None)) if pace is not None]
-            pace = functools.reduce(Pace.least, paces) if paces else None
-            return ReportedJobs(both.completed_jobs, both.transfer_stats, failed, pace)
-
-    @dataclass
-    class StepJobs(OffloadingConnectorMetadata):  # type: ignore[misc]
-        """The jobs of a step, and its number of tokens if the workers may measure it and expect its time; else 0."""
-
-        tokens: int = 0
+            return ReportedJobs(both.completed_jobs, both.transfer_stats, failed)
 
     class KVPlanOffloadingConnector(OffloadingConnector):  # type: ignore[misc]
         """vLLM's ``OffloadingConnector`` for a spec of :mod:`kvplan.engines.vllm`."""
 
         _by_layer = False
         _budget: StepBudget | None = None  # of the scheduler
-        _layers: LayerLoads | None = None  # of a worker, and so are the next three
-        _clock: StepClock
-        _step_pace: StepPace
-        _pace: Pace | None = None  # not reported yet
+        _layers: LayerLoads | None = None  # of a worker
 
         def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
             extra_config = vllm_config.kv_transfer_config.kv_connector_extra_config
@@ -79,8 +63,9 @@ def classes() -> tuple[type[Any], ...]:
                 self._load_before_steps(extra_config)
             self._by_layer = options is not None
             if options is not None and self.connector_scheduler is not None:
-                self._budget = StepBudget(options, vllm_config.scheduler_config.max_num_batched_tokens)
-                self._decoded = 1 + getattr(vllm_config, "num_speculative_tokens", 0)
+                decoded = 1 + getattr(vllm_config, "num_speculative_tokens", 0)
+                most_tokens = vllm_config.scheduler_config.max_num_batched_tokens
+                self._budget = StepBudget(options, most_tokens, decoded)
                 bound_loads(self.connector_scheduler, self._budget)
 
         def _load_before_steps(self, extra_config: Any) -> None:
@@ -127,11 +112,6 @@ def classes() -> tuple[type[Any], ...]:
             found = super().get_num_new_matched_tokens(request, num_computed_tokens)
             return (None, False) if budget.waits(request.request_id) else found
 
-        def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-            super().update_state_after_alloc(request, blocks, num_external_tokens)
-            if self._budget is not None:
-                self._budget.allocated(request.request_id, num_external_tokens)
-
         def register_kv_caches(self, kv_caches: Any) -> None:
             super().register_kv_caches(kv_caches)
             keep = getattr(self.connector_worker.worker, "keep_failures", None)
@@ -142,21 +122,9 @@ def classes() -> tuple[type[Any], ...]:
                 )
             keep()
             if self._by_layer:
-                self._watch_layers(kv_caches)
-
-        def _watch_layers(self, kv_caches: Any) -> None:
-            config, worker = self.connector_worker.kv_cache_config, self.connector_worker.worker
-            names = [config.kv_cache_groups[group].layer_names for group in get_offloading_group_ids(config)]
-            self._clock = StepClock(worker.device)
-            self._layers = LayerLoads(worker, places_of(names, worker.groups, kv_caches), self._clock.stall)
-            self._step_pace = StepPace(self._clock, worker.load_rate() or UNKNOWN.bytes_per_second)
-
-        def bind_connector_metadata(self, connector_metadata: Any) -> None:
-            """Begin a step of a worker."""
-            super().bind_connector_metadata(connector_metadata)
-            if self._layers is not None:
-                self._layers.begin_forward()
-                self._clock.begin(getattr(connector_metadata, "tokens", 0))
+                config, worker = self.connector_worker.kv_cache_config, self.connector_worker.worker
+                names = [config.kv_cache_groups[group].layer_names for group in get_offloading_group_ids(config)]
+                self._layers = LayerLoads(worker, places_of(names, worker.groups, kv_caches))
 
         def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
             """Submit the loads of a step. Loads that the step itself uses are awaited layer by layer."""
@@ -180,31 +148,29 @@ def classes() -> tuple[type[Any], ...]:
 
         def wait_for_layer_load(self, layer_name: str) -> None:
             """Let the current stream wait for the bytes of a layer; vLLM calls it before each attention layer."""
-            if self._layers is not None and self._layers.waiting:
+            if self._layers is not None:
                 self._layers.wait_layer(layer_name)
 
         def finish_forward(self) -> None:
             """Note the end of the forward pass, if the model runner tells it."""
             if self._layers is not None:
                 self._layers.leave_forward()
-                self._clock.end()
 
         def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
             """Return the results of ended jobs; if blocks of a request did not load, it is among the failed ones."""
             if self._layers is not None:
-                self.finish_forward()
+                self._layers.leave_forward()
                 self._layers.settle()
-                self._pace = self._step_pace.take() or self._pace
             results = super().get_transfer_results(finished_req_ids)
             worker = self.connector_worker
-            for job in worker.worker.take_failures():
-                worker._connector_worker_meta.mark_completed(job.job_id)
-                if job.job_id not in worker._load_jobs:
-                    self._failed_stores.add(job.job_id)
+            for number, blocks in worker.worker.take_failures():
+                worker._connector_worker_meta.mark_completed(number)
+                if number not in worker._load_jobs:
+                    self._failed_stores.add(number)
                     continue
-                request = worker._load_jobs.pop(job.job_id)
+                request = worker._load_jobs.pop(number)
                 if request is None:  # the request already runs: the scheduler finds it by its blocks
-                    self._invalid_blocks.update(job.block_ids)
+                    self._invalid_blocks.update(blocks)
                 else:
                     results.finished_recving.add(request)
                     results.failed_recving.add(request)
@@ -218,11 +184,10 @@ def classes() -> tuple[type[Any], ...]:
         def build_connector_worker_meta(self) -> Any:
             """Return the report of jobs completed since the last call, with failed jobs."""
             meta = super().build_connector_worker_meta()
-            pace, self._pace = self._pace, None
             if meta is None:
-                return None if pace is None else ReportedJobs(pace=pace)
+                return None
             failed, self._failed_stores = self._failed_stores, set()
-            return ReportedJobs(meta.completed_jobs, meta.transfer_stats, failed, pace)
+            return ReportedJobs(meta.completed_jobs, meta.transfer_stats, failed)
 
         def build_connector_meta(self, scheduler_output: Any) -> Any:
             """Return the jobs of a step."""
@@ -233,32 +198,16 @@ def classes() -> tuple[type[Any], ...]:
                     pending[number].keys for number, job in jobs.store_jobs.items() if job.req_id in self._spoiled
                 ]
                 self._spoiled = set()
-            if self._budget is None:
-                return jobs
-            counts = scheduler_output.num_scheduled_tokens
-            measured = max(counts.values(), default=0) > self._decoded  # a step that only decodes may replay a graph
-            self._budget.ran(counts)
-            tokens = scheduler_output.total_num_scheduled_tokens if measured else 0
-            return StepJobs(jobs.load_jobs, jobs.store_jobs, jobs.jobs_to_flush, tokens)
-
-        def request_finished(self, request: Any, block_ids: list[int]) -> Any:
-            """Note that a request has ended."""
-            return self._finished(request, super().request_finished(request, block_ids))
-
-        def request_finished_all_groups(self, request: Any, block_ids: Any) -> Any:
-            """Note that a request has ended, of a model with several KV-cache groups."""
-            return self._finished(request, super().request_finished_all_groups(request, block_ids))
-
-        def _finished(self, request: Any, answer: Any) -> Any:
             if self._budget is not None:
-                self._budget.finished(request.request_id)
-            return answer
+                self._budget.ran(scheduler_output.num_scheduled_tokens)
+            return jobs
 
         def update_connector_output(self, connector_output: Any) -> None:
             """Give the workers' reports to the scheduler; chunks of failed stores are completed as failed."""
             meta = connector_output.kv_connector_worker_meta
             if self._budget is not None:
-                self._budget.learn(getattr(meta, "pace", None))
+                loads = getattr(getattr(meta, "transfer_stats", None), "load", None)
+                self._budget.ended(*(() if loads is None else (loads.bytes, loads.time)))
             jobs = self.connector_scheduler._jobs
             # A reset of the cache removes its jobs. A rank may report such a job later.
             self._failed_keys += [jobs[job].keys for job in getattr(meta, "failed_stores", ()) if job in jobs]
@@ -286,7 +235,7 @@ def classes() -> tuple[type[Any], ...]:
         def _is_failed(self, keys: Any) -> bool:
             return any(keys is failed for failed in self._failed_keys)
 
-    return KVPlanOffloadingConnector, ReportedJobs, StepJobs
+    return KVPlanOffloadingConnector, ReportedJobs
 
 
 def _tell_failures(manager: Any, failed: Any) -> None:

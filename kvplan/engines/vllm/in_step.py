@@ -6,17 +6,19 @@ Source: vLLM 0.33.0, ``distributed/kv_transfer/kv_connector/v1/offloading/schedu
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from kvplan.engines.vllm.step_time import Pace
 from kvplan.errors import KVPlanError
 
 LOADS_IN_STEP = "load_by_layer", "sync_load_budget_bytes"  # keys of kv_connector_extra_config
 STALL_SECONDS = 0.005  # least stall that is allowed, unless the user gives another
-MOST_PUT_OFF = 16  # hits; each costs the scheduler a lookup, and later ones load asynchronously
+MOST_WAITS = 16  # hits that wait, since each costs the scheduler a lookup; and steps for which a hit waits
 UNBOUNDED = 1 << 62  # bytes
-UNKNOWN = Pace(0.0, 0.0, 20e9)  # until a worker reports its pace: no compute hides loads, and PCIe 4 x16
+SLOW = 20e9  # bytes per second, until a load was measured: PCIe 4 x16
+LATEST = 0.25  # weight of the latest measurement
 
 
 class LayerOptions(NamedTuple):
@@ -62,8 +64,74 @@ def layer_options_of(extra_config: Mapping[str, Any]) -> LayerOptions | None:
     return LayerOptions(None if stall is None else stall * 1e-3, most)
 
 
-def _wrong(key: str, given: Any, right: str) -> KVPlanError:
-    return KVPlanError(f"kv_connector_extra_config has {key!r}: {given!r}; give {right}")
+def _wrong(key: str, value: Any, right: str) -> KVPlanError:
+    return KVPlanError(f"kv_connector_extra_config has {key!r}: {value!r}; give {right}")
+
+
+class Average:
+    """A moving average of a rate: sums in which older measurements count less and less.
+
+    >>> rate = Average()
+    >>> rate.add(2.0, 1.0)
+    >>> rate.add(4.0, 1.0)
+    >>> rate.value, Average().value
+    (3.142857142857143, 0.0)
+    """
+
+    def __init__(self) -> None:
+        self._above = self._below = 0.0
+
+    def add(self, above: float, below: float) -> None:
+        """Add a measurement: so much above the line of the fraction, and so much below it."""
+        self._above, self._below = ((1 - LATEST) * old + new for old, new in
+                                    ((self._above, above), (self._below, below)))  # fmt: skip
+
+    @property
+    def value(self) -> float:
+        """The average; 0 before the first measurement."""
+        return self._above / self._below if self._below else 0.0
+
+
+class StepTimes:
+    """The seconds of the engine's steps, from the times at which the scheduler makes them and hears of their end.
+
+    A step that only decodes tells the time of a step without tokens; of another step, what is longer is its tokens'. A
+    step counts from the end of the one before, if the scheduler had made it by then. Steps with loads do not count.
+
+    Args:
+        clock: function that returns seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._steps: deque[tuple[float, int, bool]] = deque()
+        self._last_end = 0.0
+        self._step, self._token = Average(), Average()
+
+    @property
+    def step_seconds(self) -> float:
+        """Seconds of a step without new tokens; 0 before one was measured."""
+        return self._step.value
+
+    def expected(self, tokens: int) -> float:
+        """Return the expected seconds of a step with so many new tokens."""
+        return self._step.value + self._token.value * tokens
+
+    def begin(self, tokens: int, *, counts: bool) -> None:
+        """Note a new step, and its new tokens; 0 for one that only decodes."""
+        self._steps.append((self._clock(), tokens, counts))
+
+    def end(self) -> None:
+        """Note the end of the oldest step."""
+        if not self._steps:
+            return
+        began, tokens, counts = self._steps.popleft()
+        now = self._clock()
+        seconds, self._last_end = now - max(began, self._last_end), now
+        if counts and tokens:
+            self._token.add(max(seconds - self._step.value, 0.0), tokens)
+        elif counts:
+            self._step.add(seconds, 1)
 
 
 class StepBudget:
@@ -81,112 +149,90 @@ class StepBudget:
     Args:
         options: the user's options.
         most_tokens: most tokens of a step.
+        decoded: most tokens of a request in a step that only decodes.
+        times: the seconds of steps.
+
+    Attributes:
+        running: the requests of the last step.
 
     >>> budget = StepBudget(LayerOptions(None, UNBOUNDED), most_tokens=2048)
     >>> budget.of("a", new_tokens=512) == UNBOUNDED  # no other request runs
     True
-    >>> budget.ran({"b"})
-    >>> budget.of("a", new_tokens=512)  # no pace is known: 5 ms of loads
+    >>> budget.ran({"b": 1})
+    >>> budget.of("a", new_tokens=512)  # nothing was measured: 5 ms of loads, at 20 GB/s
     100000000
-    >>> budget.learn(Pace(0.004, 1e-5, 5e10))
-    >>> budget.of("a", new_tokens=100)  # 4 + 1 + 5 ms of loads
-    500000000
-    >>> budget.learn(Pace(0.020, 1e-5, 5e10))
-    >>> budget.of("a", new_tokens=100)  # 20 + 1 + 20 ms of loads
-    2050000000
-    >>> budget.take("a", new_tokens=100)
-    >>> budget.of("c", new_tokens=100)  # 20 + 2 + 5 ms of loads, for both
-    1350000000
-    >>> budget.leave("c", new_tokens=100, nbytes=1000000000)
+    >>> budget.decide("a", new_tokens=512, nbytes=90_000_000, taken=True)
+    >>> budget.decide("c", new_tokens=512, nbytes=90_000_000, taken=False)
     >>> budget.waits("c")  # it fits into the next step
     True
     """
 
-    def __init__(self, options: LayerOptions, most_tokens: int) -> None:
-        self._options = options
-        self._most_tokens = most_tokens
-        self._pace: Pace | None = None
-        self._running: set[str] = set()
-        self._found: dict[str, int] = {}  # requests of this step that load in it, and their new tokens
-        self._put_off: set[str] = set()  # hits of this step that wait for the next one
-        self._before: set[str] = set()  # those of the last step
-        self._stuck = False  # whether vLLM did not run a hit that the last step had taken
-        self._several = False  # whether other connectors load hits, too
+    def __init__(
+        self, options: LayerOptions, most_tokens: int, decoded: int = 1, times: StepTimes | None = None
+    ) -> None:
+        self._options, self._most_tokens, self._decoded = options, most_tokens, decoded
+        self._times = times or StepTimes()
+        self._rate = Average()
+        self.running: set[str] = set()
+        self._taken: dict[str, int] = {}  # requests of this step that load in it, and their new tokens
+        self._waiting: dict[str, int] = {}  # hits of this step that wait for the next one, and for how many steps
+        self._before: dict[str, int] = {}  # those of the last step
 
     def of(self, request: str, new_tokens: int) -> int:
         """Return the bytes that all loads of this step may have together, if this request is one of them."""
-        return self._bytes({**self._found, request: new_tokens}, alone=self._running <= {request})
+        return self._bytes({**self._taken, request: new_tokens}, alone=self.running <= {request})
 
-    def _bytes(self, found: Mapping[str, int], *, alone: bool) -> int:
-        if len(found) == 1 and alone:
+    def _bytes(self, loads: Mapping[str, int], *, alone: bool) -> int:
+        if len(loads) == 1 and alone:
             return self._options.most_bytes
-        tokens = min(sum(found.values()), self._most_tokens)
-        pace = self._pace or UNKNOWN
+        seconds = self._times.expected(min(sum(loads.values()), self._most_tokens))
         stall = self._options.stall_seconds
         if stall is None:
-            stall = max(STALL_SECONDS, pace.step_seconds) if len(found) == 1 else STALL_SECONDS
-        return round(min(pace.bytes_per_second * (pace.seconds(tokens) + stall), self._options.most_bytes))
+            stall = max(STALL_SECONDS, self._times.step_seconds) if len(loads) == 1 else STALL_SECONDS
+        return round(min((self._rate.value or SLOW) * (seconds + stall), self._options.most_bytes))
 
-    def leave(self, request: str, new_tokens: int, nbytes: int) -> None:
-        """Let a hit that this step does not load wait for the next step, if that one can load it beside others.
+    def decide(self, request: str, new_tokens: int, nbytes: int, *, taken: bool) -> None:
+        """Note whether this step loads a hit. If not, the hit waits, if the next step can load it beside others.
 
         Args:
             request: its id.
             new_tokens: tokens that it computes.
             nbytes: bytes of its load.
+            taken: whether this step loads it.
         """
-        if (
-            self._found
-            and not (self._stuck or self._several)
-            and nbytes <= self._bytes({request: new_tokens}, alone=False)
-        ):
-            self._note(request)
+        if taken:
+            self._taken[request] = new_tokens
+        elif self._taken and nbytes <= self._bytes({request: new_tokens}, alone=False):
+            self._wait(request)
 
     def waits(self, request: str) -> bool:
         """Return whether a hit waits for the next step."""
-        return request in self._put_off
+        return request in self._waiting
 
     def waits_again(self, request: str) -> bool:
         """Return whether a hit waits once more, without a lookup: hits that came before it already wait."""
-        if self._put_off and request in self._before:
-            self._note(request)
+        if self._waiting and request in self._before:
+            self._wait(request)
         return self.waits(request)
 
-    def _note(self, request: str) -> None:
-        if len(self._put_off) < MOST_PUT_OFF:
-            self._put_off.add(request)
+    def _wait(self, request: str) -> None:
+        steps = self._before.get(request, 0) + 1
+        if steps <= MOST_WAITS and len(self._waiting) < MOST_WAITS:
+            self._waiting[request] = steps
 
-    def take(self, request: str, new_tokens: int) -> None:
-        """Note that a request loads in this step."""
-        self._found[request] = new_tokens
+    def ran(self, counts: Mapping[str, int]) -> None:
+        """End the decisions for a step, in which these requests compute so many tokens each."""
+        decodes = max(counts.values(), default=0) <= self._decoded
+        self._times.begin(0 if decodes else sum(counts.values()), counts=bool(counts) and not self._taken)
+        self.running = set(counts)
+        self._taken = {}
+        self._before, self._waiting = self._waiting, {}
 
-    def allocated(self, request: str, external_tokens: int) -> None:
-        """Note the blocks that a request has got, and how many of its tokens this connector loads.
-
-        If it loads none of a hit that it has found, then vLLM's ``MultiConnector`` lets another connector load them.
-        From then on nothing waits for a step: another connector may hold the bytes of what waits, too.
-        """
-        if not external_tokens and self._found.pop(request, None) is not None:
-            self._several = True
-
-    def learn(self, pace: Pace | None) -> None:
-        """Note the pace that the workers report."""
-        self._pace = pace or self._pace
-
-    def finished(self, request: str) -> None:
-        """Note that a request has ended."""
-        self._running.discard(request)
-
-    def ran(self, requests: Collection[str]) -> None:
-        """End the step, in which these requests ran.
-
-        vLLM may leave out a hit that the budget has taken, for example while an encoder's output is on its way. Nothing
-        waits behind such a hit in the next step, since it may be taken and left out again.
-        """
-        self._running = set(requests)
-        self._stuck = not self._found.keys() <= self._running
-        self._found = {}
-        self._before, self._put_off = self._put_off, set()
+    def ended(self, nbytes: int = 0, seconds: float = 0.0) -> None:
+        """Note the end of the oldest step, and the loads of which the workers reported."""
+        self._times.end()
+        if nbytes and seconds:
+            self._rate.add(nbytes, seconds)
 
 
 def bound_loads(scheduler: Any, budget: StepBudget) -> None:
@@ -194,19 +240,19 @@ def bound_loads(scheduler: Any, budget: StepBudget) -> None:
     reserve = scheduler._reserve_sync_load
 
     def reserve_within_budget(status: Any, computed: int, hit: int | None) -> bool:
-        if hit:
-            new_tokens = status.req.num_tokens - computed - hit
-            allowed = budget.of(status.req.request_id, new_tokens)
-            if any((computed + hit) % group.tokens_per_block for group in scheduler.config.kv_group_configs):
-                # The model writes new tokens into the last block before the hook of the layer. A load of the same
-                # block would overwrite them.
-                allowed = 0
-            scheduler.config = scheduler.config._replace(sync_load_budget_bytes=allowed)
+        if not hit:
+            return bool(reserve(status, computed, hit))
+        new_tokens, request = status.req.num_tokens - computed - hit, status.req.request_id
+        known = scheduler._req_status
+        budget.running = {name for name in budget.running if name in known and not known[name].req.is_finished()}
+        # The model writes new tokens into the last block before the hook of the layer. A load of the same block would
+        # overwrite them.
+        whole = not any((computed + hit) % group.tokens_per_block for group in scheduler.config.kv_group_configs)
+        allowed = budget.of(request, new_tokens) if whole else 0
+        scheduler.config = scheduler.config._replace(sync_load_budget_bytes=allowed)
         taken = bool(reserve(status, computed, hit))
-        if taken:
-            budget.take(status.req.request_id, new_tokens)
-        elif hit and allowed and new_tokens > 0:
-            budget.leave(status.req.request_id, new_tokens, hit * scheduler.config.kv_bytes_per_token)
+        if taken or (allowed and new_tokens > 0):
+            budget.decide(request, new_tokens, hit * scheduler.config.kv_bytes_per_token, taken=taken)
         return taken
 
     scheduler._reserve_sync_load = reserve_within_budget

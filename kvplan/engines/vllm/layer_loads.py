@@ -1,8 +1,8 @@
 """Loads that run in the step that uses them: the engine's stream waits for each layer where the model reads it.
 
 The waits are called by vLLM's hook of attention layers. Some layers have no hook, such as an indexer's, and a replayed
-graph calls none. So this file notes the hooks of a first forward pass. A layer is awaited by its hook only if its hook
-was called there. The bytes of all other layers are awaited before the forward pass begins.
+graph calls none. So this file notes which hooks have been called. A layer is awaited by its hook only if its hook was
+called before. The bytes of all other layers are awaited before the forward pass begins.
 
 Source: vLLM 0.33.0, ``model_executor/layers/attention/kv_transfer_utils.py`` (``maybe_transfer_kv_layer``),
 ``v1/worker/kv_connector_model_runner_mixin.py``, ``v1/worker/gpu/kv_connector.py``.
@@ -11,14 +11,12 @@ Source: vLLM 0.33.0, ``model_executor/layers/attention/kv_transfer_utils.py`` (`
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kvplan.engines.streams import current_stream
-from kvplan.engines.vllm.lines import Job
-from kvplan.engines.vllm.worker import Worker
+from kvplan.engines.vllm.worker import LayerTransfer, Worker
 from kvplan.errors import TransferError
-from kvplan.execute.transfer import Transfer
 
 logger = logging.getLogger("kvplan.engines.vllm")
 
@@ -52,52 +50,44 @@ def places_of(
     >>> places_of([["a", "b"]], [[Ref(tensor_idx=0)]])["b"]
     (Place(group=0, layer=None),)
     """
-    found: dict[str, tuple[Place, ...]] = {}
+    places: dict[str, tuple[Place, ...]] = {}
     for group, (names, references) in enumerate(zip(layer_names, groups, strict=True)):
         order: dict[int, int] = {}  # as pages_of numbers them
         numbers = [order.setdefault(reference.tensor_idx, len(order)) for reference in references]
         split = len(numbers) == len(names)
-        for k, name in enumerate(names):
-            found[name] = (Place(group, numbers[k] if split else None),)
-    by_address: dict[int, list[Place]] = {}
-    for name, places in found.items():
-        by_address.setdefault(_address((caches or {}).get(name)), []).extend(places)
+        places |= {name: (Place(group, numbers[k] if split else None),) for k, name in enumerate(names)}
+    at_address: dict[int, list[Place]] = {}
+    for name, own in places.items():
+        at_address.setdefault(_address((caches or {}).get(name)), []).extend(own)
     for name, cache in (caches or {}).items():
-        if name not in found and _address(cache) in by_address:
-            found[name] = tuple(by_address[_address(cache)])
-    return found
+        if name not in places and _address(cache) in at_address:
+            places[name] = tuple(at_address[_address(cache)])
+    return places
 
 
 def _address(cache: Any) -> int:
     return int(cache.data_ptr()) if hasattr(cache, "data_ptr") else 0
 
 
-class _Route(NamedTuple):
-    """The waits for a transfer of a certain cut.
-
-    Attributes:
-        steps: for each layer that has a hook, or whose cache is not moved: the number of layer groups to wait for.
-        firsts: for each layer group of the transfer, its first layer.
-        early: number of layer groups to wait for before the forward pass.
-    """
-
-    steps: dict[str, int]
-    firsts: tuple[int, ...]
-    early: int
-
-
 class _Flight:
     """A transfer of this step, and the number of its layer groups that the stream already waits for."""
 
-    __slots__ = ("jobs", "last", "route", "steps", "transfer", "waited")
+    def __init__(self, moved: LayerTransfer) -> None:
+        self.transfer, self.groups, self.jobs = moved.transfer, moved.groups, moved.jobs
+        self._turns = {layer: turn for turn, layers in enumerate(self.transfer.layer_groups, 1) for layer in layers}
+        self._waited = 0
 
-    def __init__(self, jobs: Sequence[Job], transfer: Transfer, route: _Route) -> None:
-        self.jobs = jobs
-        self.transfer = transfer
-        self.route = route
-        self.steps = route.steps
-        self.last = len(route.firsts)
-        self.waited = 0
+    def wait(self, device: str, layer: int | None = None) -> None:
+        """Let the stream wait for a layer and those before it, or for all bytes."""
+        turn = len(self._turns) + 1 if layer is None else self._turns[layer]
+        if turn <= self._waited:
+            return
+        self._waited = turn
+        try:
+            stream = current_stream(device)
+            self.transfer.wait(stream) if layer is None else self.transfer.wait_layer(layer, stream)
+        except Exception as error:  # noqa: BLE001  # the forward pass goes on; the jobs are reported
+            self.fail(error)
 
     def fail(self, error: Exception) -> None:
         """Fail all jobs of the transfer."""
@@ -108,43 +98,21 @@ class _Flight:
 class LayerLoads:
     """The loads of a worker that run in the step that uses them.
 
-    The connector calls, for each step: :meth:`begin_forward`; :meth:`load`, if the step has such loads; then
-    :meth:`wait_layer` from the hooks, while :attr:`waiting`; :meth:`leave_forward`, and :meth:`settle`.
+    The connector calls, for each step: :meth:`load`, if the step has such loads; :meth:`wait_layer` from the hooks;
+    :meth:`leave_forward`, and :meth:`settle`.
 
     Args:
         worker: the worker that moves the blocks.
         places: the place of each layer's cache, from :func:`places_of`.
-        stall: function that calls its argument, by which the stream waits for a load; see :meth:`StepClock.stall`.
-
-    Attributes:
-        waiting: whether hooks must call :meth:`wait_layer`. It is an attribute, because a step has a hook per layer.
     """
 
-    def __init__(
-        self,
-        worker: Worker,
-        places: Mapping[str, tuple[Place, ...]],
-        stall: Callable[[Callable[[], object]], object] = lambda wait: wait(),
-    ) -> None:
-        self.waiting = True
-        self._stall = stall
+    def __init__(self, worker: Worker, places: Mapping[str, tuple[Place, ...]]) -> None:
         self._worker = worker
         self._places = dict(places)
-        self._groups = frozenset(place.group for found in self._places.values() for place in found)
-        self._hooked: dict[str, None] = {}  # in the order of execution
-        self._late: set[str] = set()  # layers of a draft model, whose forward pass comes later in the step
-        self._noting = True  # until the end of the first step whose hooks were called
-        self._in_forward = self._called = False
-        self._routes: dict[Any, _Route] = {}
-        self._jobs: list[Job] = []
+        self._hooked: set[str] = set()  # a draft model's, too, whose forward pass comes later in the step
+        self._trusted, self._called = True, False
+        self._jobs: list[int] = []
         self._flights: list[_Flight] = []
-
-    def begin_forward(self) -> None:
-        """Note the beginning of a step, before its loads and its forward pass."""
-        if self._hooked and self._noting:
-            self._noting = False
-        self._in_forward, self._called = True, False
-        self.waiting = self._noting
 
     def load(self, loads: Sequence[tuple[int, Any, Any]], *, hooked: bool) -> None:
         """Submit the loads of this step, and let the stream wait for the bytes that no hook waits for.
@@ -155,30 +123,31 @@ class LayerLoads:
             loads: for each load, its number, its host chunks and its device blocks.
             hooked: whether the hooks of this forward pass will be called. If not, the stream waits for all bytes.
         """
-        known = self._hooked if hooked else {}
+        self._called = False
+        known = self._hooked if hooked and self._trusted else set()
         split = {place.group for name in known for place in self._places.get(name, ()) if place.layer is not None}
-        whole = self._groups - split
-        jobs, transfers = self._worker.submit_layers(loads, whole)
-        self._jobs += jobs
-        for transfer, groups, mine in transfers:
-            flight = _Flight(mine, transfer, self._route(transfer, groups))
+        groups = {place.group for places in self._places.values() for place in places}
+        self._jobs += [number for number, *_ in loads]
+        for moved in self._worker.submit_layers(loads, groups - split):
+            flight = _Flight(moved)
+            if not moved.by_layer:
+                flight.wait(self._worker.device)
+                continue
             self._flights.append(flight)
-            if not hooked or not split.issuperset(groups):
-                self._wait_whole(flight)
-            elif flight.route.early:
-                self._wait_until(flight, flight.route.early)
-        self._look()
+            for name in self._places.keys() - known:
+                self._wait(flight, name)
 
     def wait_layer(self, name: str) -> None:
         """Let torch's current stream wait for the bytes that a layer reads. The CPU waits only without a GPU."""
         self._called = True
+        self._hooked.add(name)
         for flight in self._flights:
-            step = flight.steps.get(name, flight.last)  # an unknown layer may read any cache
-            if step > flight.waited:
-                self._wait_until(flight, step)
-                self._look()
-        if self._noting or name not in self._hooked:
-            self._note(name)
+            self._wait(flight, name)
+
+    def _wait(self, flight: _Flight, name: str) -> None:
+        for group, layer in self._places.get(name, ()):  # another layer reads no cache that is loaded
+            if group in flight.groups:
+                flight.wait(self._worker.device, layer)
 
     def leave_forward(self) -> None:
         """Note the end of the forward pass: later work of the stream waits for all loads of the step.
@@ -186,77 +155,20 @@ class LayerLoads:
         If no hook was called although the forward pass seemed to have hooks, the model may have read blocks that had
         not arrived. Then the loads fail, and later loads are awaited before the forward pass.
         """
-        self._in_forward = False
-        unread = [flight for flight in self._flights if flight.waited < flight.last]
-        if not unread:
-            return
-        if not self._called:
-            self._hooked, self._noting = {}, False
-            self._routes.clear()
+        flights, self._flights = self._flights, []
+        if flights and not self._called:
+            self._trusted = False
             logger.error("the hooks of the attention layers were not called; loads are awaited before the model now")
-        for flight in unread:
+        for flight in flights:
+            flight.wait(self._worker.device)
             if not self._called:
                 flight.fail(TransferError("the forward pass called no hook that waits for layers"))
-            self._wait_whole(flight)
-        self._look()
 
     def settle(self) -> None:
         """Let failed loads of the step go to :meth:`Worker.take_failures`, after :meth:`leave_forward`.
 
         The CPU waits until all copies have been given to the GPU, not until they have run.
         """
-        jobs, self._jobs, self._flights = self._jobs, [], []
-        for job in jobs:
-            job.await_issue()
-            if job.error:
-                self._worker.give_up(job)
-
-    def _look(self) -> None:
-        self.waiting = self._noting or any(flight.waited < flight.last for flight in self._flights)
-
-    def _note(self, name: str) -> None:
-        """Note that a layer has a hook: from the next step on, its bytes are awaited there."""
-        if self._in_forward and name not in self._hooked:
-            self._hooked[name] = None
-            self._late.discard(name)
-            self._routes.clear()
-        elif not self._in_forward and name not in self._hooked and name not in self._late:
-            self._late.add(name)
-            self._routes.clear()
-
-    def _route(self, transfer: Transfer, groups: tuple[int, ...]) -> _Route:
-        cut = transfer.layer_groups
-        found = self._routes.get((cut, groups))
-        if found is None:
-            found = self._routes[cut, groups] = self._new_route(cut, groups)
-        return found
-
-    def _new_route(self, cut: tuple[tuple[int, ...], ...], groups: tuple[int, ...]) -> _Route:
-        group_of = {layer: number for number, layers in enumerate(cut, 1) for layer in layers}
-        steps, early = {}, 0
-        for name, places in self._places.items():
-            mine = [place.layer for place in places if place.group in groups]
-            step = max((len(cut) if layer is None else group_of.get(layer, 0) for layer in mine), default=0)
-            if name in self._hooked:
-                steps[name] = step
-            elif name not in self._late:
-                early = max(early, step)
-        steps |= {name: 0 for name in self._hooked if name not in self._places}  # layers without a cache of ours
-        return _Route(steps, tuple(layers[0] for layers in cut), early)
-
-    def _wait_until(self, flight: _Flight, step: int) -> None:
-        """Let the stream wait for a group of layers. Earlier groups, as those of skipped layers, arrive before it."""
-        try:
-            stream = current_stream(self._worker.device)
-            self._stall(lambda: flight.transfer.wait_layer(flight.route.firsts[step - 1], stream))
-        except Exception as error:  # noqa: BLE001  # the forward pass goes on; settle reports the job
-            flight.fail(error)
-        flight.waited = step
-
-    def _wait_whole(self, flight: _Flight) -> None:
-        try:
-            stream = current_stream(self._worker.device)
-            self._stall(lambda: flight.transfer.wait(stream))
-        except Exception as error:  # noqa: BLE001  # as above
-            flight.fail(error)
-        flight.waited = flight.last
+        jobs, self._jobs = self._jobs, []
+        if jobs:
+            self._worker.settle(jobs)

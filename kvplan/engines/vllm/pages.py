@@ -4,12 +4,14 @@ Source: vLLM 0.33.0, ``v1/kv_offload/base.py`` (``CanonicalKVCaches``, ``Canonic
 ``v1/kv_offload/cpu/gpu_worker.py``, ``v1/kv_offload/cpu/shared_offload_region.py``.
 
 A block of vLLM is one token slot here, because no transfer splits it. A device layout has blocks of one slot. A host
-layout has chunks of ``blocks_per_chunk`` slots. Each tensor is a layer, in the order of its cache group.
+layout has chunks of ``blocks_per_chunk`` slots, which may be staged whole. Each tensor is a layer, in the order of its
+cache group.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from kvplan.errors import LayoutError
@@ -17,28 +19,22 @@ from kvplan.layout.kvlayout import KVLayout
 from kvplan.ranks.shards import Turn
 
 
-class Steps(NamedTuple):
-    """A loop over fragments: their number, and the strides between them in bytes, on the device and on the host."""
-
-    number: int
-    device: int
-    host: int
-
-
-class Fragments(NamedTuple):
-    """Fragments of equal size inside a page, on the device and on the host.
+class Run(NamedTuple):
+    """Fragments of one size at equal distances, in a page of the device and in a page of the host: vLLM's ``CopyRun``.
 
     Attributes:
-        device, host: offset in bytes of the first fragment from the beginning of the page.
-        nbytes: bytes of a fragment.
-        outer, inner: two nested loops over the fragments.
+        local_offset, canonical_offset: bytes before the first fragment, in the device's and in the host's page.
+        fragment_size: bytes of a fragment.
+        num_fragments: number of fragments.
+        local_stride, canonical_stride: bytes from one fragment to the next.
     """
 
-    device: int
-    host: int
-    nbytes: int
-    outer: Steps
-    inner: Steps
+    local_offset: int
+    canonical_offset: int
+    fragment_size: int
+    num_fragments: int
+    local_stride: int
+    canonical_stride: int
 
 
 class Page(NamedTuple):
@@ -46,21 +42,13 @@ class Page(NamedTuple):
 
     Attributes:
         tensor: index of the tensor.
-        fragments: the fragments of its page that are moved.
+        runs: what is moved.
         turn: the rule that picks the blocks that this rank stores, by host block number; it loads all blocks.
     """
 
     tensor: int
-    fragments: tuple[Fragments, ...]
+    runs: tuple[Run, ...]
     turn: Turn
-
-
-class GroupLayouts(NamedTuple):
-    """Layouts of the pages of a cache group, or of its pages with the same turn."""
-
-    turn: Turn
-    device: KVLayout
-    host: KVLayout
 
 
 def pages_of(references: Sequence[Any], *, canonical: bool) -> tuple[Page, ...]:
@@ -71,79 +59,34 @@ def pages_of(references: Sequence[Any], *, canonical: bool) -> tuple[Page, ...]:
         canonical: True if the host has canonical pages, by ``mapping``; False if it has this worker's own pages.
 
     >>> from types import SimpleNamespace as Ref
-    >>> pages_of([Ref(tensor_idx=0, page_size_bytes=96, mapping=None)], canonical=False)[0].fragments[0].nbytes
+    >>> pages_of([Ref(tensor_idx=0, page_size_bytes=96, mapping=None)], canonical=False)[0].runs[0].fragment_size
     96
     """
     if not references:
         raise LayoutError("a KV-cache group has no references; give at least one tensor")
-    found: dict[int, Page] = {}
+    pages: dict[int, Page] = {}
     for number, reference in enumerate(references):
         page = _page(number, reference, canonical=canonical)
-        known = found.setdefault(page.tensor, page)
-        if known == page:
-            continue
-        if canonical or known.turn != page.turn:
+        known = pages.setdefault(page.tensor, page)
+        if known != page and canonical:
             raise LayoutError(f"references to tensor {page.tensor} have different mappings; give one mapping per page")
-        if page.fragments[0].nbytes > known.fragments[0].nbytes:
-            found[page.tensor] = page
-    return tuple(found.values())
+        if page.runs[0].fragment_size > known.runs[0].fragment_size:
+            pages[page.tensor] = page
+    return tuple(pages.values())
 
 
 def _page(number: int, reference: Any, *, canonical: bool) -> Page:
     if not canonical:
         nbytes = int(reference.page_size_bytes)
-        return Page(reference.tensor_idx, (Fragments(0, 0, nbytes, ONCE, ONCE),), Turn(0, 1))
+        return Page(reference.tensor_idx, (Run(0, 0, nbytes, 1, nbytes, nbytes),), Turn(0, 1))
     mapping = reference.mapping
     if mapping is None:
         raise LayoutError(
             f"reference {number} (tensor {reference.tensor_idx}) has no canonical mapping; remove canonical_layout "
             "from kv_connector_extra_config, or use a cache that vLLM can certify"
         )
-    return Page(reference.tensor_idx, _folded(mapping.runs), Turn(mapping.writer_index, mapping.num_writers))
-
-
-ONCE = Steps(1, 0, 0)
-
-
-def _folded(runs: Iterable[Any]) -> tuple[Fragments, ...]:
-    """Join runs at equal distances into loops. If tokens alternate between ranks, a page has one run per token."""
-    found = [
-        Fragments(
-            run.local_offset, run.canonical_offset, run.fragment_size, ONCE,
-            Steps(run.num_fragments, run.local_stride, run.canonical_stride) if run.num_fragments > 1 else ONCE,
-        )
-        for run in runs
-    ]  # fmt: skip
-    folded: list[Fragments] = []
-    for first, steps in _in_steps(found):
-        single = first.inner.number == 1
-        folded.append(first._replace(inner=steps) if single else first._replace(outer=steps))
-    found, folded = folded, []
-    for first, steps in _in_steps(found):
-        # Fragments have at most two loops.
-        whole = first.outer.number == 1
-        folded += [first._replace(outer=steps)] if whole else [_moved(first, steps, k) for k in range(steps.number)]
-    return tuple(folded)
-
-
-def _in_steps(found: Sequence[Fragments]) -> Iterator[tuple[Fragments, Steps]]:
-    """Yield the first of each series of fragments at equal distances, and the loop of the series."""
-    at = 0
-    while at < len(found):
-        first, end = found[at], at + 1
-        device = host = 0
-        while end < len(found) and found[end][2:] == first[2:]:
-            step = found[end].device - found[end - 1].device, found[end].host - found[end - 1].host
-            if min(step) <= 0 or (end - at > 1 and step != (device, host)):
-                break
-            device, host = step
-            end += 1
-        yield first, Steps(end - at, device, host) if end - at > 1 else ONCE
-        at = end
-
-
-def _moved(first: Fragments, steps: Steps, times: int) -> Fragments:
-    return first._replace(device=first.device + times * steps.device, host=first.host + times * steps.host)
+    runs = tuple(Run(*attrgetter(*Run._fields)(run)) for run in mapping.runs)
+    return Page(reference.tensor_idx, runs, Turn(mapping.writer_index, mapping.num_writers))
 
 
 def canonical_nbytes(groups: Sequence[Sequence[Any]], tensors: int) -> list[int]:
@@ -160,51 +103,50 @@ def canonical_nbytes(groups: Sequence[Sequence[Any]], tensors: int) -> list[int]
 
 
 def layouts_of(
-    pages: Sequence[Page], device_rows: Sequence[Any], host_rows: Sequence[Any], blocks_per_chunk: int
-) -> GroupLayouts:
+    pages: Sequence[Page],
+    device_rows: Sequence[Any],
+    host_rows: Sequence[Any],
+    blocks_per_chunk: int,
+    *,
+    single: bool = False,
+) -> tuple[KVLayout, KVLayout]:
     """Describe the pages of a cache group on the device and on the host.
 
     Args:
-        pages: pages of the group; the turn of the first page is returned.
+        pages: pages of the group, or some of them.
         device_rows: for each tensor, ``(blocks, page)`` bytes as a torch tensor; there may be gaps between rows.
         host_rows: for each tensor, ``(chunks, blocks_per_chunk * page)`` bytes.
         blocks_per_chunk: number of device blocks in a host chunk.
+        single: whether the host's blocks are the single blocks of its chunks, one after another.
     """
-    alike: dict[object, list[tuple[int, int, Fragments, Any, Any]]] = {}
+    alike: dict[tuple[Any, ...], list[tuple[int, Any, Any]]] = {}
     for layer, page in enumerate(pages):
         device, host = device_rows[page.tensor], host_rows[page.tensor]
         _check_rows(page.tensor, device, host, blocks_per_chunk)
-        for piece, fragments in enumerate(page.fragments):
-            key = piece, fragments, *((tuple(rows.shape), rows.stride()) for rows in (device, host))
-            alike.setdefault(key, []).append((layer, piece, fragments, device, host))
+        for piece, run in enumerate(page.runs):
+            key = piece, run, *((tuple(rows.shape), rows.stride()) for rows in (device, host))
+            alike.setdefault(key, []).append((layer, device, host))
     sides: tuple[list[KVLayout], list[KVLayout]] = [], []
-    for found in alike.values():
-        layers, pieces, _, devices, hosts = zip(*found, strict=True)
-        fragments = found[0][2]
-        loops = fragments.outer, fragments.inner
+    for (piece, run, *_), rows in alike.items():
+        layers, devices, hosts = zip(*rows, strict=True)
         views = (
-            [_view(rows, 1, fragments.device, [loop.device for loop in loops], fragments) for rows in devices],
-            [_view(rows, blocks_per_chunk, fragments.host, [loop.host for loop in loops], fragments) for rows in hosts],
+            [_view(each, 1, run, run.local_offset, run.local_stride) for each in devices],
+            [_view(each, blocks_per_chunk, run, run.canonical_offset, run.canonical_stride) for each in hosts],
         )
         for side, tensors in zip(sides, views, strict=True):
-            dims, part = "layer: block token dim.0 dim.1 dim.2", f"piece_{pieces[0]}"
-            side.append(KVLayout.from_tensors(dims, tensors, layers=layers, part=part))
+            dims = f"layer: {'block.0 block.1' if single else 'block token'} dim.0 dim.1"
+            side.append(KVLayout.from_tensors(dims, tensors, layers=layers, part=f"piece_{piece}"))
     device, host = (side[0] if len(side) == 1 else KVLayout.merge(side) for side in sides)
-    return GroupLayouts(pages[0].turn, device, host)
-
-
-def check_bytes(name: str, rows: Any) -> None:
-    """Raise LayoutError unless a torch tensor has rows of contiguous single bytes; there may be gaps between rows."""
-    if rows.ndim != 2 or rows.element_size() != 1 or rows.stride()[1] != 1:
-        raise LayoutError(
-            f"{name} has shape {tuple(rows.shape)}, strides {tuple(rows.stride())} and elements of "
-            f"{rows.element_size()} bytes; give single bytes of shape (blocks, bytes)"
-        )
+    return device, host
 
 
 def _check_rows(tensor: int, device: Any, host: Any, blocks_per_chunk: int) -> None:
     for side, rows in (("device", device), ("host", host)):
-        check_bytes(f"tensor {tensor} on the {side}", rows)
+        if rows.ndim != 2 or rows.element_size() != 1 or rows.stride()[1] != 1:
+            raise LayoutError(
+                f"tensor {tensor} on the {side} has shape {tuple(rows.shape)}, strides {tuple(rows.stride())} and "
+                f"elements of {rows.element_size()} bytes; give single bytes of shape (blocks, bytes)"
+            )
     if host.shape[1] % blocks_per_chunk:
         raise LayoutError(
             f"tensor {tensor} has rows of {host.shape[1]} bytes on the host; give rows of {blocks_per_chunk} blocks of "
@@ -212,14 +154,12 @@ def _check_rows(tensor: int, device: Any, host: Any, blocks_per_chunk: int) -> N
         )
 
 
-def _view(rows: Any, blocks: int, offset: int, strides: Sequence[int], fragments: Fragments) -> Any:
-    """View the fragments of every page of every row: (rows, pages per row, outer, inner, bytes)."""
-    page, numbers = rows.shape[1] // blocks, (fragments.outer.number, fragments.inner.number)
-    reach = sum((number - 1) * stride for number, stride in zip(numbers, strides, strict=True))
-    last = offset + reach + fragments.nbytes
+def _view(rows: Any, blocks: int, run: Run, offset: int, stride: int) -> Any:
+    """View the fragments of every page of every row: (rows, pages per row, fragments, bytes)."""
+    page, steps = rows.shape[1] // blocks, run.num_fragments
+    last = offset + (steps - 1) * stride + run.fragment_size
     if last > page:  # no other check finds this if the allocation continues behind the page
         raise LayoutError(f"fragments reach byte {last - 1} of a page of {page} bytes, from byte {offset} on")
-    shape = rows.shape[0], blocks, *numbers, fragments.nbytes
-    # The stride of a loop over one fragment has no effect, but it must not be 0.
-    steps = [stride or fragments.nbytes for stride in strides]
-    return rows.as_strided(shape, (rows.stride()[0], page, *steps, 1), rows.storage_offset() + offset)
+    step = stride if steps > 1 else run.fragment_size  # a loop over one fragment has any stride, but not 0
+    shape = rows.shape[0], blocks, steps, run.fragment_size
+    return rows.as_strided(shape, (rows.stride()[0], page, step, 1), rows.storage_offset() + offset)

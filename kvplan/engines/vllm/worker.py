@@ -1,28 +1,157 @@
 """The worker of vLLM's CPU offloading: it accepts jobs, moves their blocks with kvplan, and reports the results.
 
-Source: vLLM 0.33.0, ``v1/kv_offload/base.py`` (``OffloadingWorker``), ``v1/kv_offload/cpu/gpu_worker.py``.
+Source: vLLM 0.33.0, ``v1/kv_offload/base.py`` (``OffloadingWorker``, ``TransferResult``),
+``v1/kv_offload/cpu/gpu_worker.py``.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Container, Iterable, Sequence
-from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from kvplan.cost.policy import BESIDE_COMPUTE, Policy
 from kvplan.engines.startup import prepare
-from kvplan.engines.vllm.jobs import Jobs
-from kvplan.engines.vllm.lines import FailedJob, Job, JobResult, LayerPlan, LayerTransfer, Line, failed
+from kvplan.engines.streams import current_stream
+from kvplan.engines.vllm.jobs import Jobs, Move, Specs
 from kvplan.engines.vllm.pages import pages_of
 from kvplan.errors import KVPlanError, TransferError
 from kvplan.execute.executor import Executor
-from kvplan.plan.plan import Plan
+from kvplan.execute.transfer import Transfer
 
 logger = logging.getLogger("kvplan.engines.vllm")
 
-RATE_BLOCKS = 512  # blocks of the load whose rate is predicted
+
+class JobResult(NamedTuple):
+    """The result of a job, with the fields of vLLM's ``TransferResult``.
+
+    Attributes:
+        job_id: the scheduler's number of the job.
+        success: whether all bytes have arrived.
+        transfer_size: bytes that were moved; None if the job failed.
+        transfer_time: seconds of copying; None if the job failed.
+    """
+
+    job_id: int
+    success: bool
+    transfer_size: int | None = None
+    transfer_time: float | None = None
+
+
+@dataclass(slots=True)
+class Job:
+    """A job in its queue.
+
+    Attributes:
+        job_id: the scheduler's number of the job.
+        device_spec: the job's device blocks, with ``block_ids``.
+        transfers: the transfers that move its bytes, and the job's own bytes of each; loads of one step share them.
+        error: text of the first error, or "".
+    """
+
+    job_id: int
+    device_spec: Any
+    transfers: list[tuple[Transfer, int]] = field(default_factory=list)
+    error: str = ""  # a text, since an exception's traceback refers to the job, and that cycle would keep tensors alive
+
+    def fail(self, error: Exception) -> None:
+        """Set the error, unless there is one."""
+        self.error = self.error or f"{type(error).__name__}: {error}"
+
+    @property
+    def failure(self) -> tuple[int, tuple[int, ...]]:
+        """Return the number and the device blocks; after a failed load, the content of the blocks is unknown."""
+        return self.job_id, tuple(int(block) for block in self.device_spec.block_ids)
+
+    def done(self) -> bool:
+        """Return whether all transfers have ended."""
+        return all(transfer.done() for transfer, _ in self.transfers)
+
+    def wait(self, *, issued: bool = False) -> None:
+        """Wait until all transfers have ended, or until their copies have been given to the device; note an error."""
+        for transfer, _ in self.transfers:
+            try:
+                transfer.await_issue() if issued else transfer.synchronize()
+            except Exception as error:  # noqa: BLE001  # any error is this job's; jobs of other requests must go on
+                self.fail(error)
+
+    def result(self) -> JobResult:
+        """Return the result of a job that has ended. Jobs that share a transfer share its time, too, by their bytes."""
+        self.wait()
+        if self.error:
+            return JobResult(self.job_id, success=False)
+        results = [(transfer.result(), own) for transfer, own in self.transfers]
+        seconds = sum(whole.seconds * own / (whole.nbytes or 1) for whole, own in results)
+        nbytes = sum(own for _, own in self.transfers)
+        return JobResult(self.job_id, success=True, transfer_size=nbytes, transfer_time=seconds)
+
+
+class LayerTransfer(NamedTuple):
+    """A transfer of one or more loads of a step.
+
+    Attributes:
+        transfer: the transfer.
+        groups: numbers of the KV-cache groups whose blocks it moves.
+        by_layer: whether its layers arrive one by one.
+        jobs: the jobs of these loads.
+    """
+
+    transfer: Transfer
+    groups: tuple[int, ...]
+    by_layer: bool
+    jobs: tuple[Job, ...]
+
+
+class Queue:
+    """The jobs of one kind, which end in the order of their submits.
+
+    Attributes:
+        kind: the kind, as the log names it.
+        jobs: the jobs that have not been reported, in order.
+    """
+
+    def __init__(self, kind: str, executor: Executor, plan: Callable[..., list[Move]]) -> None:
+        self.kind, self._executor, self._plan = kind, executor, plan
+        self.jobs: deque[Job] = deque()
+
+    def submit(self, job_ids: Sequence[int], specs: Sequence[Specs], *whole: Any) -> list[LayerTransfer]:
+        """Plan and queue jobs. A job that cannot be planned or queued keeps its place in the queue and fails."""
+        jobs = [Job(number, device_spec) for number, (device_spec, _) in zip(job_ids, specs, strict=True)]
+        self.jobs.extend(jobs)
+        transfers = []
+        for move in self._moves(jobs, specs, *whole):
+            mine = [jobs[place] for place in move.nbytes]
+            try:
+                # Stores read blocks that the stream writes, and loads overwrite blocks that it has read.
+                after = current_stream(self._executor.device)
+                transfer = self._executor.submit(move.plan, after, by_layer=move.by_layer)
+            except Exception as error:  # noqa: BLE001  # as in Job.wait
+                for job in mine:
+                    job.fail(error)
+                continue
+            for job, nbytes in zip(mine, move.nbytes.values(), strict=True):
+                job.transfers.append((transfer, nbytes))
+            transfers.append(LayerTransfer(transfer, move.groups, move.by_layer, tuple(mine)))
+        return transfers
+
+    def _moves(self, jobs: Sequence[Job], specs: Sequence[Specs], *whole: Any) -> list[Move]:
+        """Plan all jobs together; if that fails, plan each of them alone, so that only a wrong job fails."""
+        try:
+            return self._plan(specs, *whole)
+        except Exception as error:  # noqa: BLE001  # as in Job.wait
+            if len(jobs) == 1:
+                jobs[0].fail(error)
+                return []
+        alone = ((place, self._moves(jobs[place : place + 1], [pair], *whole)) for place, pair in enumerate(specs))
+        return [move._replace(nbytes={place: move.plan.nbytes}) for place, moves in alone for move in moves]
+
+    def report(self, job: Job) -> None:
+        """Take a job that has ended out of the queue."""
+        self.jobs.remove(job)
+        if job.error:
+            logger.error("%s job %d failed: %s", self.kind, job.job_id, job.error)
 
 
 class Worker:
@@ -46,6 +175,7 @@ class Worker:
     Attributes:
         groups: the references of each KV-cache group.
         device: name of the device, such as ``"cuda:0"``.
+        queues: the jobs that have not been reported, by kind.
 
     Raises:
         LayoutError: rows, pages and mappings do not fit together.
@@ -80,37 +210,29 @@ class Worker:
         result: Callable[..., Any] = JobResult,
         release: Callable[[], None] | None = None,
     ) -> None:
-        self._result = result
+        self._result, self._release = result, release
         self.groups = tuple(tuple(references) for references in groups)
         self.device = str(device_rows[0].device)
-        self._blocks = min(device_rows[0].shape[0], host_rows[0].shape[0] * blocks_per_chunk)
         pages = [pages_of(references, canonical=canonical) for references in groups]
         # vLLM allows a pool that is too small for one chunk; its scheduler then submits no blocks.
         jobs = Jobs(pages, device_rows, host_rows, blocks_per_chunk) if host_rows[0].shape[0] else None
         policy = BESIDE_COMPUTE if policy is None else policy
-        self._executors = [Executor(self.device, policy)]
-        try:
-            # A load by layer runs beside the model that waits for it; another expedited load runs before the model.
-            expedited_policy = policy if by_layer else replace(policy, overlap="idle")
-            self._executors.append(Executor(self.device, expedited_policy))
-        except KVPlanError:
-            self._executors[0].close()
-            raise
-        regular, expedited = self._executors
+        # A load by layer runs beside the model that waits for it; another expedited load runs before the model.
+        regular = Executor(self.device, policy)
+        expedited = Executor(self.device, policy if by_layer else replace(policy, overlap="idle"))
+        self._executors = [regular, expedited]
         if jobs is not None:
-            prepare(regular, [*jobs.stores, *jobs.loads])
+            prepare(regular, [*(program for turns in jobs.stores for _, program in turns), *jobs.loads])
             prepare(expedited, jobs.loads)
             if by_layer:
                 prepare(expedited, jobs.loads, by_layer=True)
-        self._jobs = jobs
         load, store = (jobs.load, jobs.store) if jobs is not None else (_no_chunks, _no_chunks)
-        self._lines = {
-            "store": Line("store", regular, store),
-            "load": Line("load", regular, load),
-            "expedited load": Line("expedited load", expedited, load),
+        self.queues = {
+            "store": Queue("store", regular, store),
+            "load": Queue("load", regular, load),
+            "expedited load": Queue("expedited load", expedited, load),
         }
-        self._release = release
-        self._failed: list[FailedJob] | None = None
+        self._failed: list[tuple[int, tuple[int, ...]]] | None = None
 
     def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
         """Queue a store and return at once.
@@ -126,7 +248,7 @@ class Worker:
         Raises:
             TransferError: the worker is shut down.
         """
-        self._line("store").submit(job_id, src_spec, dst_spec)
+        self._queue("store").submit([job_id], [(src_spec, dst_spec)])
         return True
 
     def submit_load(self, job_id: int, src_spec: Any, dst_spec: Any, expedited: bool = False) -> bool:
@@ -138,103 +260,72 @@ class Worker:
             dst_spec: device blocks.
             expedited: whether the engine waits for this load, so that it must not wait for other loads.
         """
-        self._line("expedited load" if expedited else "load").submit(job_id, dst_spec, src_spec)
+        self._queue("expedited load" if expedited else "load").submit([job_id], [(dst_spec, src_spec)])
         return True
 
-    def submit_layers(
-        self, loads: Sequence[tuple[int, Any, Any]], whole: Container[int] = ()
-    ) -> tuple[list[Job], list[LayerTransfer]]:
+    def submit_layers(self, loads: Sequence[tuple[int, Any, Any]], whole: Container[int] = ()) -> list[LayerTransfer]:
         """Queue the expedited loads of one step, whose layers arrive in their order.
 
-        Loads of whole chunks share their transfers: layer by layer, the bytes of all of them arrive. The blocks of
-        several KV-cache groups may be moved by several transfers. Layers of a group are numbered in the order in which
-        the group's references first name their tensor.
+        The loads share their transfers: layer by layer, the bytes of all of them arrive. Layers of a KV-cache group are
+        numbered in the order in which the group's references first name their tensor.
 
         Args:
             loads: for each load, the scheduler's number of the job, its host chunks and its device blocks.
             whole: KV-cache groups whose layers are not awaited one by one; they are moved first, in one piece.
 
-        Returns:
-            The job of each load, and the transfers.
-
         Raises:
             TransferError: the worker is shut down.
         """
-
-        def plan(places: Sequence[int]) -> Sequence[LayerPlan]:
-            some = [(loads[place][2], loads[place][1]) for place in places]
-            if self._jobs is None:
-                for load in some:
-                    _no_chunks(*load)
-                return []
-            found = self._jobs.load_layers(some, whole)
-            return [part._replace(nbytes={places[k]: own for k, own in part.nbytes.items()}) for part in found]
-
-        jobs = [Job(number, device_spec) for number, _, device_spec in loads]
-        return jobs, self._line("expedited load").submit_layers(jobs, plan)
-
-    def load_rate(self) -> float | None:
-        """Return the bytes per second that the cost model predicts for a long load; None on the CPU.
-
-        >>> import torch
-        >>> from types import SimpleNamespace as Spec
-        >>> rows = [torch.zeros(4, 64, dtype=torch.int8) for side in range(2)]
-        >>> worker = Worker([[Spec(tensor_idx=0, page_size_bytes=64, mapping=None)]], rows[:1], rows[1:], 1)
-        >>> worker.load_rate() is None
-        True
-        >>> worker.shutdown()
-        """
-        if self._jobs is None or self.device == "cpu":
-            return None
-        number = min(self._blocks, RATE_BLOCKS)
-        chunks = -(-number // self._jobs.blocks_per_chunk)
-        try:
-            rates = []
-            for group in range(len(self.groups)):
-                sizes = [number if each == group else 0 for each in range(len(self.groups))]
-                blocks = SimpleNamespace(block_ids=range(number), group_sizes=sizes, block_indices=[0] * len(sizes))
-                for plan in self._jobs.load(blocks, SimpleNamespace(block_ids=range(chunks))):
-                    best = self._line("expedited load").executor.candidates(plan)[0]
-                    rates.append(plan.nbytes / best.wall)
-            return min(rates)
-        except (KVPlanError, ZeroDivisionError, ValueError) as error:
-            logger.warning("the rate of loads is not known: %s: %s", type(error).__name__, error)
-            return None
+        numbers, specs = [load[0] for load in loads], [(device, host) for _, host, device in loads]
+        return self._queue("expedited load").submit(numbers, specs, whole)
 
     def get_finished(self) -> list[Any]:
         """Return reports of the jobs that have ended since the last call, without waiting."""
         reports = []
-        for line in self._lines.values():
-            if not line.jobs:  # as in most steps
-                continue
-            for job, result in line.finished():
+        for queue in self.queues.values():
+            while queue.jobs and queue.jobs[0].done():
+                job = queue.jobs[0]
+                result = job.result()
+                queue.report(job)
                 if self._failed is None or result.success:
                     reports.append(self._result(**result._asdict()))
                 else:
-                    self._failed.append(failed(job))
+                    self._failed.append(job.failure)
         return reports
 
-    def give_up(self, job: Job) -> None:
-        """Report a load of :meth:`submit_layers` that has an error by :meth:`take_failures` now, not in its turn."""
-        told = self._line("expedited load").give_up(job)
-        self._failed = [*(self._failed or ()), told]
+    def settle(self, job_ids: Iterable[int]) -> None:
+        """Report those of these loads that have an error by :meth:`take_failures` now, not in their turn.
+
+        The CPU waits until all copies have been given to the device, not until they have run; but for those of a load
+        with an error, until none of them is in flight.
+        """
+        wanted = set(job_ids)
+        for queue in self.queues.values():
+            for job in [job for job in queue.jobs if job.job_id in wanted]:
+                job.wait(issued=True)
+                if job.error:
+                    job.wait()
+                    queue.report(job)
+                    self._failed = [*(self._failed or ()), job.failure]
 
     def keep_failures(self) -> None:
         """Report failed jobs only by :meth:`take_failures` from now on, for a connector that handles them."""
         self._failed = self._failed or []
 
-    def take_failures(self) -> list[FailedJob]:
-        """Return the failed jobs since the last call of this method, which :meth:`get_finished` did not report."""
-        taken = self._failed or []
-        if taken:
+    def take_failures(self) -> list[tuple[int, tuple[int, ...]]]:
+        """Return number and device blocks of jobs that have failed and that :meth:`get_finished` did not report."""
+        failed = self._failed or []
+        if failed:
             self._failed = []
-        return taken
+        return failed
 
     def wait(self, job_ids: Iterable[int]) -> None:
         """Wait until these jobs have ended, whether they succeed or fail; unknown numbers are ignored."""
         wanted = set(job_ids)
-        for line in self._lines.values():
-            line.wait(wanted)
+        for queue in self.queues.values():
+            for job in queue.jobs:
+                if job.job_id in wanted:
+                    job.wait()
 
     def shutdown(self) -> None:
         """Finish all jobs in flight, drop every tensor, then release the rows. A second call does nothing."""
@@ -250,15 +341,15 @@ class Worker:
                 executor.close()
             except Exception:
                 logger.exception("an executor could not be closed")
-        self._lines, self._executors, self._jobs = {}, [], None
+        self.queues, self._executors = {}, []
 
-    def _line(self, name: str) -> Line:
-        if name not in self._lines:
+    def _queue(self, kind: str) -> Queue:
+        if kind not in self.queues:
             raise TransferError("the offloading worker is shut down; submit before shutdown()")
-        return self._lines[name]
+        return self.queues[kind]
 
 
-def _no_chunks(device_spec: Any, host_spec: Any) -> list[Plan]:
-    if len(device_spec.block_ids) or len(host_spec.block_ids):
+def _no_chunks(specs: Sequence[Specs], _whole: Any = None) -> list[Move]:
+    if any(len(side.block_ids) for pair in specs for side in pair):
         raise KVPlanError("the host pool has no chunk; give more cpu_bytes_to_use in kv_connector_extra_config")
     return []

@@ -8,6 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 import kvplan
+from kvplan.engines.vllm.jobs import Jobs
+from kvplan.engines.vllm.pages import pages_of
 from kvplan.engines.vllm.worker import JobResult, Worker
 from tests.contract.engines.vllm.stand_ins import (
     finish,
@@ -27,15 +29,6 @@ def made():
     """Makes workers, and shuts them down."""
     with workers() as make:
         yield make
-
-
-def test_reports_are_what_the_engine_calls_them(made):
-    worker, *_ = two_layers(made, result=lambda **told: told)
-    worker.submit_store(1, on_device([5]), on_host([0]))
-    worker.wait({1})
-    (result,) = worker.get_finished()
-    assert list(result) == ["job_id", "success", "transfer_size", "transfer_time"]
-    assert result["transfer_size"] == 128
 
 
 def test_a_job_of_nothing_is_done(made):
@@ -117,6 +110,15 @@ def test_a_pool_without_a_chunk_takes_no_job(made, caplog):
     worker.submit_store(2, on_device([0]), on_host([0]))
     assert not finish(worker, 2).success
     assert "no chunk; give more cpu_bytes_to_use" in caplog.text
+
+
+def test_a_chunk_of_the_host_is_a_block_of_its_layout():
+    """So that a GPU's ring takes whole chunks, each of which is one piece of the host."""
+    _, device = rows_of([64, 64], 12)
+    _, host = rows_of([256, 256], 6)
+    jobs = Jobs([pages_of([reference(0, 64), reference(1, 64)], canonical=False)], device, host, 4)
+    (load,), (store,) = (plan([(on_device([3, 4, 5, 6]), on_host([1]))]) for plan in (jobs.load, jobs.store))
+    assert (load.plan.layouts[0][0].block_tokens, store.plan.layouts[0][1].block_tokens) == (4, 4)
 
 
 @pytest.mark.parametrize("page", [656, 8192, 65536])

@@ -131,11 +131,10 @@ class Engine:
     def step(self, *jobs, order=NAMES, hooks=NAMES, hooked=True):
         """Load jobs, and launch a model; each layer reads its rows when the stream comes to it."""
         self.read.clear()
-        self.layers.begin_forward()
         if jobs:
             self.layers.load(list(jobs), hooked=hooked)
         for name in order:
-            if name in hooks and self.layers.waiting:
+            if name in hooks:
                 self.layers.wait_layer(name)
             self.made.driver.put(self.made.stream, partial(self._reads, NAMES.index(name)))
         self.layers.leave_forward()
