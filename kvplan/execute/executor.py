@@ -65,7 +65,7 @@ class Executor:
     another.
 
     Between two GPUs, either GPU can do the work: the executor of the source's GPU pushes, and the executor of the
-    destination's GPU pulls (``docs/guides/gpu-to-gpu.md``).
+    destination's GPU pulls (``docs/guides/gpu.md``).
 
     Submitted transfers also finish if the executor is garbage-collected without :meth:`close`, or when the interpreter
     exits. Garbage collection never blocks. The exit waits at most 15 seconds for all executors, and warns of

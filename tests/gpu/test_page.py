@@ -1,4 +1,4 @@
-"""The example of docs/guides/gpu-to-gpu.md runs as it stands."""
+"""The example of docs/guides/gpu.md runs as it stands."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ pytestmark = [
 
 @pytest.mark.parametrize("gpu", [0, 1])
 def test_the_example_runs_on_either_gpu(gpu):
-    text = (ROOT / "docs" / "guides" / "gpu-to-gpu.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "guides" / "gpu.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"^```python gpu\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     assert 'kvplan.Executor("cuda:1")' in example
     given = example.replace('kvplan.Executor("cuda:1")', f'kvplan.Executor("cuda:{gpu}")')
-    exec(compile(given, "docs/guides/gpu-to-gpu.md", "exec"), {"kvplan": kvplan})
+    exec(compile(given, "docs/guides/gpu.md", "exec"), {"kvplan": kvplan})

@@ -136,7 +136,7 @@ def test_the_cpu_platform_has_a_worker_and_unknown_platforms_are_refused(name, m
 
 def test_the_manuals_configuration_names_them():
     """Blocks of the manual, as vLLM's configuration and its factories take them."""
-    text = (Path(__file__).parents[2] / "docs" / "guides" / "vllm-offloading.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "start" / "vllm.md").read_text()
     found = {}
     for block in re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
         if "kvplan_vllm" in block:
