@@ -7,11 +7,13 @@ import time
 import warnings
 import weakref
 from abc import ABC, abstractmethod
+from typing import Any
 
 from kvplan.base.process import EXECUTORS, at_exit, check_process, generation
 from kvplan.base.threads import Bell, Worker
 from kvplan.errors import TransferError
 from kvplan.execute.stats import Tally
+from kvplan.execute.transfer import call_when_done
 
 CLOSED_ERROR = "the executor is closed; submit before close()"
 WITHIN_ERROR = (
@@ -89,6 +91,15 @@ class Backend(ABC):
     def join(self, timeout: float | None = None) -> bool:
         """Wait for the thread's end; return whether it has ended."""
         return self._worker.join(timeout)
+
+    def await_on_cpu(self, after: Any, answers: list[BaseException | None]) -> None:
+        """Append the error of a submit's ``after=``, or None, to ``answers`` once it has completed, and ring."""
+
+        def answer(error: BaseException | None) -> None:
+            answers.append(error)
+            self.bell.ring()
+
+        call_when_done(after, answer, self.threads)
 
     def in_flight(self) -> int:
         """Return the number of transfers that are not known to have ended; 0 in a forked child, which has none."""

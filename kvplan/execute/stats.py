@@ -93,8 +93,8 @@ class Tally:
         self._failed = self._cancelled = self._predicted = self._unsaid = 0
         self._off = self._quiet_until = 0.0
 
-    def add(self, result: TransferResult, direction: str = "host") -> None:
-        """Count a transfer that succeeded."""
+    def add(self, result: TransferResult, direction: str = "host", *, chosen: bool = True) -> None:
+        """Count a transfer that succeeded, and its prediction if its path was ``chosen`` by that."""
         nbytes, seconds, path, descriptors, launches = result
         with self._lock:
             flow = self._flows.get((path, direction))
@@ -103,7 +103,7 @@ class Tally:
             sums, within = flow
             sums[:] = sums[0] + 1, sums[1] + nbytes, sums[2] + seconds, sums[3] + descriptors, sums[4] + launches
             within[bisect_left(BUCKETS, seconds)] += 1
-            if result.predicted and seconds > 0:
+            if chosen and result.predicted and seconds > 0:
                 self._predicted += 1
                 self._off += abs(math.log(result.predicted / seconds))
 

@@ -283,15 +283,15 @@ MUTANTS = (
         "contract/gpu/test_errors.py::test_a_destination_that_is_read_only",
     ),
     Mutant(
-        "execute/gpu/row_loops.py",
-        "words[at] = units[side, unit] + step\n",
-        "words[at] = units[side, unit]\n",
+        "execute/gpu/gpu_transfer.py",
+        "event = self.end if group is None else self.marks[group]",
+        "event = self.end if group is None else self.marks[0]",
         EACH_LAYER,
     ),
     Mutant(
         "execute/gpu/row_loops.py",
-        "header, first, count = HEADER * k, lines[k, LAUNCH_AT + 1], lines[k, LAUNCH_AT + 2]",
-        "header, first, count = HEADER * k, 0, lines[k, LAUNCH_AT + 2]",
+        "            first += count\n",
+        "",
         JOINED,
     ),
     Mutant(
@@ -302,14 +302,14 @@ MUTANTS = (
     ),
     Mutant(
         "execute/gpu/row_loops.py",
-        "if not filling or k >= slots or busy:",
-        "if not filling or busy:",
+        "row = _put(rows, row, WAIT if copying else wait, stream, before, 0, 0, 0)",
+        "pass",
         "laws/test_staged_units.py",
     ),
     Mutant(
         "execute/gpu/row_loops.py",
-        "k + 2 * pieces if granule == last else k + pieces",
-        "k + pieces",
+        "2 if granule == last else 1",
+        "1",
         "laws/test_staged_units.py",
     ),
     Mutant(
@@ -324,18 +324,28 @@ MUTANTS = (
         "    if False:  # behind",
         "laws/test_staged_units.py",
     ),
-    Mutant("execute/gpu/kernel_path.py", "                    first += some.shape[1]\n", "", JOINED),
-    Mutant("execute/gpu/kernel_path.py", "behind[-1] = marks[number] if marks else 0", "pass", LAYERS),
+    Mutant(
+        "execute/gpu/kernel_path.py",
+        "[(number, units.shape[1]) for number",
+        "[(0, units.shape[1]) for number",
+        JOINED,
+    ),
     Mutant(
         "execute/gpu/kernel_path.py",
         "base, copied = transfer.scratch(nbytes).address, nbytes",
         "base, copied = transfer.scratch(nbytes).address, 0",
         f'"{ARRIVES}[simulated-kernel-device-many rows]"',
     ),
-    Mutant("execute/gpu/staged.py", "one.lane is not transfer.lane or used is not self.filled]", "False]", RINGS),
-    Mutant("execute/gpu/staged.py", "        return bool(users)\n", "        return False\n", RINGS),
-    Mutant("execute/gpu/staged.py", "(first, first + nbytes[0])", "(first, first)", RINGS),
-    Mutant("execute/gpu/staged.py", "skip = work.skips[0 if load else 1] if per > 1 else 0", "skip = 0", ARRIVES),
+    Mutant("execute/gpu/staged.py", "(smaller or other is not lane)", "False", RINGS),
+    Mutant("execute/gpu/staged.py", "(smaller or other is not lane)", "other is not lane", RINGS),
+    Mutant(
+        "execute/gpu/staged.py",
+        "extents += (last + 1) * seams.size",
+        "extents += seams.size",
+        f"{RINGS}::test_blocks_that_are_read_several_times_across_a_seam",
+    ),
+    Mutant("execute/gpu/staged.py", "address + normal, urgent", "address, urgent", RINGS),
+    Mutant("execute/gpu/staged.py", "skip = skips[not load] if per > 1 else 0", "skip = 0", ARRIVES),
     Mutant("execute/gpu/copy_engine.py", "return BATCH_NBYTES if direction ==", "return 0 if direction ==", BYTES),
     Mutant(
         "execute/gpu/lane.py",
@@ -345,11 +355,13 @@ MUTANTS = (
     ),
     Mutant(
         "execute/gpu/lane.py",
-        "        waits = [self._as_now(one, transfer) for one in waits]\n",
+        "                device.wait(self.gate, event)\n",
         "",
         "contract/gpu/test_promises.py::test_an_event_counts_as_it_was_recorded_at_the_submit",
     ),
-    Mutant("execute/gpu/lane.py", "if not early and not self.pending:", "if not early:", ORDER),
+    Mutant(
+        "execute/gpu/lane.py", "if self.pending or transfer.after is not None", "if transfer.after is not None", ORDER
+    ),
     Mutant(
         "execute/gpu/lane.py",
         "if last is not None and not last.over and (",
@@ -381,9 +393,9 @@ MUTANTS = (
         "contract/gpu/test_promises.py::test_many_submits_take_no_more_memory_than_the_first",
     ),
     Mutant(
-        "execute/gpu/gpu_transfer.py",
-        "not self.marks else self.marks[group]",
-        "not self.marks else self.marks[0]",
+        "execute/gpu/lane.py",
+        "[len(front) + number for number in transfer.marked]",
+        "[0 for number in transfer.marked]",
         LAYERS,
     ),
     Mutant(
@@ -394,7 +406,7 @@ MUTANTS = (
     ),
     Mutant("execute/gpu/backend.py", "            self.slots.close()\n", "", BYTES),
     Mutant("execute/gpu/tables.py", "        device.synchronize(event)\n", "", ANY_PATH),
-    Mutant("execute/gpu/selection.py", "[other() for other in self._others] == list(programs[1:])", "True", ERRORS),
+    Mutant("execute/gpu/selection.py", "[other() for other in known.others] != [*programs[1:]]", "False", ERRORS),
     Mutant("execute/gpu/memory.py", "return free.pop()", "return free[-1]", ORDER),
     Mutant("execute/gpu/memory.py", "range(0, block - size + 1, size)]", "range(0, block, size)]", RINGS),
     Mutant("cuda/rows.py", "rows[:, 5] = np.minimum(starts + most, last) - starts", "rows[:, 5] = most", BYTES),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -13,8 +11,6 @@ import kvplan
 from kvplan import KVLayout
 from kvplan.cuda.rows import BATCH, COPY, LAUNCH, RECORD, SYNC, WAIT
 from kvplan.execute.gpu import row_loops
-from kvplan.execute.gpu.staged import Prepared
-from kvplan.plan.layers import cuts_of, even_edges
 from kvplan.plan.staging import GRAIN, stage
 from tests import oracle
 from tests.compiled_cases import planned
@@ -76,53 +72,50 @@ def ranges(first, second, size) -> dict[int, int]:
 
 
 RING, HEADERS, UNIT = 1 << 50, 1 << 40, 8  # addresses that no cache has; bytes of a word
+BEGIN, END = 98, 99  # events
 COPY_STREAM, KERNEL_STREAM, OTHER_STREAM = 80, 81, 82
 
 
 @examples(500)
 @given(
     case=st.one_of(cases(), cases(max_blocks=9), neighbour_cases()), load=loads, granules=st.integers(1, 3),
-    slots=st.integers(1, 4), first_slot=st.integers(0, 3), busy=st.booleans(), late=st.booleans(),
-    other=st.booleans(), groups=st.integers(1, 3), seamed=st.booleans(), least=st.sampled_from((0, 8, 1 << 62)),
-    most=st.integers(1, 4),
+    slots=st.integers(1, 4), first_slot=st.integers(0, 3), late=st.booleans(), other=st.booleans(),
+    seamed=st.booleans(), least=st.sampled_from((0, 8, 1 << 62)), most=st.integers(1, 4),
 )  # fmt: skip
 def test_the_calls_of_chunks_carry_out_the_plan_and_the_compiled_loop_is_its_plain_twin(
-    case, load, granules, slots, first_slot, busy, late, other, groups, seamed, least, most
+    case, load, granules, slots, first_slot, late, other, seamed, least, most
 ):
-    """Laws 3, 7 and 8: the loop that writes the calls of chunks, of a whole part or of its pieces by layers."""
+    """Laws 3, 7 and 8: the loop that writes the calls of chunks."""
     plan = planned(case)
-    edges = even_edges(len(plan.layers), groups)
-    cuts = cuts_of(plan, edges) if len(plan.parts) == 1 and len(edges) > 2 else None
     for (group, addresses), skips in zip(plan.parts, plan.skips, strict=True):
-        pieces, steps = (cuts.groups, cuts.steps) if cuts else ((group,), np.zeros((2, 1), np.int64))
-        stagings = [stage(piece, host_is_src=load) for piece in pieces]
-        if not addresses.shape[1] or len({staging.granule_units for staging in stagings}) > 1:
+        if not addresses.shape[1]:
             continue
-        lines = [np.array((*[k] * 9, k, 32, 0, 1)) for k in range(len(pieces))]
-        tables = [SimpleNamespace(line=line, copies=0) for line in lines]
-        made, units = Prepared(stagings, tables), np.ascontiguousarray(addresses)
-        count, skip = units.shape[1], skips[0 if load else 1] if made.per > 1 else 0
-        last, end = divmod(count - 1 + skip, made.per)
-        found = made.extents(skip, end + 1 if last == 0 else made.per, end + 1)
-        host = units[0 if load else 1]
-        seams = np.unique(np.sort(host)[::2] + 3) if seamed else np.empty(0, np.int64)
-        chunks = len(pieces) * (last // granules + 1)
-        turns, two = first_slot % slots, other and load and chunks > 1
+        made, units, line = (
+            stage(group, host_is_src=load),
+            np.ascontiguousarray(addresses),
+            np.array([0] * 10 + [32, 0, 1]),
+        )
+        count, per = units.shape[1], made.granule_units
+        skip = skips[0 if load else 1] if per > 1 else 0
+        last, end = divmod(count - 1 + skip, per)
+        some = [made.part(skip, end + 1 if last == 0 else per), made.extents, made.part(0, end + 1)]
+        heads, middles, tails = (one.shape[1] for one in some)
+        seams = np.unique(np.sort(units[0 if load else 1])[::2] + 3) if seamed else np.empty(0, np.int64)
+        chunks, two = last // granules + 1, other and load and last >= granules
 
-        def write(loop, made=made, found=found, units=units, steps=steps, skip=skip, seams=seams, chunks=chunks,
-                  turns=turns, last=last, two=two):  # fmt: skip
-            heads, middles, tails = found.counts
-            most_extents = (heads + max(last - 1, 0) * middles + (tails if last else 0)) * (1 + seams.size)
-            words = np.full(9 * chunks + 2 * units.shape[1] * len(made.lines), -1)
-            columns, edges = np.empty((3, most_extents), np.int64), np.empty((chunks + 1, 3), np.int64)
+        def write(loop, made=made, some=some, units=units, skip=skip, seams=seams, chunks=chunks, last=last, two=two,
+                  line=line, at=(0, heads, heads + middles, heads + middles + tails)):  # fmt: skip
+            heads, middles, tails = np.diff(at)
+            most_extents = heads + max(last - 1, 0) * middles + (tails if last else 0) + (last + 1) * seams.size
+            words = np.full(9 * chunks + 2 * units.shape[1], -1)
+            columns, edges = np.empty((3, most_extents), np.int64), np.empty(chunks + 1, np.int64)
             rows = np.empty((most_extents + 8 * chunks + 8, 8), np.int64)
             written = loop(
-                units, steps, load, skip, made.per, made.unit_hosts, made.unit_rings, found.packed, found.at, seams,
-                RING, granules * int(made.granules.max()), turns, busy, np.arange(100, 100 + slots),
-                np.arange(200, 200 + slots), made.granules, np.full(len(made.granules), granules), made.lines,
-                1, HEADERS - 8, HEADERS, words.nbytes, words, least, most, COPY_STREAM, KERNEL_STREAM,
-                OTHER_STREAM if two else KERNEL_STREAM, 77 if two else 0, late, made.marks,
-                columns, edges, rows,
+                units, load, skip, made.granule_units, made.unit_hosts, made.unit_rings, np.concatenate(some, axis=1),
+                np.array(at), seams, RING, granules * made.nbytes, first_slot % slots, np.arange(100, 100 + slots),
+                np.arange(200, 200 + slots), made.nbytes, granules, line, 1, HEADERS - 8, HEADERS, words.nbytes, words,
+                least, most, COPY_STREAM, KERNEL_STREAM, OTHER_STREAM if two else KERNEL_STREAM, 77 if two else 0, late,
+                BEGIN, END, columns, edges, rows,
             )  # fmt: skip
             return written, words, columns[:, : written[1]], rows[: written[0]]
 
@@ -131,8 +124,9 @@ def test_the_calls_of_chunks_carry_out_the_plan_and_the_compiled_loop_is_its_pla
         assert plain[1].tolist() == words.tolist()
         assert plain[2].tolist() == columns.tolist()
         assert plain[3][:, [0, 1, 5]].tolist() == rows[:, [0, 1, 5]].tolist()  # others are addresses of the columns
-        check_waits(rows, slots, busy=busy, joined=two)
-        runs = [staging.runs if load else staging.runs[[1, 0, 2]] for staging in stagings]
+        assert (rows[0, 2], rows[-1, 2]) == (BEGIN, END)
+        check_waits(rows[1:-1], joined=two)
+        runs = made.runs if load else made.runs[[1, 0, 2]]
         src, dst, size = group.offsets
         own = [(a + s, b + d, n) for a, b in units.T.tolist()
                for s, d, n in zip(src.tolist(), dst.tolist(), size.tolist(), strict=True)]  # fmt: skip
@@ -167,21 +161,21 @@ def carried_out(rows, words, runs, *, load: bool) -> dict[int, int]:
             at = (one - HEADERS) // UNIT
             units = [words[(words[at + 3 + side] - HEADERS) // UNIT :][: words[at]].tolist() for side in (0, 1)]
             for src, dst in zip(*units, strict=True):
-                for first, second, nbytes in runs[two].T.tolist():
+                for first, second, nbytes in runs.T.tolist():
                     move(src + first, dst + second, nbytes)
     assert headers == load
     return moves
 
 
-def check_waits(rows, slots: int, *, busy: bool, joined: bool) -> None:
+def check_waits(rows, *, joined: bool) -> None:
     """Each use of a slot waits for the one before: a read for the write, and a write for the last read."""
     recorded, waits = set(), []
     for kind, _, event, *_ in rows.tolist():
         if kind == RECORD:
             recorded.add(event)
         elif kind in (WAIT, SYNC):
-            assert event in recorded or (busy and event >= 200), "nothing was recorded yet"
+            assert event in recorded or event >= 200, "nothing was recorded yet"
             waits.append(event)
     fills = sum(kind == RECORD and 100 <= event < 200 for kind, _, event, *_ in rows.tolist())
     assert sum(100 <= event < 200 for event in waits) == fills
-    assert sum(event >= 200 for event in waits) == (fills if busy else max(fills - slots, 0)) + joined
+    assert sum(event >= 200 for event in waits) == fills + joined

@@ -25,7 +25,7 @@ from kvplan.execute.gpu.resources import Resources
 from kvplan.execute.gpu.selection import Selection
 from kvplan.execute.gpu.staged import StagedPath
 from kvplan.plan import loops
-from kvplan.plan.layers import Edges
+from kvplan.plan.layers import Edges, split_layers
 from kvplan.plan.plan import Plan
 
 # Every path of a GPU. To add a path, write a class that implements the Protocol of path.py, and list it here.
@@ -98,8 +98,11 @@ class GpuBackend(Resources):
         edges = self._edges(plan) if by_layer else None
         path, predicted, pageable = self.selection.choose(plan, edges)
         lane = self.lanes[plan.direction, urgent]
-        transfer = GpuTransfer(self, lane, path, plan, predicted, edges)
-        waits, on_cpu = ([], None) if after is None else lane.waits_for(after, transfer)
+        transfer = GpuTransfer(self, lane, path, plan, predicted, pageable=pageable)
+        if edges is not None:
+            transfer.pieces = split_layers(plan, edges)
+        if after is not None:
+            lane.follow(transfer, after)
         with self.lock:
             if self.submitter:
                 raise TransferError(WITHIN_ERROR)
@@ -109,10 +112,7 @@ class GpuBackend(Resources):
                     raise TransferError(CLOSED_ERROR)
                 if not self.started:
                     self.start()
-                if waits or on_cpu is not None or lane.pending:
-                    lane.put(transfer, waits, on_cpu, blocking=pageable)
-                else:
-                    lane.issue(transfer, (), blocking=pageable)
+                lane.put(transfer)
             finally:
                 self.submitter = 0
         if self.asleep or lane.pending:
@@ -134,16 +134,13 @@ class GpuBackend(Resources):
                 if plan is None:
                     return
                 edges = self._edges(plan) if by_layer else None
-                for path in self.selection.likely(plan, edges):
-                    if plan.nbytes:
-                        path.warm_up(plan, edges)
+                pieces = [plan] if edges is None else [piece for _, piece in split_layers(plan, edges)]
+                for path in self.selection.offer(plan, edges).paths if plan.nbytes else ():
+                    for piece in pieces:
+                        path.warm_up(piece)
         finally:
             self._preparing -= 1
             self.bell.ring()
-
-    def expected(self, plan: Plan, path: str, edges: Edges | None) -> float | None:
-        """See :meth:`Resources.expected`."""
-        return self.selection.expected(plan, path, edges)
 
     # Ending.
 
@@ -152,14 +149,9 @@ class GpuBackend(Resources):
         while sum(lane.advance() for lane in self.lanes.values()):
             pass
         with self.inside():
-            self.reap()
-        return self.in_flight() + self._preparing
-
-    def reap(self) -> None:
-        """See :meth:`Resources.reap`."""
-        for lane in self.lanes.values():
-            if lane.flying or lane.last is not None:
+            for lane in self.lanes.values():
                 lane.reap()
+        return self.in_flight() + self._preparing
 
     def busy(self) -> bool:
         """Return whether a transfer has not ended."""
@@ -167,9 +159,8 @@ class GpuBackend(Resources):
 
     def _flying(self) -> int:
         lanes = self.lanes.values()
-        some = {one for lane in lanes for one in lane.flying.copy()}
-        some |= {one.transfer for lane in lanes for one in lane.pending.copy()}
-        return sum(not one.over for one in some)
+        some = {transfer for lane in lanes for transfer in [*lane.flying.copy(), *lane.pending.copy()]}
+        return sum(not transfer.over for transfer in some)
 
     def held(self) -> tuple[int, int]:
         """Return the bytes of GPU memory and of pinned memory that it holds."""

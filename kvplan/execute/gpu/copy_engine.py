@@ -7,11 +7,10 @@ import numpy as np
 from kvplan.cuda.rows import BATCH, BOX, RECORD, WORDS, copy_rows, rows_of
 from kvplan.errors import KVPlanError
 from kvplan.execute.gpu.gpu_transfer import GpuTransfer, Streams
-from kvplan.execute.gpu.path import Path, Sides, Written, marked_in, pieces_of
+from kvplan.execute.gpu.path import Path, Sides
 from kvplan.execute.gpu.resources import Resources
 from kvplan.layout.strides import Int64Array
 from kvplan.plan.descriptors import exploded, flat, strided
-from kvplan.plan.layers import Edges
 from kvplan.plan.plan import Plan
 
 UNIFIED = 4  # CUmemorytype: the driver finds the kind of memory by the address
@@ -42,26 +41,21 @@ class CopyEnginePath(Path):
         del direction
         return lane.copy, lane.copy
 
-    def warm_up(self, plan: Plan, edges: Edges | None) -> None:
+    def warm_up(self, plan: Plan) -> None:
         """See :meth:`Path.warm_up`."""
-        del plan, edges
+        del plan
 
-    def write(self, transfer: GpuTransfer) -> Written:
-        """Lower the plan, or its plan for each group of layers; see :meth:`Path.write`."""
+    def write(self, transfer: GpuTransfer, plan: Plan, begin: int, end: int) -> tuple[Int64Array, int]:
+        """Lower the plan; see :meth:`Path.write`."""
         stream = transfer.lane.copy
-        made = [rows_of([(RECORD, stream, transfer.begin)])]
-        for number, (_, plan) in enumerate(pieces_of(transfer.plan, transfer.edges)):
-            made.append(self._write_piece(transfer, plan))
-            if transfer.marks:
-                made.append(rows_of([(RECORD, stream, transfer.marks[number])]))
-        made.append(rows_of([(RECORD, stream, transfer.end)]))
-        rows = np.concatenate(made)
-        return Written(rows, len(rows) + int(rows[rows[:, 0] == BATCH, 5].sum()), marked_in(rows, transfer.marks))
+        front = rows_of([(RECORD, stream, begin)] if begin else [])
+        rows = np.concatenate((front, self._copies(transfer, plan), rows_of([(RECORD, stream, end)])))
+        return rows, len(rows) + int(rows[rows[:, 0] == BATCH, 5].sum())
 
-    def _write_piece(self, transfer: GpuTransfer, plan: Plan) -> Int64Array:
+    def _copies(self, transfer: GpuTransfer, plan: Plan) -> Int64Array:
         """Write the copies of a plan's descriptors."""
         columns = np.stack(flat(plan.moving, self._backend.reach.seams(plan), None))
-        transfer.kept.append(columns)
+        transfer.keep(columns)
         least = batched_from(self._backend, transfer.plan.direction)
         rows = copy_rows(columns, transfer.lane.copy, least=least, most=BATCH_COPIES)
         transfer.count(columns.shape[1], len(rows))
@@ -73,14 +67,14 @@ class CopyEngine2DPath(CopyEnginePath):
 
     name = "copy_engine_2d"
 
-    def _write_piece(self, transfer: GpuTransfer, plan: Plan) -> Int64Array:
+    def _copies(self, transfer: GpuTransfer, plan: Plan) -> Int64Array:
         """Lower the plan into 2-D rows and flat descriptors."""
         backend, stream = self._backend, transfer.lane.copy
         rows = np.asarray(strided(plan.parts, backend.reach.seams(plan)))
         # The largest pitch is about 2 GiB. Layers of a large cache lie further apart.
         single = (rows[:, 3] == 1) | (rows[:, 4:6].max(axis=1, initial=0) > backend.device.max_pitch)
         parameters, columns = boxes(rows[~single]), np.stack(exploded(rows[single]))
-        transfer.kept += (parameters, columns)
+        transfer.keep(parameters, columns)
         made = np.zeros((len(parameters), WORDS), dtype=np.int64)
         made[:, 0], made[:, 1] = BOX, stream
         made[:, 2] = parameters.ctypes.data + 128 * np.arange(len(parameters))

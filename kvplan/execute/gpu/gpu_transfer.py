@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from kvplan.base.process import check_process, generation
-from kvplan.cuda.device import NOT_READY, Uncaptured
+from kvplan.base.process import check_process
+from kvplan.cuda.device import NOT_READY
 from kvplan.cuda.handles import current_stream, stream_handle
 from kvplan.cuda.reach import gpus_of
 from kvplan.cuda.rows import ADDED, ENDED, FAILED, LAST_ROW, PLAYED, STATE_WORDS
@@ -18,7 +18,7 @@ from kvplan.execute.gpu.memory import Piece
 from kvplan.execute.gpu.resources import Resources
 from kvplan.execute.transfer import Transfer, TransferResult, cancellation, check_layer
 from kvplan.layout.strides import Int64Array
-from kvplan.plan.layers import Edges, Layers, cut_groups, cuts_of
+from kvplan.plan.layers import Layers
 from kvplan.plan.plan import Plan
 
 POLL_SECONDS, QUEUED_SECONDS = 20e-6, 1e-4  # between two looks of a thread that waits for the end, or for the issue
@@ -45,13 +45,18 @@ class GpuTransfer(Transfer):
 
     Attributes:
         backend, lane, path: what issues it.
-        edges: edges of the groups of layers that it is cut into; None if it is not cut.
         predicted: predicted seconds on the GPU, or None.
+        pageable: whether its calls may wait for the copying, as for pageable memory.
+        pieces: for each group of layers that it is cut into, its layers and its plan; empty if it is not cut.
+        waits: events, and transfers of the same executor, that it follows.
+        after: the ``after=`` that only the CPU can wait for; None without one.
+        answers: None until a thread waits for this; then a list, to which its error, or None, is added.
+        behind: transfers whose end it awaits, well or not.
         begin, end: events before and behind its work; 0 while it is pending.
         marks: for each group of layers, the event behind its bytes.
         marked: for each group of layers, its rows up to the record of this event.
         rows, state: the calls that issue it, and how many are made.
-        kept: objects that must live until its end.
+        slots: what it uses of the ring of the staged path.
         queued: whether it is still to be issued by the executor's thread.
         over: whether it has ended.
         error: why it failed, or None.
@@ -59,26 +64,29 @@ class GpuTransfer(Transfer):
     """
 
     begin = end = copies = launches = 0
+    pieces: Sequence[tuple[Layers, Plan]] = ()
+    waits: Sequence[int | GpuTransfer] = ()
+    behind: Sequence[GpuTransfer] = ()
+    after: Any = None
+    answers: list[BaseException | None] | None = None
     marks: Sequence[int] = ()
     marked: Sequence[int] = ()
     rows: Int64Array | None = None
+    slots: Any = None
     queued = over = cancelled = False
     error: BaseException | None = None
-    _layers: Sequence[Layers] = ()  # of each group, once somebody has asked
-    _result: TransferResult | None = None
+    _kept: tuple[object, ...] = ()  # objects that must live until its end
+    _held: tuple[GpuTransfer, ...] = ()  # those whose events its calls name
     _holders = 0  # transfers that wait for its events, and threads that block on them
 
     def __init__(
-        self, backend: Resources, lane: Streams, path: Any, plan: Plan, predicted: float | None, edges: Edges | None
+        self, backend: Resources, lane: Streams, path: Any, plan: Plan, predicted: float | None, *, pageable: bool
     ) -> None:  # fmt: skip
         self.backend, self.lane, self.path = backend, lane, path
-        self.plan, self.predicted, self.edges = plan, predicted, edges
+        self.plan, self.predicted, self.pageable = plan, predicted, pageable
         self.state: Int64Array = np.zeros(STATE_WORDS, dtype=np.int64)
-        self.kept: list[object] = []
         self._pieces: list[Piece] = []
         self._events: list[int] = []
-        self._held: list[GpuTransfer] = []  # those whose events its calls name
-        self.behind: list[GpuTransfer] = []  # those whose end it awaits, well or not
 
     # What it borrows until its end.
 
@@ -94,13 +102,12 @@ class GpuTransfer(Transfer):
 
     def event(self) -> int:
         """Borrow an event."""
-        return self.events(1)[0]
+        self._events.append(event := self.backend.handles.event())
+        return event
 
-    def events(self, count: int) -> list[int]:
-        """Borrow events."""
-        made = self.backend.handles.events(count)
-        self._events += made
-        return made
+    def keep(self, *some: object) -> None:
+        """Keep objects alive that its calls name by address."""
+        self._kept += some
 
     def count(self, copies: int, launches: int) -> None:
         """Add copies and driver calls to the counts of the result."""
@@ -109,23 +116,22 @@ class GpuTransfer(Transfer):
 
     def hold(self, other: GpuTransfer) -> None:
         """Keep the events of another transfer until this one ends. The lock is held."""
-        self._held.append(other)
+        self._held += (other,)
         other._holders += 1
 
     def _let_go(self) -> None:
         """Give everything back, unless somebody still needs its events. The lock is held."""
-        for other in self._held:
+        held, self._held, self.behind, self.waits = self._held, (), (), ()
+        for other in held:
             other._holders -= 1
             if other.over:
                 other._let_go()
-        self._held.clear()
-        self.behind = []
         if self._holders:
             return
         for piece in self._pieces:
             piece.free.append(piece)
         self.backend.handles.unused.extend(self._events)
-        self._pieces, self._events, self.kept, self.rows = [], [], [], None
+        self._pieces, self._events, self._kept, self.rows = [], [], (), None
 
     # For the executor: queue, issue and end it.
 
@@ -177,7 +183,7 @@ class GpuTransfer(Transfer):
                 self.plan.nbytes, device.seconds(self.begin, self.end), self.path.name, self.copies, launches,
                 self.predicted,
             )  # fmt: skip
-            self.backend.tally.add(self._result, self.plan.direction)
+            self.backend.tally.add(self._result, self.plan.direction, chosen=self.backend.policy.path == "auto")
         self.finish()
         return True
 
@@ -190,25 +196,22 @@ class GpuTransfer(Transfer):
         check_process(self.backend.generation)
         if self.queued:
             return False
-        device = self.backend.device
-        if device.is_current():  # as for most callers, who may ask often
-            with Uncaptured(device), self.backend.lock:
-                return self.retire()
         with self.backend.inside():
             return self.retire()
 
     def wait(self, stream: Any = None) -> None:
         """See :meth:`Transfer.wait`."""
-        self._order(self._streams(stream), None)
+        self._order(self._streams(stream))
 
     def wait_layer(self, layer: int, stream: Any = None) -> None:
         """See :meth:`Transfer.wait_layer`."""
         number = check_layer(self.plan, layer)
-        self._order(self._streams(stream), number)
+        group = next((k for k, (layers, _) in enumerate(self.pieces) if number in layers), None)
+        self._order(self._streams(stream), group)
 
     def precede(self, stream: int) -> None:
         """Let the stream with this handle, of its GPU, wait for the end of this transfer."""
-        self._order([(stream, self.backend.device.ordinal)], None)
+        self._order([(stream, self.backend.device.ordinal)])
 
     def write_behind(self, stream: int, addresses: Sequence[int], values: Sequence[int]) -> None:
         """Let a stream of its GPU wait for its end, and then write words of pinned memory. All its calls are made."""
@@ -224,7 +227,7 @@ class GpuTransfer(Transfer):
     def await_issue(self) -> None:
         """See :meth:`Transfer.await_issue`."""
         check_process(self.backend.generation)
-        self._await_rows(LAST_ROW)
+        self._await_rows()
         self._raise_error()
 
     def synchronize(self, timeout: float | None = None) -> None:
@@ -232,7 +235,7 @@ class GpuTransfer(Transfer):
         if not self.over:
             check_process(self.backend.generation)
             limit = None if timeout is None else time.monotonic() + timeout
-            if not self._await_rows(LAST_ROW, limit, hurry=False):
+            if not self._await_rows(None, limit, hurry=False):
                 raise self._late(timeout)
             if limit is None:
                 self._block()
@@ -241,16 +244,6 @@ class GpuTransfer(Transfer):
                     raise self._late(timeout)
                 time.sleep(POLL_SECONDS)
         self._raise_error()
-
-    def result(self) -> TransferResult:
-        """See :meth:`Transfer.result`."""
-        self.synchronize()
-        if self._result is None:
-            raise TransferError("the transfer finished without a result")
-        if self._result.predicted is None and self.backend.generation == generation():  # the policy names the path
-            predicted = self.backend.expected(self.plan, self.path.name, self.edges)
-            self._result = TransferResult(*self._result, predicted)
-        return self._result
 
     def cancel(self) -> bool:
         """See :meth:`Transfer.cancel`. A transfer has begun when its calls are written down."""
@@ -266,16 +259,7 @@ class GpuTransfer(Transfer):
     @property
     def layer_groups(self) -> tuple[tuple[int, ...], ...]:
         """See :attr:`Transfer.layer_groups`."""
-        if self.edges is None:
-            return (self.plan.layers,)
-        return tuple(tuple(sorted(layers)) for layers in self._groups(self.edges))
-
-    def _groups(self, edges: Edges) -> Sequence[Layers]:
-        """Return the layers of each group."""
-        if not self._layers:
-            cuts = cuts_of(self.plan, edges)
-            self._layers = [layers for layers, _ in cut_groups(self.plan, edges)] if cuts is None else cuts.layers
-        return self._layers
+        return tuple(tuple(sorted(layers)) for layers, _ in self.pieces) or (self.plan.layers,)
 
     def _streams(self, stream: Any) -> list[tuple[int, int]]:
         """Return handle and GPU of a caller's stream; of None, of torch's current streams on all GPUs of the plan."""
@@ -291,64 +275,55 @@ class GpuTransfer(Transfer):
             )
         return streams
 
-    def _order(self, streams: Sequence[tuple[int, int]], layer: int | None) -> None:
-        """Let streams, given by handle and GPU, wait for the end, or for a layer."""
+    def _order(self, streams: Sequence[tuple[int, int]], group: int | None = None) -> None:
+        """Let streams, given by handle and GPU, wait for the end, or for a group of layers."""
         check_process(self.backend.generation)
-        group = None
-        if layer is not None and self.edges is not None:
-            group = next(k for k, layers in enumerate(self._groups(self.edges)) if layer in layers)
-        self._await_queue()
-        self._await_rows(LAST_ROW if group is None or not self.marked else self.marked[group])
+        self._await_rows(group)
         device = self.backend.device
         with self.backend.lock:
             self._raise_error()
             if self.over:
                 return
-            event = self.end if group is None or not self.marks else self.marks[group]
+            event = self.end if group is None else self.marks[group]
             for stream, ordinal in streams:
                 # Default streams have the same handle on every GPU: the current GPU decides which one is meant.
                 with (device if ordinal == device.ordinal else device.beside(ordinal)).current():
                     device.wait(stream, event)
 
-    def _await_queue(self, limit: float | None = None) -> bool:
-        """Block until it is issued or given up; return False after a limit."""
-        while self.queued:
-            if limit is not None and time.monotonic() > limit:
-                return False
-            time.sleep(QUEUED_SECONDS)
-        return True
+    def _await_rows(self, group: int | None = None, limit: float | None = None, *, hurry: bool = True) -> bool:
+        """Block until its calls, or those of a group of layers, have been made, or it has ended or failed.
 
-    def _await_rows(self, rows: int, limit: float | None = None, *, hurry: bool = True) -> bool:
-        """Block until rows of its list have been played, or it has ended or failed; return False after a limit.
-
-        If ``hurry``, they are played without waiting for the GPU: a stream shall wait for what they record.
+        If ``hurry``, they are made without waiting for the GPU: a stream shall wait for what they record. Return False
+        after a limit.
         """
-        if not self._await_queue(limit):
-            return False
         state = self.state
-        while not (state[ENDED] or state[FAILED] or state[PLAYED] >= rows):
-            self.backend.device.watch(state, rows, hurry=hurry)
+        while self.queued or not (state[ENDED] or state[FAILED] or state[PLAYED] >= self._rows_of(group)):
             if limit is not None and time.monotonic() > limit:
                 return False
+            if self.queued:
+                time.sleep(QUEUED_SECONDS)
+            else:
+                self.backend.device.watch(state, self._rows_of(group), hurry=hurry)
         if state[FAILED] and not self.over:
             with self.backend.inside():
                 self.retire()  # notes the error
         return True
 
+    def _rows_of(self, group: int | None) -> int:
+        return LAST_ROW if group is None else self.marked[group]
+
     def _block(self) -> None:
         """Block on the last event, without the lock and the interpreter."""
         with self.backend.inside():
-            if self.retire():
-                return
             self._holders += 1  # so that the event is not given back
         try:
-            with self.backend.device.current():
-                self.backend.device.driver.cuEventSynchronize(self.end)  # an error shows in the query that follows
+            if not self.over:
+                with self.backend.device.current():
+                    self.backend.device.driver.cuEventSynchronize(self.end)  # the query that follows shows its error
         finally:
             with self.backend.inside():
                 self._holders -= 1
-                self.retire()
-                if self.over:
+                if self.retire():
                     self._let_go()
 
     def _raise_error(self) -> None:

@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from weakref import WeakKeyDictionary
-
 import numpy as np
 
 from kvplan.cost.policy import HOST_ROUTES, ROUTES, KernelSize
 from kvplan.errors import KVPlanError, PathError
 from kvplan.execute.gpu import row_loops
 from kvplan.execute.gpu.gpu_transfer import GpuTransfer, Streams
-from kvplan.execute.gpu.path import (
-    Path,
-    Sides,
-    Work,
-    Written,
-    marked_in,
-    pieces_of,
-    refuse_kernels,
-    route_of,
-    work_of,
-)
+from kvplan.execute.gpu.path import Path, Sides, refuse_kernels, route_of
 from kvplan.execute.gpu.resources import Resources
 from kvplan.execute.gpu.shape import Shape
 from kvplan.execute.gpu.tables import HEADER, Table
 from kvplan.layout.strides import Int64Array
-from kvplan.plan.descriptors import together
-from kvplan.plan.layers import Edges, LayerCuts
 from kvplan.plan.plan import Plan
 from kvplan.program.program import RunGroup
 
@@ -37,25 +22,6 @@ MOST_ROWS = 1 << 30  # the kernel counts rows in 32 bits, and adds the step of a
 # A launch of more rows within a GPU, or between GPUs, reads its units from GPU memory. Within a GPU, to copy them there
 # first takes as long as 1,000 reads across the link (H200). Loads and stores cross the link anyway.
 NEAR_ROWS = 1024
-ALL = -1  # a line's number of units: all
-
-
-class Launches:
-    """The launches of a plan, without its units.
-
-    Attributes:
-        lines: (headers, 18) int64, as the loop takes them.
-        marks: (launches,) int64: zeros.
-        rows, copies: rows and contiguous copies of a unit, over all headers; of headers with units of their own, of all
-            these.
-    """
-
-    def __init__(self, lines: list[tuple[Table, int, int, int, int, int]]) -> None:
-        self.lines: Int64Array = np.array([(*table.line, *others) for table, *others in lines], dtype=np.int64)
-        self.marks = np.zeros(self.lines[-1, row_loops.LAUNCH_AT] + 1, dtype=np.int64)
-        counts = [1 if count == ALL else count for _, _, _, count, _, _ in lines]
-        self.rows = int(np.dot(self.lines[:, 1], counts))
-        self.copies = sum(count * line[0].copies for count, line in zip(counts, lines, strict=True))
 
 
 class KernelPath(Path):
@@ -64,11 +30,10 @@ class KernelPath(Path):
     name = "kernel"
 
     def __init__(self, backend: Resources) -> None:
-        self._backend = backend
-        policy, processors = backend.policy, backend.device.multiprocessors
-        self._sizes = {route: policy.kernel(route, processors) for route in ROUTES}
+        self._tables = backend.tables
+        sizes = {route: backend.policy.kernel(route, backend.device.multiprocessors) for route in ROUTES}
+        self._sizes = {route: (size, EVEN_TILES * size.tile * size.programs) for route, size in sizes.items()}
         self._here = f"cuda:{backend.device.ordinal}"
-        self._known: WeakKeyDictionary[RunGroup | LayerCuts, dict[int, Launches]] = WeakKeyDictionary()
 
     def refuse(self, plan: Plan, sides: Sides) -> KVPlanError | None:
         """Refuse memory that kernels do not reach; see :meth:`Path.refuse`."""
@@ -80,84 +45,53 @@ class KernelPath(Path):
         del direction
         return lane.kernel, lane.kernel
 
-    def warm_up(self, plan: Plan, edges: Edges | None) -> None:
+    def warm_up(self, plan: Plan) -> None:
         """Compile the kernels for plans of these programs with any number of units, and upload their run tables."""
-        size = self._size(plan)
-        for _, piece in pieces_of(plan, edges):
-            for tile in {size.tile, min(size.tile, EVEN_TILE)}:
-                for group, _ in piece.parts:
-                    self._table(group, tile, size.warps)
+        size, _ = self._sizes[route_of(plan, self._here)]
+        for tile in {size.tile, min(size.tile, EVEN_TILE)}:
+            for group, _ in plan.parts:
+                self._tables.get(group, _items, tile, size.warps)
 
-    def write(self, transfer: GpuTransfer) -> Written:
+    def write(self, transfer: GpuTransfer, plan: Plan, begin: int, end: int) -> tuple[Int64Array, int]:
         """Write headers, units and launches; see :meth:`Path.write`."""
-        plan, edges = transfer.plan, transfer.edges
-        direction, stream = plan.direction, transfer.lane.kernel
-        size = self._sizes[direction] if direction in HOST_ROUTES else self._size(plan)
-        work = work_of(plan, edges)
-        if work is not None:
-            units, many, made = work.units, work.units.shape[1], self._whole(work, size)
-            words, marks = many * len(made.lines), transfer.marks
+        near = plan.direction in HOST_ROUTES
+        size, even = self._sizes[plan.direction if near else route_of(plan, self._here)]
+        tile = min(size.tile, EVEN_TILE) if plan.nbytes < even else size.tile
+        if len(plan.parts) == 1:
+            ((group, units),) = plan.parts
+            table, launches, units = self._tables.get(group, _items, tile, size.warps), 1, np.ascontiguousarray(units)
+            count, lines = units.shape[1], table.lines
+            total, copies = count * table.items, count * table.copies
         else:
-            units, made, marks = self._several(plan, edges, size, transfer.marks)
-            words, many = units.shape[1], 1
-        if many * made.rows > MOST_ROWS:
+            units, lines, launches, total, copies = self._joined(plan, tile, size)
+        if total > MOST_ROWS:
             raise PathError(f"path 'kernel' copies at most {MOST_ROWS:,} runs at once, and this plan has more")
-        nbytes = 8 * (HEADER * len(made.lines) + 2 * words)
-        slot, launches = transfer.slot(nbytes), made.marks.size
-        base, copied = slot.address, 0
-        if direction not in HOST_ROUTES and many * made.rows > NEAR_ROWS:
+        nbytes, copied = 8 * (HEADER * len(lines) + 2 * units.shape[1]), 0
+        slot = transfer.slot(nbytes)
+        base = slot.address
+        if not near and total > NEAR_ROWS:
             base, copied = transfer.scratch(nbytes).address, nbytes
-        rows = np.empty((3 + 2 * launches, 8), dtype=np.int64)
+        rows = np.empty((3 + launches, 8), dtype=np.int64)
         written = row_loops.write_launches(
-            units, made.lines, size.programs, slot.address, base, copied, stream, transfer.begin, transfer.end,
-            np.array(marks, dtype=np.int64) if marks else made.marks, slot.words, rows,
-        )  # fmt: skip
-        transfer.copies, transfer.launches = many * made.copies, launches
-        rows = rows[:written]
-        return Written(rows, written, marked_in(rows, marks))
+            units, lines, size.programs, slot.address, base, copied, transfer.lane.kernel, begin, end, slot.words, rows
+        )
+        transfer.count(copies, launches)
+        return rows[:written], written
 
-    def _whole(self, work: Work, size: KernelSize) -> Launches:
-        """Return a launch for all units of a run group, or for those of each of its pieces by layers."""
-        tile = _tile(work.nbytes // len(work.groups), size)
-        known = self._known.get(work.owner)
-        if known is None:
-            known = self._known.setdefault(work.owner, {})
-        if tile not in known:
-            steps = zip(work.groups, work.steps.T.tolist(), strict=True)
-            known[tile] = Launches([(self._table(group, tile, size.warps), number, 0, ALL, *step)
-                                    for number, (group, step) in enumerate(steps)])  # fmt: skip
-        return known[tile]
-
-    def _several(
-        self, plan: Plan, edges: Edges | None, size: KernelSize, marks: Sequence[int]
-    ) -> tuple[Int64Array, Launches, list[int]]:
-        """Return units, launches, and the event behind each launch: one launch for run groups whose kernels are alike.
-
-        Each group of layers has launches of its own, and its event is behind the last one.
-        """
-        pieces = [piece for _, piece in pieces_of(plan, edges)]
-        tile, first, units, lines, behind = _tile(plan.nbytes // len(pieces), size), 0, [], [], list[int]()
-        for number, piece in enumerate(pieces):
-            alike: dict[Shape, list[tuple[Table, Int64Array]]] = {}
-            for group, some in together(piece.moving):
-                table = self._table(group, tile, size.warps)
-                alike.setdefault(table.shape, []).append((table, some))
-            for tables in alike.values():
-                for table, some in tables:
-                    lines.append((table, len(behind), first, some.shape[1], 0, 0))
-                    units.append(some)
-                    first += some.shape[1]
-                behind.append(0)
-            behind[-1] = marks[number] if marks else 0
-        return np.concatenate(units, axis=1), Launches(lines), behind if marks else []
-
-    def _table(self, group: RunGroup, tile: int, warps: int) -> Table:
-        return self._backend.tables.get(group, group.packed, group.alignment, tile, key="direct", warps=warps)
-
-    def _size(self, plan: Plan) -> KernelSize:
-        return self._sizes[route_of(plan, self._here)]
+    def _joined(self, plan: Plan, tile: int, size: KernelSize) -> tuple[Int64Array, Int64Array, int, int, int]:
+        """Return units, lines, launches, rows and copies of several parts: one launch for those of the same kernel."""
+        alike: dict[Shape, list[tuple[Table, Int64Array]]] = {}
+        for group, units in plan.moving:
+            table = self._tables.get(group, _items, tile, size.warps)
+            alike.setdefault(table.shape, []).append((table, units))
+        some = [(number, *each) for number, same in enumerate(alike.values()) for each in same]
+        lines = np.concatenate([table.lines for _, table, _ in some])
+        lines[:, row_loops.LAUNCH_AT :] = [(number, units.shape[1]) for number, _, units in some]
+        total, copies = (
+            sum(units.shape[1] * getattr(table, name) for _, table, units in some) for name in ("items", "copies")
+        )
+        return np.concatenate([units for *_, units in some], axis=1), lines, len(alike), total, copies
 
 
-def _tile(nbytes: int, size: KernelSize) -> int:
-    """Return the bytes in flight per program, for a launch that moves ``nbytes`` bytes."""
-    return min(size.tile, EVEN_TILE) if nbytes < EVEN_TILES * size.tile * size.programs else size.tile
+def _items(group: RunGroup) -> tuple[Int64Array, int]:
+    return group.packed, group.alignment

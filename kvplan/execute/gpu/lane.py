@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from itertools import accumulate
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,9 +16,10 @@ from kvplan.cuda.handles import event_handle, stream_handle
 from kvplan.cuda.rows import AWAIT, ENDED, FAILED, RECORD, WAIT, error_of, rows_of
 from kvplan.errors import TransferError
 from kvplan.execute.gpu.gpu_transfer import GpuTransfer
-from kvplan.execute.gpu.path import INLINE_EFFORT, Written
+from kvplan.execute.gpu.path import INLINE_EFFORT, Path
 from kvplan.execute.gpu.resources import Resources
-from kvplan.execute.transfer import Transfer, call_when_done
+from kvplan.execute.transfer import Transfer
+from kvplan.layout.strides import Int64Array
 
 # Calls in flight on a lane from which on the issuer makes them, since the driver's queue may be full (player.py, PACE).
 MOST_CALLS = 192
@@ -26,40 +29,6 @@ REAP_EVERY = 8
 
 LEGACY = 1  # CU_STREAM_LEGACY: the default stream, whose handle 0 is no stream in rows
 STREAMS = frozenset(("copy", "kernel", "other", "gate"))
-
-
-class Theirs(int):
-    """An event of another owner, who may record it again."""
-
-
-Wait = int | GpuTransfer  # an event, or a transfer of the same executor
-
-
-class Issue:
-    """The issue of another executor's transfer, as an ``after=`` of its own: streams can wait for the rest."""
-
-    def __init__(self, transfer: GpuTransfer) -> None:
-        self.synchronize = transfer.await_issue
-
-
-@dataclass(eq=False)
-class Pending:
-    """A transfer that the executor's thread issues later.
-
-    Attributes:
-        transfer, blocking: as in :meth:`Lane.issue`.
-        waits: events and transfers that it follows.
-        after: the ``after=`` that only the CPU can wait for; None without one.
-        asked, ended: whether a thread waits for it, once the transfer is the lane's next; and whether it has completed.
-        error: the error that the wait raised, or None.
-    """
-
-    transfer: GpuTransfer
-    waits: list[Wait]
-    after: Any
-    blocking: bool
-    asked = ended = False
-    error: BaseException | None = None
 
 
 class Lane:
@@ -94,7 +63,7 @@ class Lane:
         self.backend, self.direction, self.urgent = backend, direction, urgent
         self.flying: deque[GpuTransfer] = deque()
         self.last: GpuTransfer | None = None
-        self.pending: deque[Pending] = deque()
+        self.pending: deque[GpuTransfer] = deque()
         self._calls = 0  # driver calls of the transfers in flight
         self.streams: list[int] = []
 
@@ -116,146 +85,117 @@ class Lane:
 
     # Submitting.
 
-    def waits_for(self, after: Any, transfer: GpuTransfer) -> tuple[list[Wait], Any]:
-        """Return the events and transfers that ``after`` stands for; and what only the CPU can wait for, or None.
+    def follow(self, transfer: GpuTransfer, after: Any) -> None:
+        """Let a transfer follow ``after``: note what its calls wait for, or what only the CPU can wait for.
 
         The executor's lock is not held: ``after`` may be a transfer of another executor, which has its own.
 
         Raises:
             TransferError: ``after`` is a transfer that failed, or the driver cannot record an event.
         """
-        device = self.backend.device
-        if after is None:
-            return [], None
-        if isinstance(after, GpuTransfer):
-            if after.backend is self.backend:
-                return [after], None
-            if not after.ordered:
-                return [], after
+        device, handle = self.backend.device, stream_handle(after)
+        if isinstance(after, GpuTransfer) and after.backend is self.backend:
+            transfer.waits = [after]
+        elif isinstance(after, GpuTransfer) and after.ordered:
             after.precede(self.gate)
-            return [self._recorded(self.gate, transfer)], None
-        if isinstance(after, Transfer):
-            if not after.done():
-                return [], after
-            after.synchronize()  # raises its error
-            return [], None
-        handle = stream_handle(after)
-        if handle is not None:
-            if getattr(after, "device_index", device.ordinal) == device.ordinal:
-                return [self._recorded(handle, transfer)], None
-            after = after.record_event()  # only the stream's own device can record on it
-        theirs = event_handle(after)
-        if theirs is None:
-            return [], after
-        transfer.kept.append(after)
-        return [Theirs(theirs)] if theirs else [], None  # an event that was never recorded counts as passed
+            transfer.waits = [self._recorded(self.gate, transfer)]
+        elif isinstance(after, Transfer):
+            if after.done():
+                after.synchronize()  # raises its error
+            else:
+                transfer.after = after
+        elif handle is not None and getattr(after, "device_index", device.ordinal) == device.ordinal:
+            transfer.waits = [self._recorded(handle, transfer)]
+        else:
+            event = event_handle(after if handle is None else after.record_event())  # on the stream's own device
+            if event:  # its owner may record it again
+                device.wait(self.gate, event)
+                transfer.waits = [self._recorded(self.gate, transfer)]
+            elif event is None:  # one that was never recorded counts as passed
+                transfer.after = after
 
     def _recorded(self, stream: int, transfer: GpuTransfer) -> int:
         event = transfer.event()
         self.backend.device.record(event, stream)
         return event
 
-    def _as_now(self, wait: Wait, transfer: GpuTransfer) -> Wait:
-        """Return an own event behind another owner's event as recorded now."""
-        if not isinstance(wait, Theirs):
-            return wait
-        self.backend.device.wait(self.gate, wait)
-        return self._recorded(self.gate, transfer)
-
-    def put(self, transfer: GpuTransfer, waits: list[Wait], after: Any, *, blocking: bool) -> None:
+    def put(self, transfer: GpuTransfer) -> None:
         """Issue a transfer; or queue it, if the CPU must wait before it begins. The executor's lock is held."""
-        early = after is not None or any(isinstance(one, GpuTransfer) and one.queued for one in waits)
-        if not early and not self.pending:
-            self.issue(transfer, waits, blocking=blocking)
-            return
-        waits = [self._as_now(one, transfer) for one in waits]
-        transfer.queued = True
-        self.pending.append(Pending(transfer, waits, after, blocking))
+        if self.pending or transfer.after is not None or _queued(transfer.waits):
+            transfer.queued = True
+            self.pending.append(transfer)
+        else:
+            self.issue(transfer)
 
     def advance(self) -> bool:
         """Issue the next pending transfer, if it may begin, in the executor's thread; return whether it is gone."""
         if not self.pending:
             return False
-        pending, backend = self.pending[0], self.backend
-        transfer, waits, error = pending.transfer, pending.waits, None
-        if not transfer.over:
-            try:
-                if pending.after is not None:
-                    if not pending.asked:
-                        self._ask(pending)
-                    if not pending.ended:
-                        return False
-                    error = pending.error
-                if any(isinstance(one, GpuTransfer) and one.queued for one in waits):
-                    return False
-                with backend.device.current():
-                    if error is None and isinstance(pending.after, GpuTransfer):
-                        waits = waits + self.waits_for(pending.after, transfer)[0]
-            except BaseException as problem:  # noqa: BLE001  # it is the transfer's; the next one must still run
-                error = problem
-        with backend.inside():
-            if not transfer.over and error is None:
-                try:
-                    self.issue(transfer, waits, blocking=pending.blocking)
-                except BaseException as problem:  # noqa: BLE001
-                    error = problem
-            if error is not None and transfer not in self.flying and not transfer.over:
+        transfer, error = self.pending[0], None
+        try:
+            if not (transfer.over or self._may_begin(transfer)):
+                return False
+        except BaseException as problem:  # noqa: BLE001  # it is the transfer's; the next one must still run
+            error = problem
+        with self.backend.inside():
+            if error is not None:
                 transfer.fail(error)
                 transfer.finish()
+            if not transfer.over:
+                with suppress(BaseException):  # it is the transfer's error
+                    self.issue(transfer)
             self.pending.popleft()
             transfer.queued = False
         return True
 
-    def _ask(self, pending: Pending) -> None:
-        """Let a thread wait for the ``after=`` of a pending transfer."""
-
-        def ended(error: BaseException | None) -> None:
-            pending.error, pending.ended = error, True
-            self.backend.bell.ring()
-
-        pending.asked, after = True, pending.after
-        call_when_done(Issue(after) if isinstance(after, GpuTransfer) else after, ended, self.backend.threads)
+    def _may_begin(self, transfer: GpuTransfer) -> bool:
+        """Return whether the CPU need not wait any more; raise the error of its ``after=``."""
+        after = transfer.after
+        if after is not None:
+            theirs = isinstance(after, GpuTransfer)  # of another executor: when all its calls are made, streams wait
+            if transfer.answers is None:
+                transfer.answers = []
+                waiting = SimpleNamespace(synchronize=after.await_issue) if theirs else after
+                self.backend.await_on_cpu(waiting, transfer.answers)
+            if not transfer.answers:
+                return False
+            if transfer.answers[0] is not None:
+                raise transfer.answers[0]
+            transfer.after = None
+            if theirs:
+                with self.backend.device.current():
+                    self.follow(transfer, after)
+        return not _queued(transfer.waits)
 
     # Issuing. The executor's lock is held, and the device is current.
 
-    def issue(self, transfer: GpuTransfer, waits: Sequence[Wait], *, blocking: bool) -> None:
+    def issue(self, transfer: GpuTransfer) -> None:
         """Write the calls of a transfer down, and make them; or let the issuer make them, if that takes long.
-
-        Args:
-            transfer: the transfer.
-            waits: events and transfers that it follows.
-            blocking: whether the calls may wait for the copying, as for pageable memory.
 
         Raises:
             BaseException: the path or the driver raises it. The transfer has it as its error.
         """
-        backend, plan, path = self.backend, transfer.plan, transfer.path
+        backend, path, last = self.backend, transfer.path, self.last
         try:
-            transfer.begin, transfer.end = transfer.events(2)
-            if transfer.edges is not None:
-                transfer.marks = transfer.events(len(transfer.edges) - 1)
-            written = path.write(transfer) if plan.nbytes else _nothing(transfer, *path.streams(self, self.direction))
-            if transfer.behind:
-                transfer.behind = [one for one in transfer.behind if one not in waits]
-                waits = [*waits, *transfer.behind]
+            rows, effort = self._write(transfer)
+            waits = [*transfer.waits, *transfer.behind]
             if len(self.flying) % REAP_EVERY == REAP_EVERY - 1 or self._calls > MOST_CALLS:
-                with Uncaptured(backend.device):
-                    backend.reap()
+                self.reap()
             issuer = backend.issuers.get(self.direction)
-            apart = blocking or written.effort > INLINE_EFFORT or self._calls > MOST_CALLS
-            apart = apart or (issuer is not None and not issuer.idle(self.urgent))
-            rows, marked, last = written.rows, written.marked, self.last
+            apart = (
+                transfer.pageable or effort > INLINE_EFFORT or self._calls > MOST_CALLS
+                or (issuer is not None and not issuer.idle(self.urgent))
+            )  # fmt: skip
             if waits or (last is not None and (last.path is not path or last.error is not None)):
                 # This thread holds the interpreter while it makes calls, so it must not wait for another list.
-                apart = apart or any(isinstance(one, GpuTransfer) and one.unplayed for one in waits)
-                front = self._front(transfer, [self._as_now(one, transfer) for one in waits] if apart else waits)
-                if front:
-                    rows, marked = np.concatenate((rows_of(front), rows)), [len(front) + number for number in marked]
-            transfer.rows, transfer.marked = rows, marked
+                apart = apart or any(one.unplayed for one in waits if isinstance(one, GpuTransfer))
+                front = self._front(transfer, waits)
+                rows = np.concatenate((rows_of(front), rows))
+                transfer.marked = [len(front) + number for number in transfer.marked]
+            transfer.rows = rows
             issuer = backend.issuer(self.direction) if apart else None
             while issuer is not None and issuer.full(self.urgent):  # rare: few transfers are not played at once
-                with Uncaptured(backend.device):
-                    backend.reap()  # a list that has failed stays in its slot until it is closed
+                self.reap()  # a list that has failed stays in its slot until it is closed
         except BaseException as error:
             transfer.fail(error)
             transfer.finish()
@@ -276,13 +216,39 @@ class Lane:
             self.close_failed(transfer)
             transfer._raise_error()
 
-    def _front(self, transfer: GpuTransfer, waits: Sequence[Wait]) -> list[tuple[int, ...]]:
+    def _write(self, transfer: GpuTransfer) -> tuple[Int64Array, int]:
+        """Return the calls of a transfer, and their effort: those of its groups of layers one after another."""
+        plan, path = transfer.plan, transfer.path
+        begin, end = transfer.begin, transfer.end = transfer.event(), transfer.event()
+        if plan.nbytes and not transfer.pieces:
+            result: tuple[Int64Array, int] = path.write(transfer, plan, begin, end)
+            return result
+        pieces = transfer.pieces or [(frozenset(), plan)]
+        transfer.marks = [*(transfer.event() for _ in pieces[1:]), end]
+        made, efforts = [], []
+        for (_, piece), mark in zip(pieces, transfer.marks, strict=True):
+            rows, effort = (
+                path.write(transfer, piece, begin, mark) if piece.nbytes else self._nothing(path, begin, mark)
+            )
+            made.append(rows)
+            efforts.append(effort)
+            begin = 0
+        transfer.marked = list(accumulate(map(len, made)))
+        return np.concatenate(made), sum(efforts)
+
+    def _nothing(self, path: Path, begin: int, end: int) -> tuple[Int64Array, int]:
+        """Return the calls of a plan, or of a group of layers, without bytes."""
+        enter, leave = path.streams(self, self.direction)
+        calls = [(RECORD, enter, begin), (WAIT, leave, begin)] if begin else []
+        return rows_of([*calls, (RECORD, leave, end)]), len(calls) + 1
+
+    def _front(self, transfer: GpuTransfer, waits: Sequence[int | GpuTransfer]) -> list[tuple[int, ...]]:
         """Return the calls by which the first stream waits for all earlier work that the transfer depends on."""
         enter, _ = transfer.path.streams(self, self.direction)
         calls: list[tuple[int, ...]] = []
         for wait in waits:
             if isinstance(wait, GpuTransfer):
-                named = wait not in transfer.behind
+                named = wait in transfer.waits
                 if named:
                     wait._raise_error()
                 if wait.over:
@@ -290,7 +256,7 @@ class Lane:
                 transfer.hold(wait)
                 if wait.unplayed:
                     calls.append((AWAIT, 0, wait.state.ctypes.data, int(named)))
-                    transfer.kept.append(wait.state)
+                    transfer.keep(wait.state)
             calls.append((WAIT, enter, wait.end if isinstance(wait, GpuTransfer) else wait))
         last = self.last
         if last is not None and not last.over and (last.path is not transfer.path or last.error is not None):
@@ -320,20 +286,17 @@ class Lane:
         transfer.state[FAILED] = transfer.state[FAILED] or 1
         transfer.state[ENDED] = 1  # now the issuer plays the next list
 
-    def reap(self) -> int:
-        """Forget ended transfers, and return how many are left. The lock is held, and the device current."""
-        for one in tuple(self.flying):
-            if not one.retire():
-                break
+    def reap(self) -> None:
+        """Forget ended transfers. The lock is held, and the device current."""
+        with Uncaptured(self.backend.device):
+            for one in tuple(self.flying):
+                if not one.retire():
+                    break
         while self.flying and self.flying[0].over:
             self._calls -= self.flying.popleft().launches
         if self.last is not None and self.last.over:
             self.last = None
-        return len(self.flying)
 
 
-def _nothing(transfer: GpuTransfer, enter: int, leave: int) -> Written:
-    """Return the calls of a transfer without bytes."""
-    calls = [(RECORD, enter, transfer.begin), (WAIT, leave, transfer.begin), (RECORD, leave, transfer.end)]
-    calls[2:2] = [(RECORD, leave, mark) for mark in transfer.marks]
-    return Written(rows_of(calls), len(calls), [3 + k for k in range(len(transfer.marks))])
+def _queued(waits: Sequence[int | GpuTransfer]) -> bool:
+    return bool(waits) and any(isinstance(one, GpuTransfer) and one.queued for one in waits)

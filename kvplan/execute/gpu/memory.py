@@ -127,24 +127,17 @@ class Handles:
         self._events: list[int] = []
 
     def stream(self, *, urgent: bool = False) -> int:
-        """Make a stream."""
-        with self._device.current():
-            made = self._device.stream(urgent=urgent)
-        self._streams.append(made)
-        return made
+        """Make a stream. The device is current."""
+        self._streams.append(self._device.stream(urgent=urgent))
+        return self._streams[-1]
 
-    def events(self, count: int) -> list[int]:
-        """Return unused events, or new ones."""
-        unused = self.unused
-        made = []
-        for _ in range(count):
-            try:
-                made.append(unused.pop())
-            except IndexError:
-                with self._device.current():
-                    made.append(self._device.event())
-                self._events.append(made[-1])
-        return made
+    def event(self) -> int:
+        """Return an unused event, or a new one. The device is current."""
+        try:
+            return self.unused.pop()
+        except IndexError:
+            self._events.append(made := self._device.event())
+            return made
 
     def close(self) -> None:
         """Destroy all of them. The device is current, and none is in use."""

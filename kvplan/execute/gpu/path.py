@@ -7,17 +7,12 @@ from functools import cache
 from importlib.util import find_spec
 from typing import NamedTuple, Protocol
 
-import numpy as np
-
 from kvplan.cost.policy import HOST_ROUTES
 from kvplan.cuda.reach import Facts, ordinal_of
-from kvplan.cuda.rows import RECORD
 from kvplan.errors import HostMemoryError, KVPlanError, PathError
 from kvplan.execute.gpu.gpu_transfer import GpuTransfer, Streams
 from kvplan.layout.strides import Int64Array
-from kvplan.plan.layers import Edges, LayerCuts, Layers, cuts_of, split_layers
 from kvplan.plan.plan import Plan
-from kvplan.program.program import RunGroup
 
 # A list of more calls, and copies in batches, goes to the issuer: the submitting thread makes one in about 1 us.
 INLINE_EFFORT = 96
@@ -55,29 +50,6 @@ class Sides(NamedTuple):
         return ordinal_of(next(name for name in self.devices if name != self.here))
 
 
-class Written(NamedTuple):
-    """The calls of a transfer.
-
-    Attributes:
-        rows: (n, 8) int64, see :mod:`kvplan.cuda.rows`: between two records, of the transfer's begin and end.
-        effort: calls and copies in batches, about a microsecond of CPU time each.
-        marked: for each group of layers, the number of rows up to the record of its event.
-    """
-
-    rows: Int64Array
-    effort: int
-    marked: Sequence[int] = ()
-
-
-def marked_in(rows: Int64Array, marks: Sequence[int]) -> Sequence[int]:
-    """Return the number of rows up to the record of each mark."""
-    if not marks:
-        return ()
-    records = np.flatnonzero(rows[:, 0] == RECORD)
-    events = zip(records.tolist(), rows[records, 2].tolist(), strict=True)
-    return [row + 1 for row, event in events if event in marks]
-
-
 class Path(Protocol):
     """One way to move a plan's bytes. An executor makes one object of each class in ``backend.PATHS``.
 
@@ -87,7 +59,7 @@ class Path(Protocol):
     the calls it lets the first stream of :meth:`streams` wait for all earlier work that the transfer depends on.
 
     An exception that :meth:`write` raises is the error of the transfer. The path need not undo anything, if it borrows
-    memory and events from the transfer: ``slot``, ``scratch``, ``event``.
+    memory and events from the transfer: ``slot``, ``scratch``, ``events``.
 
     Attributes:
         name: name of the path in results, in statistics and in ``Policy(path=…)``.
@@ -105,63 +77,22 @@ class Path(Protocol):
         work that is issued on the second stream later.
         """
 
-    def warm_up(self, plan: Plan, edges: Edges | None) -> None:
+    def warm_up(self, plan: Plan) -> None:
         """Compile and upload everything that plans of the same programs need, for any number of units; move nothing."""
 
-    def write(self, transfer: GpuTransfer) -> Written:
-        """Write down the calls that move a transfer's bytes, of which there is at least one; count them.
+    def write(self, transfer: GpuTransfer, plan: Plan, begin: int, end: int) -> tuple[Int64Array, int]:
+        """Write down the calls that move a transfer's bytes, or those of a group of its layers; count them.
 
-        Between the calls are records of the transfer's ``marks``, each behind the bytes of a group of layers.
+        Args:
+            transfer: the transfer.
+            plan: its plan, or that of the next group of layers; it has bytes.
+            begin: event to record in front of all; 0 for none.
+            end: event to record behind all.
+
+        Returns:
+            The calls: (n, 8) int64, see :mod:`kvplan.cuda.rows`. And their effort: calls and copies in batches, about a
+            microsecond of CPU time each.
         """
-
-
-class Work(NamedTuple):
-    """Units of one run group, or of its pieces by layers.
-
-    Attributes:
-        owner: the run group, or its cuts: what is prepared for them lives as long.
-        groups: the run group, or that of each piece.
-        units: (2, n) int64: source and destination address of each unit.
-        steps: (2, pieces) int64: bytes from a unit's addresses to those of each piece.
-        skips: units that the plan skips in the first source block and in the first destination block.
-        nbytes: bytes of all pieces.
-    """
-
-    owner: RunGroup | LayerCuts
-    groups: tuple[RunGroup, ...]
-    units: Int64Array
-    steps: Int64Array
-    skips: tuple[int, int]
-    nbytes: int
-
-
-NO_STEPS = np.zeros((2, 1), dtype=np.int64)
-
-
-def work_of(plan: Plan, edges: Edges | None) -> Work | None:
-    """Return the units of a plan of one part, whole or cut by layers; None if it has several, or is cut otherwise."""
-    if len(plan.parts) != 1:
-        return None
-    (group, units), skips = plan.parts[0], plan.skips[0]
-    units = np.ascontiguousarray(units)
-    if edges is None:
-        return Work(group, (group,), units, NO_STEPS, skips, plan.nbytes)
-    cuts = cuts_of(plan, edges)
-    return None if cuts is None else Work(cuts, cuts.groups, units, cuts.steps, skips, plan.nbytes)
-
-
-def works_of(plan: Plan) -> list[Work]:
-    """Return the units of each part of a plan that has units, without cuts by layers."""
-    parts = [
-        (part, np.ascontiguousarray(part.units), skips) for part, skips in zip(plan.parts, plan.skips, strict=True)
-    ]
-    return [Work(part.group, (part.group,), units, NO_STEPS, skips, part.nbytes)
-            for part, units, skips in parts if units.size]  # fmt: skip
-
-
-def pieces_of(plan: Plan, edges: Edges | None) -> list[tuple[Layers, Plan]]:
-    """Return the plans of the groups of layers, or the plan itself."""
-    return [(frozenset(), plan)] if edges is None else split_layers(plan, edges)
 
 
 def refuse_kernels(name: str, sides: Sides) -> KVPlanError | None:

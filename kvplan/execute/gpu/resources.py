@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -13,8 +12,6 @@ from kvplan.cuda.reach import Reach
 from kvplan.execute.backend import Backend
 from kvplan.execute.gpu.memory import Arena, Handles
 from kvplan.execute.gpu.tables import Tables
-from kvplan.plan.layers import Edges
-from kvplan.plan.plan import Plan
 
 
 class Resources(Backend):
@@ -36,18 +33,11 @@ class Resources(Backend):
         super().__init__("kvplan-reaper", "no thread keeps what a GPU executor has in flight")
         self.device, self.policy, self.lent = device, policy, lent
         self.handles = Handles(device)
-        self.slots = Arena(self._allocating(device.allocate_host), device.free_host, visible=True)
-        self.memory = Arena(self._allocating(device.allocate), device.free, visible=False)
+        self.slots = Arena(device.allocate_host, device.free_host, visible=True)
+        self.memory = Arena(device.allocate, device.free, visible=False)
         self.tables = Tables(device, self.handles, self.slots, self.memory)
         self.reach = Reach(device)
         self.issuers: dict[str, Issuer] = {}
-
-    def _allocating(self, allocate: Callable[[int], int]) -> Callable[[int], int]:
-        def allocated(nbytes: int) -> int:
-            with self.device.current():
-                return allocate(nbytes)
-
-        return allocated
 
     @contextmanager
     def inside(self) -> Iterator[None]:
@@ -57,20 +47,7 @@ class Resources(Backend):
 
     def issuer(self, direction: str) -> Issuer:
         """Return the thread that makes the calls of long transfers of a direction; the first call starts it."""
-        issuer = self.issuers.get(direction)
-        if issuer is None:
-            paces = self.handles.events(4)
-            try:
-                issuer = self.issuers[direction] = Issuer(self.device, f"kvplan-issue-{direction}", paces)
-            except BaseException:
-                self.handles.unused.extend(paces)
-                raise
-        return issuer
-
-    @abstractmethod
-    def reap(self) -> None:
-        """Forget what has ended. The lock is held, the device current, and calls are allowed."""
-
-    @abstractmethod
-    def expected(self, plan: Plan, path: str, edges: Edges | None) -> float | None:
-        """Return the predicted seconds on the GPU of a plan by a path; None if no costs are measured for it."""
+        if direction not in self.issuers:
+            paces = [self.handles.event() for _ in range(4)]
+            self.issuers[direction] = Issuer(self.device, f"kvplan-issue-{direction}", paces)
+        return self.issuers[direction]

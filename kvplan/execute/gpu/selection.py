@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from bisect import bisect
-from collections.abc import Mapping, Sequence
-from itertools import permutations
+from collections.abc import Hashable, Mapping, Sequence
+from operator import mul
 from typing import NamedTuple
 from weakref import WeakKeyDictionary, ref
 
 from kvplan.cost import store
-from kvplan.cost.model import PREFERRED, TIE, Candidate, Price, Prices, candidates, first_near
+from kvplan.cost.model import PREFERRED, Candidate, Price, Prices, candidates, first_near
 from kvplan.cost.policy import GPU_PATHS, HOST_ROUTES, PEER_ROUTES, ROUTES
-from kvplan.cost.profile import DeviceProfile, route_paths
+from kvplan.cost.profile import DeviceProfile
 from kvplan.cost.statistics import counted, facts_in
 from kvplan.errors import KVPlanError, PathError
 from kvplan.execute.gpu.path import Path, Sides, sides_of
@@ -19,50 +18,24 @@ from kvplan.execute.gpu.resources import Resources
 from kvplan.execute.transfer import check_layouts
 from kvplan.plan.layers import Edges
 from kvplan.plan.plan import Plan, PlannedBy
-from kvplan.program.program import RunGroup
 
-MOST_UNITS = 1 << 40  # no plan has more
+MOST_CHOICES = 4096  # kept for plans of a program
 
-
-class Costs(NamedTuple):
-    """What a transfer costs before its first unit, or what one unit costs, on each of some paths.
-
-    Attributes:
-        seconds: predicted seconds on the GPU.
-        scores: what paths are compared by.
-    """
-
-    seconds: list[float]
-    scores: list[float]
-
-
-class Unit(NamedTuple):
-    """What one unit of a run group costs, and what transfers of this run group alone take.
-
-    Attributes:
-        costs: the costs of one unit.
-        starts, taken: numbers of units, ascending, and the path that is taken from each of them on.
-    """
-
-    costs: Costs
-    starts: list[int]
-    taken: list[int]
+Choice = tuple[Path, float | None, bool]
 
 
 class Offer(NamedTuple):
-    """The paths that a choice is between, and what they cost.
+    """The paths that a choice for plans of the same run groups is between, and what they cost.
 
     Attributes:
-        paths: the paths that can serve a plan; or the one that it takes.
-        fixed: their costs before the first unit; None if there is nothing to choose.
-        units: by run group and groups of layers, what a unit costs on them.
-        pageable: whether plans have pageable memory.
+        paths: the paths that can serve such plans; or the one that they take.
+        seconds: for each path, the predicted seconds on the GPU: before the first unit, and per unit of each run group.
+        scores: in the same way, what paths are compared by. Both are empty where no costs are measured.
     """
 
     paths: list[Path]
-    fixed: Costs | None
-    units: dict[tuple[RunGroup, Edges | None], Unit]
-    pageable: bool
+    seconds: list[list[float]]
+    scores: list[list[float]]
 
 
 class Known:
@@ -70,18 +43,15 @@ class Known:
 
     Attributes:
         sides: the memory of both sides.
-        offers: by the run groups of a plan with bytes: one, or a set of them.
+        others: the other programs.
+        offers: by the groups of layers and the run groups of a plan with bytes.
+        choices: by these, and by the numbers of units.
     """
 
-    __slots__ = ("_others", "offers", "sides")
-
     def __init__(self, programs: Sequence[PlannedBy], sides: Sides) -> None:
-        self._others, self.sides = [ref(other) for other in programs[1:]], sides
-        self.offers: dict[RunGroup | frozenset[RunGroup], Offer] = {}
-
-    def serves(self, programs: Sequence[PlannedBy]) -> bool:
-        """Return whether it is of the plans of these programs, of which the first is the same."""
-        return len(programs) == 1 if not self._others else [other() for other in self._others] == list(programs[1:])
+        self.others, self.sides = [ref(other) for other in programs[1:]], sides
+        self.offers: dict[Hashable, Offer] = {}
+        self.choices: dict[Hashable, Choice] = {}
 
 
 class Selection:
@@ -106,7 +76,7 @@ class Selection:
         """Return the profile of the device. The first use looks it up."""
         return self._profile(-1)
 
-    def choose(self, plan: Plan, edges: Edges | None = None) -> tuple[Path, float | None, bool]:
+    def choose(self, plan: Plan, edges: Edges | None = None) -> Choice:
         """Choose the path for a plan, before any bytes move.
 
         Args:
@@ -114,39 +84,41 @@ class Selection:
             edges: groups of layers that the transfer is cut into; None if it is not by layers.
 
         Returns:
-            The path; its predicted seconds on the GPU, None without a prediction or a choice; and whether the plan
-            has pageable memory.
+            The path; its predicted seconds on the GPU, None if no costs are measured for it; and whether the plan has
+            pageable memory.
 
         Raises:
             LayoutError: a destination is read-only, or addresses are not of this process.
             HostMemoryError: the path needs pinned memory, and some of the plan's memory is pageable.
             PathError: the path, or every path, cannot serve the plan.
         """
-        known, parts = self._known.get(plan.programs[0]), plan.parts
-        if known is None or not known.serves(plan.programs):
-            known = self._know(plan)
-        groups = parts[0].group if len(parts) == 1 else frozenset([part.group for part in parts])
-        offer = known.offers.get(groups) if plan.nbytes else self._offer(plan, known.sides)
-        if offer is None:
-            offer = known.offers[groups] = self._offer(plan, known.sides)
-        paths, fixed, units, pageable = offer
-        if fixed is None:
-            return paths[0], None, pageable
-        if len(parts) == 1:
-            ((group, some),) = parts
-            count, unit = some.shape[1], units.get((group, edges)) or self._unit(plan, group, edges, offer)
-            best = unit.taken[bisect(unit.starts, count) - 1]
-            return paths[best], fixed.seconds[best] + count * unit.costs.seconds[best], pageable
-        costs = fixed
-        for group, some in parts:
-            unit = units.get((group, edges)) or self._unit(plan, group, edges, offer)
-            costs = Costs(*(_sums(*pair, some.shape[1]) for pair in zip(costs, unit.costs, strict=True)))
-        best = first_near(costs.scores)
-        return paths[best], costs.seconds[best], pageable
+        known, parts = self._know(plan), plan.parts
+        if len(parts) == 1:  # as most plans
+            key: tuple[Hashable, ...] = edges, parts[0].group, parts[0].units.shape[1]
+        else:
+            key = edges, *[(part.group, part.units.shape[1]) for part in parts]
+        choice = known.choices.get(key)
+        if choice is None:
+            offer, times = self.offer(plan, edges, known), [1, *(part.units.shape[1] for part in parts)]
+            best = first_near([sum(map(mul, times, row)) for row in offer.scores]) if offer.scores else 0
+            predicted = sum(map(mul, times, offer.seconds[best])) if offer.seconds else None
+            if len(known.choices) >= MOST_CHOICES:
+                known.choices.clear()
+            choice = known.choices[key] = offer.paths[best], predicted, bool(known.sides.pageable)
+        return choice
 
-    def _offer(self, plan: Plan, sides: Sides) -> Offer:
-        """Return the paths that can serve a plan, with their costs; or the path of the policy, or of such a plan."""
-        name = self._policy.path if self._policy.path != "auto" else _ruled(plan, sides)
+    def offer(self, plan: Plan, edges: Edges | None, known: Known | None = None) -> Offer:
+        """Return the paths that plans like this one, of any size, are served by; see :meth:`choose`."""
+        known, key = known or self._know(plan), (edges, *[part.group for part in plan.parts])
+        offer = known.offers.get(key) if plan.nbytes else self._offer(plan, known.sides, edges)
+        if offer is None:
+            offer = known.offers[key] = self._offer(plan, known.sides, edges)
+        return offer
+
+    def _offer(self, plan: Plan, sides: Sides, edges: Edges | None) -> Offer:
+        """Find the paths that can serve a plan; or the path of the policy, or of such a plan; and their costs."""
+        ruled = _ruled(plan, sides)
+        name = self._policy.path if self._policy.path != "auto" else ruled
         names = (name,) if name else PREFERRED
         refused = self._refused(plan, sides, names)
         able = [one for one in names if one not in refused]
@@ -154,18 +126,15 @@ class Selection:
             if len({str(error) for error in refused.values()}) == 1:
                 raise refused[names[0]]
             raise _no_path(plan, "; ".join(f"{name}: {error}" for name, error in refused.items()))
-        fixed = None if name else _costs([self._prices(path, sides).fixed for path in able])
-        return Offer([self._paths[path] for path in able], fixed, {}, bool(sides.pageable))
-
-    def _unit(self, plan: Plan, group: RunGroup, edges: Edges | None, offer: Offer) -> Unit:
-        """Price one unit of a run group, once for an offer."""
-        sides, facts = self._sides(plan), facts_in(plan, group, edges or ())
-        costs = _costs([self._prices(path.name, sides).unit(facts) for path in offer.paths])
-        fixed = offer.fixed.scores if offer.fixed is not None else []
-        starts = _crossings(fixed, costs.scores)
-        taken = [first_near(_sums(fixed, costs.scores, count)) for count in starts]
-        made = offer.units[group, edges] = Unit(costs, starts, taken)
-        return made
+        rates: list[list[Price]] = []
+        profile = None if ruled or sides.route not in ROUTES else self._profile(_peer(sides))
+        if profile is not None and (not name or name in profile.costs.get(sides.route, ())):
+            facts = [facts_in(plan, group, edges or ()) for group, _ in plan.parts]
+            prices = [Prices(path, sides.route, profile, self._policy) for path in able]
+            rates = [[each.fixed, *map(each.unit, facts)] for each in prices]
+        seconds = [[each.seconds for each in rate] for rate in rates]
+        scores = [[each.wall + each.compute_seconds for each in rate] for rate in rates]
+        return Offer([self._paths[path] for path in able], seconds, scores)
 
     def all(self, plan: Plan, edges: Edges | None = None) -> list[Candidate]:
         """Return every path with its predicted time: the path that ``auto`` takes first, refused paths last.
@@ -173,7 +142,7 @@ class Selection:
         Raises:
             LayoutError: a destination is read-only, or addresses are not of this process.
         """
-        sides = self._sides(plan)
+        sides = self._know(plan).sides
         refused = {name: str(error) for name, error in self._refused(plan, sides, GPU_PATHS).items()}
         if sides.unserved:  # such a plan may have a route without costs
             return [Candidate(name, refused=refused[name]) for name in GPU_PATHS]
@@ -182,21 +151,6 @@ class Selection:
         ruled = _ruled(plan, sides)
         return sorted(found, key=lambda one: one.path != ruled) if ruled else found
 
-    def likely(self, plan: Plan, edges: Edges | None = None) -> list[Path]:
-        """Return the path of the policy. For ``auto``, return all paths that plans of other sizes may take."""
-        path, predicted, _ = self.choose(plan, edges)
-        if predicted is None:
-            return [path]
-        return [self._paths[one.path] for one in self.all(plan, edges) if not one.refused]
-
-    def expected(self, plan: Plan, name: str, edges: Edges | None = None) -> float | None:
-        """Return the predicted seconds on the GPU of a plan by a path; None if no costs are measured for it."""
-        with self._backend.device.current():
-            sides = self._sides(plan)
-        if _ruled(plan, sides) or sides.route not in ROUTES or name not in route_paths(sides.route):
-            return None
-        return self._prices(name, sides).of(counted(plan, edges or ())).seconds
-
     def _refused(self, plan: Plan, sides: Sides, names: Sequence[str]) -> dict[str, KVPlanError]:
         """Return why paths cannot serve a plan, for those that cannot."""
         if sides.unserved:
@@ -204,9 +158,6 @@ class Selection:
             return dict.fromkeys(names, _no_path(plan, reasons))
         refusals = {name: self._paths[name].refuse(plan, sides) for name in names}
         return {name: refusal for name, refusal in refusals.items() if refusal is not None}
-
-    def _prices(self, name: str, sides: Sides) -> Prices:
-        return Prices(name, sides.route, self._profile(_peer(sides)), self._policy)
 
     def _profile(self, peer: int) -> DeviceProfile:
         """Return the profile of the device, for -1, or of the device and its peer."""
@@ -217,40 +168,21 @@ class Selection:
             self._profiles[peer] = store.find_for(here, None if peer < 0 else peer)
         return self._profiles[peer]
 
-    def _sides(self, plan: Plan) -> Sides:
-        known = self._known.get(plan.programs[0])
-        return known.sides if known is not None and known.serves(plan.programs) else self._know(plan).sides
-
     def _know(self, plan: Plan) -> Known:
         """Describe the memory of a plan. The driver is called once for each program, or each time if memory may change.
 
         Raises:
             LayoutError: a destination is read-only, or addresses are not of this process.
         """
-        check_layouts(plan)
-        facts = [self._backend.reach.facts(layout) for pair in plan.layouts for layout in pair]
-        known = Known(plan.programs, sides_of(f"cuda:{self._backend.device.ordinal}", plan, facts))
-        if not known.sides.passing:
-            self._known[plan.programs[0]] = known
+        programs, known = plan.programs, self._known.get(plan.programs[0])
+        joined = len(programs) > 1 or (known is not None and known.others)
+        if known is None or (joined and [other() for other in known.others] != [*programs[1:]]):
+            check_layouts(plan)
+            facts = [self._backend.reach.facts(layout) for pair in plan.layouts for layout in pair]
+            known = Known(plan.programs, sides_of(f"cuda:{self._backend.device.ordinal}", plan, facts))
+            if not known.sides.passing:
+                self._known[plan.programs[0]] = known
         return known
-
-
-def _costs(prices: Sequence[Price]) -> Costs:
-    return Costs([one.seconds for one in prices], [one.wall + one.compute_seconds for one in prices])
-
-
-def _sums(fixed: Sequence[float], each: Sequence[float], count: int) -> list[float]:
-    return [a + count * b for a, b in zip(fixed, each, strict=True)]
-
-
-def _crossings(fixed: Sequence[float], each: Sequence[float]) -> list[int]:
-    """Return the numbers of units, ascending from 1, between which :func:`first_near` takes the same path."""
-    found = {1}
-    for (a, b), (c, d) in permutations(zip(fixed, each, strict=True), 2):
-        slope = b - (1 + TIE) * d  # from where on a path is as near to another as ties are
-        crossing = ((1 + TIE) * c - a) / slope if slope else 0
-        found |= {int(crossing) + k for k in (-1, 0, 1, 2) if 1 <= crossing < MOST_UNITS}
-    return sorted(count for count in found if count >= 1)
 
 
 def _peer(sides: Sides) -> int:

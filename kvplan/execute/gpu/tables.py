@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Hashable
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from kvplan.execute.gpu.shape import Shape, cut, shape_of
 from kvplan.layout.strides import Int64Array
 
 HEADER = 9  # words of a launch's header
+ItemsOf = Callable[[Any], tuple[Int64Array, int]]
 
 
 class Table(NamedTuple):
@@ -23,13 +24,14 @@ class Table(NamedTuple):
 
     Attributes:
         shape: of the kernel that reads the items.
-        line: (13,) int64: the header of a launch, without units; then function, threads of a program, bytes of shared
-            memory of a program, and rows of a tile. Word 1 is the number of items per unit.
+        lines: (1, 15) int64: a launch of it for all units, as :func:`row_loops.write_launches` takes it.
+        items: items per unit.
         copies: contiguous copies of a unit, which may be several items each.
     """
 
     shape: Shape
-    line: Int64Array
+    lines: Int64Array
+    items: int
     copies: int
 
 
@@ -48,55 +50,52 @@ class Tables:
         self._handles = handles
         self._slots = slots
         self._arena = memory
-        self._known: weakref.WeakKeyDictionary[object, dict[Hashable, Table]] = weakref.WeakKeyDictionary()
+        self._known: weakref.WeakKeyDictionary[object, dict[tuple[ItemsOf, int, int], Table]] = (
+            weakref.WeakKeyDictionary()
+        )
         self._kernels: dict[Shape, tuple[int, int, int, int]] = {}
         self._lock = threading.RLock()  # compiling takes long, so it is not the executor's lock
         self._modules: list[int] = []
         self._stream = 0
-        self._finalizers: list[weakref.finalize[..., object]] = []  # which give the memory of tables back
 
-    def get(
-        self, group: object, items: Int64Array, alignment: int, tile: int, *, key: Hashable, warps: int
-    ) -> Table:  # fmt: skip
-        """Return the table of (3, n) ``items``, cut to the width of a row. The first call makes it, and blocks.
+    def get(self, group: Any, items_of: ItemsOf, tile: int, warps: int) -> Table:
+        """Return the table of a run group's items, cut to the width of a row. The first call makes it, and blocks.
 
         Args:
             group: the run group, or what else the table lives as long as.
-            items: source offset, destination offset and bytes of each copy of a unit.
-            alignment: number of bytes that divides all addresses and sizes.
+            items_of: returns the items of the group, (3, n) int64: source offset, destination offset and bytes of each
+                copy of a unit; and the number of bytes that divides all addresses and sizes.
             tile, warps: bytes in flight per program, and most warps of a program.
-            key: tells the items of the same run group apart.
         """
-        known, entry = self._known.get(group), (key, tile, warps)
-        if known is None or entry not in known:
-            with self._lock, self._device.current(), Uncaptured(self._device):
-                known = self._known.setdefault(group, {})
-                if entry not in known:
-                    shape = shape_of(alignment, int(items[2].max()), tile, warps)
-                    line = self._line(group, cut(items, shape.width), shape)
-                    known[entry] = Table(shape, line, items.shape[1])
+        known, entry = self._known.get(group), (items_of, tile, warps)
+        table = None if known is None else known.get(entry)
+        if table is not None:
+            return table
+        with self._lock, self._device.current(), Uncaptured(self._device):
+            known = self._known.setdefault(group, {})
+            if entry not in known:
+                items, alignment = items_of(group)
+                shape = shape_of(alignment, int(items[2].max()), tile, warps)
+                pieces = cut(items, shape.width)
+                known[entry] = Table(shape, self._lines(group, pieces, shape), pieces.shape[1], items.shape[1])
         return known[entry]
 
-    def _line(self, group: object, items: Int64Array, shape: Shape) -> Int64Array:
+    def _lines(self, group: object, items: Int64Array, shape: Shape) -> Int64Array:
         """Upload items and wait for their arrival: afterwards nothing depends on it."""
         kernel, device = self._kernel(shape), self._device
         self._stream = self._stream or self._handles.stream(urgent=True)
-        source, target, (event,) = (
-            self._slots.take(items.nbytes),
-            self._arena.take(items.nbytes),
-            self._handles.events(1),
-        )
+        source, target = self._slots.take(items.nbytes), self._arena.take(items.nbytes)
+        event = self._handles.event()
         source.words[: items.size] = items.ravel()
         device.copy(target.address, source.address, items.nbytes, self._stream)  # if it fails, no memory is used again
         device.record(event, self._stream)
         device.synchronize(event)
         self._handles.unused.append(event)
         source.free.append(source)
-        self._finalizers = [one for one in self._finalizers if one.alive]
-        self._finalizers.append(weakref.finalize(group, target.free.append, target))
-        self._finalizers[-1].atexit = False
+        weakref.finalize(group, target.free.append, target).atexit = False
         at, step = target.address, 8 * items.shape[1]
-        return np.array([0, items.shape[1], 1, 0, 0, at, at + step, at + 2 * step, 1, *kernel], dtype=np.int64)
+        header = 0, items.shape[1], 1, 0, 0, at, at + step, at + 2 * step, 1
+        return np.array([(*header, *kernel, 0, -1)], dtype=np.int64)
 
     def _kernel(self, shape: Shape) -> tuple[int, int, int, int]:
         """Return the kernel of a shape. The first call compiles and loads it."""
@@ -116,8 +115,6 @@ class Tables:
 
     def close(self) -> None:
         """Unload all kernels and drop all tables. The device is current, and no transfer is in flight."""
-        for finalizer in self._finalizers:
-            finalizer.detach()
         for module in self._modules:
             self._device.driver.cuModuleUnload(module)
         self._modules.clear()

@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvplan.base.process import check_process, compiling
-from kvplan.base.threads import Bell, Call, Latch, error_of
+from kvplan.base.threads import Call, Latch, error_of
 from kvplan.errors import PathError, TransferError
 from kvplan.execute.backend import WITHIN_ERROR, Backend
 from kvplan.execute.host.tasks import tasks_of
 from kvplan.execute.transfer import (
     Transfer,
     TransferResult,
-    call_when_done,
     cancellation,
     check_layouts,
 )  # fmt: skip
@@ -205,7 +204,7 @@ class HostPath(Backend):
         if not transfer.answers and not transfer.cancelled:
             after, transfer.after = transfer.after, None
             if after is not None:
-                call_when_done(after, partial(_answer, transfer.answers, self.bell), self.threads)
+                self.await_on_cpu(after, transfer.answers)
             return bool(transfer.answers)
         transfer.run()
         line.popleft()
@@ -253,11 +252,6 @@ def _check_plan(plan: Plan) -> None:
     check_layouts(plan)
     if plan.direction != "host":
         raise PathError(f"path 'host' copies between CPU memories only, and this plan is a {plan.direction!r}")
-
-
-def _answer(answers: list[BaseException | None], bell: Bell, error: BaseException | None) -> None:
-    answers.append(error)
-    bell.ring()
 
 
 def _report(task: Call, errors: SimpleQueue[BaseException | None]) -> None:

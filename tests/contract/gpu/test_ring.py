@@ -7,9 +7,9 @@ import threading
 import pytest
 
 import kvplan
-from tests.contract.gpu.caches import DEVICE_NOTATION, PAGE_FIRST, Ids, Paged, Pair, both_ways, way
+from tests.contract.gpu.caches import DEVICE_NOTATION, PAGE_FIRST, Ids, Paged, Pair, both_ways, described, way
 from tests.contract.gpu.favouring import favouring
-from tests.contract.gpu.machines import PATIENCE, Simulated
+from tests.contract.gpu.machines import PATIENCE, Machine, Simulated
 
 SEEDS = 6
 CACHE, POOL = Paged(DEVICE_NOTATION, block=30, padded=True), Paged(PAGE_FIRST, block=30)
@@ -97,3 +97,11 @@ def test_a_ring_of_any_size_stays_within_its_memory(route: str, nbytes: int) -> 
         executor.submit(pair.plan(IDS)).synchronize(PATIENCE)
         executor.close()
         pair.check()
+
+
+def test_blocks_that_are_read_several_times_across_a_seam(gpu: Machine) -> None:
+    pair = way(gpu, "load", CACHE, POOL)
+    seams = [pair.layouts[0].address(layer=pair.layouts[0].layers[0], part="k", block=3, token=0, head=0) + 100]
+    pair.program = kvplan.compile(described(pair.src, pair.sources, seams=seams), pair.layouts[1])
+    gpu.executor("staged").submit(pair.plan(Ids([3] * 20, range(20)))).synchronize(PATIENCE)
+    pair.check()
