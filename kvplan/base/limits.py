@@ -16,7 +16,6 @@ class LIMITS:
 
     json_nbytes = 64 << 20  # of a dump, card, spec or config: a million blocks in a table take 16 MiB
     toml_nbytes = 64 << 10  # of a spec written by hand, which usually has hundreds of bytes
-    toml_dots = 64  # of one line: a dotted key takes time quadratic in its parts
     profile_nbytes = 1 << 20  # of a device profile, which has some kilobytes
     name_length = 200  # characters of a part or a peer
 
@@ -46,10 +45,6 @@ WEIGHTS = {
     "a token slot": 1,  # a context of two million tokens in one block
     "a list": 1 << 15,  # of layouts, which may stand in each other
 }
-_STEPS = (
-    "axes interleave in too many ways: whether bytes overlap is not known after {:,} steps; give strides that nest, "
-    "each larger than all that it steps over"
-)
 
 
 class Budget:
@@ -84,4 +79,7 @@ an address 16, a letter 16, a token slot 1, a list 32768)
         """
         self._steps -= count
         if self._steps < 0:
-            raise LayoutError(_STEPS.format(LIMITS.overlap_steps))
+            raise LayoutError(
+                f"axes interleave in too many ways: whether bytes overlap is not known after {LIMITS.overlap_steps:,} "
+                "steps; give strides that nest, each larger than all that it steps over"
+            )

@@ -18,8 +18,6 @@ class _Short(Repr):
         super().__init__()
         self.maxlevel, self.maxstring, self.maxother = 2, QUOTED, QUOTED
 
-    repr_bytes = repr_bytearray = Repr.repr_str
-
     def repr_int(self, x: int, level: int) -> str:  # noqa: ARG002  # as reprlib calls it
         """Return a number, which may be too long to print."""
         return repr(x) if abs(x) < 1 << 64 else f"a number of {x.bit_length()} bits"

@@ -104,9 +104,11 @@ class DriverError(TransferError):
     """
 
     def __init__(self, message: str, call: str, code: int) -> None:
-        super().__init__(message)
-        self.call = call
-        self.code = code
+        super().__init__(message, call, code)  # all of them, so that it can go to another process
+        self.call, self.code = call, code
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class Driver:

@@ -50,19 +50,9 @@ def event_handle(event: Any) -> int | None:
     return handle if isinstance(handle, int) else None
 
 
-class _Begun:
-    """A module of torch that has begun CUDA, and its function that returns a handle: both stay as they are."""
-
-    torch: Any = None
-    raw: Any = None
-
-
 def current_stream(ordinal: int) -> int | None:
     """Return the handle of torch's current stream on a device; None if torch is not loaded or has not begun CUDA."""
     torch = sys.modules.get("torch")
-    if torch is not None and torch is _Begun.torch:
-        return int(_Begun.raw(ordinal))
     if torch is None or not torch.cuda.is_initialized():
         return None
-    _Begun.raw, _Begun.torch = torch._C._cuda_getCurrentRawStream, torch  # takes a tenth of the time of a stream object
-    return int(_Begun.raw(ordinal))
+    return int(torch._C._cuda_getCurrentRawStream(ordinal))  # takes a tenth of the time of a stream object

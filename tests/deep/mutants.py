@@ -98,8 +98,8 @@ MUTANTS = (
     ),
     Mutant(
         "layout/disjoint.py",
-        "active.append((start + reach[key] + 1, component))",
-        "active.append((start + reach[key], component))",
+        "if cluster and box.first >= reach:",
+        "if cluster and box.first >= reach - 1:",
         f"{OVERLAP}::test_two_parts_of_one_memory",
     ),
     Mutant(
@@ -110,14 +110,14 @@ MUTANTS = (
     ),
     Mutant(
         "layout/disjoint.py",
-        "first += (distance // common * inverse - first) % modulus",
-        "first += -first % modulus",
+        "near = range(1, min(count - 1, (inside.end - inside.first - 1) // stride) + 1)",
+        "near = range(1, min(count - 1, (inside.end - inside.first - 1) // stride))",
         f"{OVERLAP}::test_two_coordinates_of_one_tensor",
     ),
     Mutant(
         "layout/disjoint.py",
-        "if not np.any(starts[order][1:] < covered[:-1]):",
-        "if not np.any(starts[order][1:] < starts[order][:-1]):",
+        "meets = starts[order][1:] < np.maximum.accumulate(ends[order])[:-1]",
+        "meets = starts[order][1:] < starts[order][:-1]",
         f"{OVERLAP}::test_blocks_that_are_tensors_of_their_own",
     ),
     Mutant(
@@ -546,7 +546,7 @@ MUTANTS = (
     ),
     Mutant(
         "engines/vllm/jobs.py",
-        "end = chunk + (-(-(size + first % blocks_per_chunk) // blocks_per_chunk) if size else 0)",
+        "end = chunk + (-(-(skip + size) // blocks_per_chunk) if size else 0)",
         "end = chunk + (-(-size // blocks_per_chunk) if size else 0)",
         VLLM,
     ),
