@@ -159,6 +159,11 @@ class SimulatedDriver(SharedMemory):
         assert self._record(made, stream) == SUCCESS
         return made
 
+    def drop(self, event: int) -> None:
+        """Destroy an event of the caller's: from now on, no stream may wait for it."""
+        with self._lock:
+            self._recorded.pop(event)
+
     def put(self, stream: int, work: Callable[[], object]) -> None:
         """Put work on a stream."""
 

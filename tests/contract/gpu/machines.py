@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
@@ -127,7 +128,10 @@ class SimulatedStream:
         self.cuda_stream = self.driver.stream(self.device_index)
 
     def record_event(self) -> Event:
-        return Event(self.driver.event(self.cuda_stream))
+        """As of torch: the event is destroyed with the object."""
+        made = Event(self.driver.event(self.cuda_stream))
+        weakref.finalize(made, self.driver.drop, made.cuda_event)
+        return made
 
 
 class Simulated(Machine):
@@ -176,7 +180,8 @@ class Simulated(Machine):
         self.driver.put(stream.cuda_stream, lambda: np.copyto(target.root, source.root))
 
     def finish(self, stream: SimulatedStream) -> None:
-        self.driver.wait_until(self.event(stream).cuda_event)
+        event = self.event(stream)  # lives until then
+        self.driver.wait_until(event.cuda_event)
 
     @contextmanager
     def capture(self, stream: SimulatedStream) -> Any:
