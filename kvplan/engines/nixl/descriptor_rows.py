@@ -14,7 +14,7 @@ from kvplan.base.cached_property import cached_property
 from kvplan.layout.components import Region
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.strides import Int64Array
-from kvplan.plan.row_plans import Memory
+from kvplan.plan.row_plans import Memory, RowProgram
 
 KINDS = {"DRAM": "DRAM", "VRAM": "VRAM", "cpu": "DRAM", "cuda": "VRAM"}  # NIXL's names, and its deprecated ones
 EVERY = object()  # in place of indices
@@ -97,6 +97,11 @@ class Placed(Rows):
     """
 
     layout: KVLayout
+
+    @cached_property
+    def programs(self) -> dict[tuple[KVLayout, bool], RowProgram]:
+        """Programs with layouts of the other side, by whether they read these rows: executors know them again."""
+        return {}
 
 
 def indices(array: Any, count: int) -> Int64Array | None:

@@ -312,12 +312,13 @@ def _plan(operation: str, here: Placed, there: Placed, at: Int64Array, to: Int64
     same: Any = size == there.sizes(to)
     if not (same if isinstance(same, bool) else same.all()):
         return None
-    pairs = (here, at), (there, to)
-    (src, first), (dst, second) = pairs[::-1] if operation == "READ" else pairs
+    pairs, reading = ((here, at), (there, to)), operation == "READ"
+    (src, first), (dst, second) = pairs[::-1] if reading else pairs
     units, alignment = np.empty((2, at.size), np.int64), min(here.alignment, there.alignment)
     src.address.take(first, out=units[0], mode="clip")  # all are in range, and checks take longer
     dst.address.take(second, out=units[1], mode="clip")
-    program = RowProgram(src.layout, dst.layout)
+    key = here.layout, reading
+    program = there.programs.get(key) or there.programs.setdefault(key, RowProgram(src.layout, dst.layout))
     if isinstance(size, int):
         return program.of_units(units, size, alignment)
     return program.plan(units[0], units[1], size, alignment)

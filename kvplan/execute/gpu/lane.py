@@ -107,8 +107,8 @@ class Lane:
         elif handle is not None and getattr(after, "device_index", device.ordinal) == device.ordinal:
             transfer.waits = [self._recorded(handle, transfer)]
         else:
-            theirs = after if handle is None else after.record_event()  # on the stream's own device; it lives until then
-            event = event_handle(theirs)
+            theirs = after if handle is None else after.record_event()  # on the stream's own device
+            event = event_handle(theirs)  # torch destroys it with `theirs`
             if event:  # its owner may record it again
                 device.wait(self.gate, event)
                 transfer.waits = [self._recorded(self.gate, transfer)]
