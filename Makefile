@@ -38,13 +38,12 @@ fast: $(VENV)/test.stamp
 test: $(VENV)/test.stamp
 	$(PYTEST)
 
-# For hours: eighty times the examples, every point of every sweep, mutants that tests must find; then random transfers,
-# random files, and processes that are killed; each prints its seed.
+# For hours: eighty times the examples, every class of transformers, mutants that tests must find; then random transfers,
+# and processes that are killed; each prints its seed.
 deep: $(VENV)/test.stamp
-	HYPOTHESIS_PROFILE=deep $(PYTEST) --timeout 7200 tests/laws
+	HYPOTHESIS_PROFILE=deep $(PYTEST) --timeout 7200 tests/laws tests/catalogue
 	$(BIN)/python -m tests.deep.mutants
 	$(BIN)/python -m tests.deep.soak
-	$(BIN)/python -m tests.deep.fuzz_files
 	$(BIN)/python -m tests.deep.agents
 
 # On a machine with a CUDA GPU and its own torch: that one is used, and nothing is installed.

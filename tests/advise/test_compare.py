@@ -9,9 +9,9 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import kvplan
-from kvplan import IncompatibleLayoutsError, KVLayout
+from kvplan import KVLayout
 from kvplan.advise.advise import advise, numbers_of
-from kvplan.advise.compare import first_break, untouched
+from kvplan.advise.compare import first_break
 from kvplan.program.passes import passes
 from tests.profiles import examples
 
@@ -51,26 +51,6 @@ GPU = layout("layer: kv block token head dim", "cuda:0")
             id="split K/V to token-major",
         ),
         pytest.param(
-            GPU, layout("block layer kv token head dim", head=8),
-            512, "layer 0, part k, token 0, head 0-1", "goes on with token 1",
-            "goes on with head 2, which the other side lacks", "head",
-            id="a rank's heads of a whole pool",
-        ),
-        pytest.param(
-            # A page of 2 x 16 x 2 x 128 = 8,192 elements stands 8,448 apart: 512 bytes are padding.
-            layout("layer: block kv token head dim", strides=[8448, 4096, 256, 128, 1]),
-            layout("block kv layer token head dim"),
-            8192, "layer 0, part k, token 0-15, head 0-1", "goes on with part v", "goes on with layer 1", "part",
-            id="split K/V, a padded page",
-        ),
-        pytest.param(
-            layout("layer: block token head dim", strides=[4352, 256, 128, 1]),
-            layout("layer: block token head dim"),
-            8192, "layer 0, part kv, token 0-15, head 0-1", "skips 512 bytes up to block 1",
-            "goes on with block 1", "layer",
-            id="a padded page, all else alike",
-        ),
-        pytest.param(
             layout("layer: block token dim", "cuda:0", "uint8", [45056, 704, 1], layer=61, token=64, dim=656),
             layout("(block token) layer dim", dtype="uint8", layer=61, token=64, dim=656),
             656, "layer 0, part kv, token 0", "skips 48 bytes up to token 1", "goes on with layer 1", "token",
@@ -94,27 +74,11 @@ GPU = layout("layer: kv block token head dim", "cuda:0")
             "goes on with block 1", None,
             id="equal",
         ),
-        pytest.param(
-            layout("layer: block head token dim", layer=1, block=1, dim=256), layout("kv layer block token head dim", layer=1, block=1),  # noqa: E501
-            256, "layer 0, part k, token 0, head 0", "goes on with part v", "goes on with head 1", "part",
-            id="K and V fused on one side",
-        ),
     ],
 )  # fmt: skip
 def test_where_they_part(src, dst, nbytes, holds, a, b, axis):
     found = broken(src, dst)
     assert (found.nbytes, found.holds, found.src.text, found.dst.text, found.axis) == (nbytes, holds, a, b, axis)
-
-
-def test_the_last_byte_of_all():
-    one = layout("block token head dim", block=1)
-    assert broken(one, one).src.text == "ends there"
-
-
-def test_what_stays():
-    pool = layout("block layer kv token head dim", head=8)
-    assert list(untouched(passes(GPU.geometry, pool.geometry))) == [("dst", "heads 2-7 stay where they are")]
-    assert list(untouched(passes(GPU.geometry, GPU.geometry))) == []
 
 
 # ---- advice --------------------------------------------------------------------------------------------------
@@ -134,36 +98,6 @@ def test_token_major():
         ("kv block layer token head dim", 16, 160, (8192, 8192), 2),
         ("layer block kv token head dim", 16, 160, (8192, 8192), 80),
     ]
-
-
-@pytest.mark.slow
-def test_block_sizes_are_tried():
-    # Blocks of 64 on the device: a pool of 16 is met in 4 units of 160 runs; one of 64 in 160 runs of four times that.
-    device = layout("layer: kv block token head dim", "cuda:0", token=64)
-    best = advise(device, layout("block layer kv token head dim"), "dst").orders[0]
-    assert (best.block_tokens, best.numbers.unit_tokens, best.numbers.runs, best.numbers.run_nbytes) == (
-        64, 64, 160, (32768, 32768)
-    )  # fmt: skip
-
-
-@pytest.mark.slow
-def test_a_pair_that_an_order_would_mend():
-    # Heads are named on one side only: the content's bytes are the same, and an order that names them would do.
-    fused = layout("layer: block token dim", dim=512)
-    with pytest.raises(IncompatibleLayoutsError):
-        kvplan.compile(GPU, fused)
-    found = advise(GPU, fused, "dst")
-    assert found.present is None
-    assert found.orders[0].numbers.runs == 160
-    lacking = advise(GPU, layout("layer: kv block token head dim", layer=32), "dst")
-    assert (lacking.tried, lacking.orders) == (0, ())
-    assert lacking.reason == "this side lacks layers 32-79; slice them away: layout.slice(layers=...)"
-
-
-def test_a_search_that_tries_nothing_says_why():
-    pool = layout("block layer kv token head dim", head=3)  # the device has heads 0-1 of them
-    assert advise(GPU, pool, "dst").reason == "heads 0 to 1 are no equal share of heads 0 to 2"
-    assert advise(GPU, GPU, "dst").reason == ""
 
 
 # ---- laws ----------------------------------------------------------------------------------------------------

@@ -7,11 +7,8 @@ import pytest
 
 import kvplan
 from kvplan import KVLayout, LayoutError
-from kvplan.advise.advise import advise, host_orders
 from kvplan.advise.orders import Pool, candidates
 from kvplan.memory.reserve import reserve
-
-PAGE = "block layer | k: head dim.0 token dim.1 | v: head token dim"
 
 
 def odd_cache() -> KVLayout:
@@ -22,21 +19,6 @@ def odd_cache() -> KVLayout:
         KVLayout.from_tensors("layer: block head dim.0 token dim.1", packed, part="k"),
         KVLayout.from_tensors("layer: block head token dim", [one[:, 1] for one in tensors], part="v"),
     ])  # fmt: skip
-
-
-def on_gpu(cache: KVLayout, change: dict | None = None) -> KVLayout:
-    """The odd cache as a spec of a GPU, with `v` behind `k` in each block of a layer."""
-    k_sizes = {"layer": 12, "block": 6, "head": 4, "token": 32, "dim": 96}
-    made = [
-        {"notation": notation, "part": part, "dtype": "uint16", "device": "cuda:0", "sizes": k_sizes | split,
-         "strides": strides, "address": 1 << 40 | start}
-        for notation, part, split, strides, start in (
-            ("layer: block head dim.0 token dim.1", "k", {"dim.1": 8}, [24576, 3072, 256, 8, 1], 0),
-            ("layer: block head token dim", "v", {}, [24576, 3072, 96, 1], 24576),
-        )
-    ]  # fmt: skip
-    assert KVLayout.from_spec({"layouts": made}).block_nbytes == cache.block_nbytes
-    return KVLayout.from_spec({"layouts": [one | (change or {}) for one in made]})
 
 
 def extents(src: KVLayout, dst: KVLayout) -> int:
@@ -52,31 +34,6 @@ def test_an_automatic_pool_is_one_page_where_k_and_v_are_neighbours():
     assert [region.nbytes for region in pool.regions] == [6 * 12 * 49152]
     assert pool.address(layer=0, part="v") - pool.address(layer=0, part="k") == 24576
     assert kvplan.verify(cache, pool).ok
-
-
-def test_a_page_is_offered_where_each_part_has_an_allocation():
-    gpu = on_gpu(odd_cache())
-    apart = KVLayout.from_spec({"layouts": [
-        {"notation": notation, "part": part, "dtype": "uint16",
-         "sizes": {"layer": 12, "block": 6, "head": 4, "token": 32, "dim": 96} | split}
-        for notation, part, split in (("block layer head dim.0 token dim.1", "k", {"dim.1": 8}),
-                                      ("block layer head token dim", "v", {}))
-    ]})  # fmt: skip
-    assert (kvplan.compile(gpu, apart).runs, extents(gpu, apart)) == (24, 2)
-    best = advise(gpu, apart, "dst", (apart.block_tokens,)).orders[0]
-    assert (best.notation, best.numbers.runs, best.numbers.extents[0]) == (PAGE, 12, 1)
-    assert best.sizes == {"dim.0": 12, "dim.1": 8}
-    assert host_orders(gpu).orders[0].notation == PAGE
-    assert advise(gpu, KVLayout.from_spec(best.spec), "dst", (apart.block_tokens,)).orders == ()
-
-
-def test_a_pool_with_a_name_is_one_page(tmp_path):
-    cache, name = odd_cache(), str(tmp_path / "pool")
-    pools = [kvplan.allocate("auto", like=cache, num_blocks=2, shared=name) for _ in range(2)]
-    assert [len(pool.regions) for pool in pools] == [1, 1]
-    pools[0].tensors[1][:] = 7  # V of the first user, which the second sees
-    assert (int(pools[1].tensors[1].max()), int(pools[1].tensors[0].max())) == (7, 0)
-    assert kvplan.verify(cache, pools[1]).ok
 
 
 X = {"layer": 3, "block": 8, "token": 4, "head": 2, "dim": 16}
@@ -169,38 +126,6 @@ def test_a_named_automatic_pool_holds_every_kind_of_parts(kind, tmp_path):
     pool = kvplan.allocate("auto", like=cache, num_blocks=2, shared=str(tmp_path / "pool"))
     assert (pool.parts, len(pool.regions)) == (cache.parts, 1)
     assert kvplan.verify(cache, pool).ok
-
-
-def test_heads_of_all_ranks_stand_on_one_page():
-    cache = cache_of("K packed")
-    pool = kvplan.allocate("auto", like=cache, heads=range(4))
-    # A rank has 2 of 4 heads, each of 4 tokens of 32 bytes: 256 bytes a part. Its share of a page is one extent.
-    assert (pool.heads, pool.block_nbytes, extents(cache, pool)) == (range(4), 3 * 2 * 512, 1)
-    assert pool.address(layer=0, part="k", head=2) - pool.address(layer=0, part="k") == 3 * 512
-
-
-def test_two_ranks_share_an_automatic_page_by_name(tmp_path):
-    specs = [[one | {"head_start": start} for one in CACHES["K packed"]] for start in (0, 2)]
-    ranks = [reserve(KVLayout.from_spec({"layouts": spec})) for spec in specs]
-    name = str(tmp_path / "pool")
-    pools = [kvplan.allocate("auto", like=rank, heads=range(4), num_blocks=4, shared=name) for rank in ranks]
-    assert all(kvplan.verify(rank, pools[0]).ok for rank in ranks)
-    pools[0].tensors[0][:] = 5
-    assert int(pools[1].tensors[0].min()) == 5
-
-
-def test_parts_stand_in_the_order_of_their_bytes():
-    whole = np.zeros((5, 4, 24), np.uint8)  # a block, a token: 16 bytes of `b`, then 8 of `a`
-    blocks = whole.reshape(5, 96)
-    a, b = (
-        KVLayout.from_tensors("layer: block token dim", [blocks[:, at : at + 4 * n].reshape(5, 4, n)], part=name)
-        for name, at, n in (("a", 64, 8), ("b", 0, 16))
-    )
-    cache = KVLayout.merge([a, b])
-    assert cache.parts == ("a", "b")
-    pool = kvplan.allocate("auto", like=cache)
-    assert pool.address(layer=0, part="a") - pool.address(layer=0, part="b") == 64
-    assert (kvplan.compile(cache, pool).runs, kvplan.compile(cache, pool).run_nbytes) == (1, (96, 96))
 
 
 def test_parts_that_no_call_can_put_on_a_page_have_an_allocation_each(tmp_path):

@@ -1,4 +1,4 @@
-"""Attributes that are computed once: no lock is held meanwhile, so that a forked child can compute them, too."""
+"""Attributes that are computed once: a forked child can compute them, too."""
 
 from __future__ import annotations
 
@@ -12,26 +12,6 @@ import numpy as np
 import pytest
 
 import kvplan
-from kvplan.base.cached_property import cached_property
-
-
-def test_two_threads_that_compute_at_once_get_one_value():
-    both = threading.Barrier(2)
-
-    class Slow:
-        @cached_property
-        def value(self):
-            both.wait(10)  # a lock around the function would let only one thread come here
-            return object()
-
-    slow, got = Slow(), []
-    threads = [threading.Thread(target=lambda: got.append(slow.value)) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
-    assert len(got) == 2
-    assert got[0] is got[1] is slow.value
 
 
 def cache():

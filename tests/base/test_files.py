@@ -6,8 +6,6 @@ import os
 import stat
 import threading
 
-import pytest
-
 from kvplan.base.files import write_whole
 from tests.patience import PATIENCE
 
@@ -37,11 +35,3 @@ def test_a_link_stays_a_link(tmp_path):
     dangling.symlink_to(tmp_path / "folder" / "made")
     write_whole(dangling, b"new")
     assert (tmp_path / "folder" / "made").read_bytes() == b"new"
-
-
-def test_a_folder_or_a_null_byte_is_no_file(tmp_path):
-    with pytest.raises(IsADirectoryError):
-        write_whole(tmp_path, b"")
-    with pytest.raises(ValueError, match="null byte"):
-        write_whole(tmp_path / "a\0b", b"")
-    assert not list(tmp_path.iterdir())

@@ -83,16 +83,6 @@ def test_every_model_is_well_formed(name):
         assert sorted(layer for group in exclusive for layer in group.layers) == list(range(model.layers))
 
 
-def test_groups_of_alternating_models():
-    full, sliding = MODELS["gemma-3-27b"].groups
-    assert full.layers == tuple(range(5, 62, 6))
-    assert (len(sliding.layers), sliding.window) == (52, 1024)
-    assert MODELS["gpt-oss-20b"].groups[1].layers == tuple(range(0, 24, 2))
-    assert MODELS["jamba-v0.1"].groups[0].layers == (4, 12, 20, 28)
-    csa, hca, index, swa = MODELS["deepseek-v4-flash"].groups
-    assert (csa.layers[:2], hca.layers[:2], index.layers, len(swa.layers)) == ((2, 4), (3, 5), csa.layers, 43)
-
-
 @pytest.mark.parametrize(
     ("tp", "rank", "heads"),
     [(1, 0, range(8)), (4, 3, range(6, 8)), (8, 5, range(5, 6)), (16, 15, range(7, 8)), (16, 2, range(1, 2))],

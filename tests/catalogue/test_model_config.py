@@ -11,6 +11,7 @@ import pytest
 from kvplan.catalogue.config import geometry, geometry_of, read_config
 from kvplan.catalogue.models import Group, config_defaults, models, table
 from kvplan.errors import LayoutError
+from tests.profiles import PROFILE
 
 MODELS = models()
 PLAIN = {"num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 512}
@@ -42,13 +43,6 @@ def test_which_layers_slide(given, full):
     sliding = tuple(layer for layer in range(layers) if layer not in full)
     assert (held["sliding"].layers if "sliding" in held else ()) == sliding
     assert all(group.window == given["sliding_window"] for group in groups if group.name == "sliding")
-
-
-def test_jamba_as_its_file_says():
-    given = {"model_type": "jamba", "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32,
-             "num_key_value_heads": 8, "attn_layer_period": 8, "attn_layer_offset": 4, "mamba_d_conv": 4,
-             "mamba_d_state": 16, "mamba_expand": 2, "sliding_window": None}  # fmt: skip
-    assert geometry_of(given)[0] == MODELS["jamba-v0.1"].groups
 
 
 LLAVA = {"model_type": "llava", "vision_config": {"num_hidden_layers": 24}}
@@ -95,11 +89,6 @@ def test_hybrids_by_their_own_keys(given, full, state):
     assert groups[1].rank_share(groups[1].dim, 2) == (CONV + SSM) // 2 + BC
 
 
-def test_several_groups_of_heads_are_divided():
-    (_, state), _ = geometry_of({**MAMBA, "model_type": "falcon_h1", "mamba_n_groups": 2})
-    assert (state.dim, state.shards, state.whole) == (CONV + 2 * BC + SSM, 2, 0)
-
-
 NEMOTRON = {"model_type": "nemotron_h", "num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4,
             "num_key_value_heads": 2, "head_dim": 16, "mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 1,
             "ssm_state_size": 32, "conv_kernel": 4}  # fmt: skip
@@ -114,14 +103,6 @@ def test_nemotron_h(types):
     assert [(group.layers, group.dim) for group in groups] == [((2,), 16), ((0, 3), CONV + BC + SSM)]
     (_, state), _ = geometry_of({**NEMOTRON, **types})  # engines keep float32 where the file tells nothing
     assert (state.dtype, state.dim, state.whole) == ("uint8", 2 * (CONV + BC) + 4 * SSM, 2 * BC)
-
-
-def test_short_convolutions():
-    given = {"model_type": "lfm2", "num_hidden_layers": 3, "hidden_size": 64, "num_attention_heads": 4,
-             "num_key_value_heads": 2, "conv_L_cache": 3}  # fmt: skip
-    for types in ({"layer_types": ["conv", "full_attention", "conv"]}, {"full_attn_idxs": [1]}):
-        full, state = geometry_of({**given, **types})[0]
-        assert (full.layers, state.layers, state.dim, state.shards) == ((1,), (0, 2), 2 * 64, 64)
 
 
 def test_latents_and_nested_text():
@@ -177,12 +158,6 @@ def test_published_files(model_type, config, elements):
     assert (sum(row * layers for row, layers in rows), known.unread) == (elements, ())
 
 
-def test_layers_of_llama_4_that_look_at_chunks():
-    """An empty list of layers without RoPE, as published, is the class's own: each fourth."""
-    full, chunked = geometry_of({"model_type": "llama4_text", **HEADS, "num_hidden_layers": 8, "no_rope_layers": []})[0]
-    assert (full.layers, chunked.window, chunked.layers) == ((3, 7), 8192, (0, 1, 2, 4, 5, 6))
-
-
 REFUSED = {"compress_ratios": [4, 128], "is_encoder_decoder": True, "multi_query": True, "use_cla_share": 0,
            "hybrid_layer_ids": [1], "v_head_dim": 64, "sparse_attention_config": SPARSE}  # fmt: skip
 
@@ -206,15 +181,6 @@ def test_unknown_structural_keys_are_named(tmp_path):
     with pytest.raises(LayoutError, match="kv_share_groups"):
         read_config(path, strict=True)
     assert geometry({"model_type": "newmodel", **HEADS, "num_hidden_layers": 4}).unread == ("'model_type' 'newmodel'",)
-
-
-def test_what_a_user_should_know():
-    drafts = geometry({"model_type": "deepseek_v3", **LATENT, "num_hidden_layers": 4, "num_nextn_predict_layers": 1})
-    assert "num_nextn_predict_layers tells 1" in drafts.note
-    states = {"intermediate_size": 64, "state_size": 16, "conv_kernel": 4, "num_attention_heads": 4}
-    mamba = geometry({"model_type": "falcon_mamba", "num_hidden_layers": 2, **states})
-    assert "no layer has attention" in mamba.note
-    assert [(group.kind, group.dim) for group in mamba.groups] == [("state", 64 * (3 + 16))]
 
 
 # ---- against transformers ------------------------------------------------------------------------------------------
@@ -245,22 +211,6 @@ def test_cited_defaults(name):
     config = transformers_config(CITED[name]).to_dict()
     known = [replace(group, packed=()) for group in MODELS[name].groups]
     assert [replace(group, packed=()) for group in geometry_of(config)[0]] == known
-
-
-@pytest.mark.engine
-def test_cited_defaults_that_no_reader_understands():
-    for name, cited in (("deepseek-v3.2", "DeepseekV32Config"), ("glm-5", "GlmMoeDsaConfig")):
-        config = transformers_config(cited).to_dict()
-        assert geometry_of(config)[0] == tuple(replace(g, packed=(("fp8_ds_mla", 656),) * (g.name == "latent"))
-                                               for g in MODELS[name].groups)  # fmt: skip
-    v4 = transformers_config("DeepseekV4Config")
-    csa, hca, index, sliding = MODELS["deepseek-v4-flash"].groups
-    assert (v4.num_hidden_layers, v4.head_dim, v4.sliding_window) == (len(sliding.layers), csa.dim, sliding.window)
-    assert list(v4.compress_rates.values()) == [csa.row_tokens, hca.row_tokens]
-    assert index.dim == v4.index_head_dim // 2 + 4
-    air = transformers_config("Glm4MoeConfig")
-    (full,) = MODELS["glm-4.5-air"].groups
-    assert (air.num_hidden_layers, air.num_key_value_heads) == (len(full.layers), full.heads)
 
 
 @pytest.mark.engine
@@ -313,7 +263,7 @@ def running_cache(transformers, model_type):
 
 
 @pytest.mark.engine
-@pytest.mark.slow
+@pytest.mark.skipif(PROFILE != "deep", reason="builds every class of transformers, for minutes; `make deep` runs it")
 def test_every_class_of_transformers():
     """Elements of each layer, as the class of each model builds them."""
     transformers = pytest.importorskip("transformers", minversion="5.23")

@@ -65,13 +65,3 @@ def test_runs_a_block(case, rank):
     load = kvplan.compile(host, gpu)
     assert (load.runs, load.run_nbytes, load.direction) == (runs, (nbytes, nbytes), "load")
     assert load.program.extents("src") == extents
-
-
-@pytest.mark.parametrize("case", RUNS)
-def test_descriptors_of_scattered_blocks(case):
-    """No two blocks are neighbours on both sides, so a plan has what one block has, three times over."""
-    gpu_notation, host_notation, heads, runs, nbytes, _ = RUNS[case]
-    gpu = llama_70b(gpu_notation, heads=2, head_start=2, device="cuda:0")
-    host = llama_70b(host_notation, heads=heads, head_start=2 if heads == 2 else 0).slice(heads=range(2, 4))
-    made = kvplan.compile(gpu, host).plan([9, 4, 20], [0, 1, 2]).descriptors()
-    assert made.size.tolist() == [nbytes] * (3 * runs)

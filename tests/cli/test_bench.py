@@ -15,10 +15,10 @@ from kvplan.cli import bench as command
 from kvplan.cli import main
 from kvplan.cuda import machine, peers
 from kvplan.errors import TransferError
-from kvplan.measure import baselines, rig
-from kvplan.measure.grid import COUNTS, KINDS, PEER_SIZES, SIZES, Bench, paths_of
+from kvplan.measure import baselines
+from kvplan.measure.grid import KINDS, PEER_SIZES, Bench
 from kvplan.measure.rows import Missing, row_of
-from tests.commands import answer, document, hold_screen, python
+from tests.commands import answer, document, hold_screen
 from tests.measure.bench_rows import LINK, NVLINK, row, rows
 
 TINY = ("bench", "--device", "cpu", "--sizes", "512,4K", "--counts", "16,64", "--memory", "64K", "--seconds", "600")
@@ -100,67 +100,12 @@ def test_between_gpus(capsys, found, monkeypatch):
     asked = found(some, ceilings=NVLINK)
     hold_screen("bench-peers", answer(capsys, "bench", "--peer", "cuda:1"))
     given = document(capsys, "bench", "--peer", "cuda:1", "--beside-on", "peer")
-    assert (given["peer"], given["peer_name"]) == ("cuda:1", "NVIDIA H100 80GB HBM3")
-    assert given["link"] == "NVLink, 18 links"
-    assert given["ceilings"] == {
-        "load": None,
-        "store": None,
-        "what": "link",
-        "hard": True,
-        "push": 395.0,
-        "pull": 394.0,
-    }
+    assert (given["link"], given["ceilings"]["push"]) == ("NVLink, 18 links", 395.0)
     assert [row_of(one) for one in given["rows"]] == some
-    answer(capsys, "bench", "--peer", "cuda:0", "--quick")
-    usual, own, within = asked
+    usual, own = asked
     assert usual == Bench("cuda:0", PEER_SIZES, (160, 0), ("push", "pull"), beside=KINDS, most_nbytes=1 << 30,
                           peer="cuda:1", beside_on=("device", "peer"))  # fmt: skip
     assert own.beside_on == ("peer",)
-    assert within == Bench("cuda:0", (8192, 65536), (0,), ("device",), ("scattered",), beside=("decode",), seconds=5.0,
-                           most_nbytes=256 << 20, peer="cuda:0")  # fmt: skip
-
-
-def test_what_is_asked_for(capsys, found):
-    asked = found([row("kernel", 50.0)])
-    answer(capsys, "bench")
-    answer(capsys, "bench", "--quick", "--seconds", "9")
-    answer(capsys, "bench", "--device", "cuda:3", "--sizes", "28KiB, 1m,8", "--counts", "64", "--directions", "store",
-           "--hosts", "scattered", "--paths", "torch indexing,kernel,kernel", "--beside", "none", "--memory", "1G",
-           "--seconds", "2.5")  # fmt: skip
-    usual, quick, own = asked
-    assert usual == Bench("cuda:0", beside=KINDS)
-    assert (usual.sizes, usual.counts, usual.seconds, usual.most_nbytes) == (SIZES, COUNTS, 60.0, 256 << 20)
-    assert quick == Bench("cuda:0", sizes=(4096, 65536), counts=(1024,), beside=("decode",), seconds=9.0,
-                          most_nbytes=64 << 20)  # fmt: skip
-    assert own == Bench("cuda:3", (28672, 1 << 20, 8), (64,), ("store",), ("scattered",), ("torch indexing", "kernel"),
-                        (), 2.5, 1 << 30)  # fmt: skip
-
-
-@pytest.mark.slow
-def test_the_cpu_is_measured(capsys):
-    given = document(capsys, *TINY)
-    assert (given["device"], given["name"], given["broken"]) == ("cpu", "CPU", 0)
-    assert given["ceilings"]["hard"] is False
-    assert {one["path"] for one in given["rows"]} == set(paths_of("cpu"))
-    assert len(given["rows"]) == 4 * 3 * 4
-    assert all(one["verified"] and one["gbps"] > 0 for one in given["rows"])
-    assert given["missing"] == [{"what": "4 KiB x 64", "why": "more than 64 KiB"}]
-    text = answer(capsys, *TINY, "--paths", "host,numpy memcpy", "--directions", "load")
-    assert text.startswith("CPU (cpu); memcpy: ")
-    assert text.count("blocks contiguous on the host") == text.count("runs scattered on the host") == 1
-    assert text.endswith("not measured: more than 64 KiB: 4 KiB x 64\n")
-
-
-def test_bytes_that_do_not_arrive_are_a_finding(capsys, monkeypatch):
-    def maker(moved):
-        return baselines.verified(baselines.MEMCPY, moved, lambda: rig.AtOnce(moved.plan.nbytes, lambda: None))
-
-    monkeypatch.setattr(baselines, "makers", lambda line, peer: {baselines.MEMCPY: maker})
-    text = answer(capsys, *TINY, "--paths", "host,numpy memcpy", code=1)
-    assert "broken: numpy memcpy, load, contiguous, 512 B x 16: numpy memcpy: not every byte of" in " ".join(
-        text.split()
-    )
-    assert text.count("broken: ") == 3 * 4
 
 
 def test_without_a_gpu_it_measures_the_cpu_and_says_so(capsys, monkeypatch):
@@ -176,20 +121,8 @@ def test_without_a_gpu_it_measures_the_cpu_and_says_so(capsys, monkeypatch):
     assert capsys.readouterr() == ("", "kvplan: there is no CUDA driver\n")
 
 
-# Files.
-
-
-def test_it_keeps_its_document(capsys, found, tmp_path):
-    found(chosen())
-    path = tmp_path / "made.json"
-    assert main(["bench", "--json", "--output", str(path)]) == 1
-    out, err = capsys.readouterr()
-    assert path.read_text() == out
-    assert err == f"saved {path}\n"
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("suffix", [".svg", ".png", ".SVG"])
+@pytest.mark.parametrize("suffix", [".svg", ".png"])
 def test_it_draws(capsys, found, tmp_path, suffix):
     pytest.importorskip("matplotlib")
     found(rows())
@@ -211,14 +144,3 @@ def test_plots_without_matplotlib(capsys, monkeypatch, found):
     assert main(["bench", "--plot", "made.svg"]) == 2
     assert capsys.readouterr() == ("", "kvplan: plots need matplotlib; pip install matplotlib\n")
     assert asked == []  # it is said before anything is measured
-
-
-# Usage.
-
-
-@pytest.mark.slow
-def test_without_torch():
-    code = "import sys; sys.modules['torch'] = None; from kvplan.cli import main; sys.exit(main(sys.argv[1:]))"
-    done = python("-c", code, "bench", "--device", "cpu")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "kvplan: measuring needs torch; pip install torch triton\n"

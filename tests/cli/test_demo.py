@@ -83,15 +83,6 @@ def test_what_is_lost_on_the_way_is_found(run, capsys):
     assert max(map(len, lines)) <= 80
 
 
-@pytest.mark.engine
-@pytest.mark.usefixtures("engine")
-def test_an_engine_that_is_done_too_soon_is_no_success(run, capsys):
-    assert run("--engine", "transformers", "--tokens", "1") == 1
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err == "kvplan: request 0 has finished already; ask for more tokens (--tokens)\n"
-
-
 def test_a_plain_demo_can_fail(run, capsys):
     def flip_one_bit(pool):
         pool.tensors.view("u1")[0, 3, 1, 5, 2, 7] ^= 1
@@ -113,9 +104,3 @@ def test_without_the_engine_it_says_so_and_takes_arrays(run, capsys, monkeypatch
     assert "A cache of plain arrays" in out
     assert out.splitlines()[-1].startswith("PASS: bytes of the cache are equal in all 3 requests")
     assert max(map(len, out.splitlines())) <= 80
-
-
-def test_an_engine_asked_for_by_name_must_be_there(run, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    assert run("--engine", "transformers") == 2
-    assert capsys.readouterr().err.startswith("kvplan: --engine transformers cannot be imported: ")

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 
 from kvplan.cli import machine as doctor
-from kvplan.cli import main
-from kvplan.cuda.driver import loaded
-from kvplan.cuda.machine import Link
 from tests.commands import BLOCKED, answer, document, python
-from tests.cuda.fake_system import libraries, without_nvml
-from tests.cuda.peer_topologies import Topology
 from tests.measure.doctor_facts import GPU_LESS, HEALTHY, SEVERAL_GPUS, SLOW, UNREACHABLE
 
 GOLDEN = """\
@@ -81,67 +75,6 @@ def test_a_problem_is_a_finding(capsys, sees, facts, code):
     assert given["healthy"] == (code == 0)
 
 
-def test_its_document(capsys, sees):
-    asked = sees(SLOW)
-    given = document(capsys, "doctor", "--device", "cuda:1", code=1)
-    assert list(given) == ["schema", "device", "healthy", "findings", "facts"]
-    assert (given["schema"], given["device"], asked) == ("kvplan.doctor/3", "cuda:1", [("cuda:1", True)])
-    assert given["findings"][3] == {
-        "name": "link",
-        "state": "problem",
-        "what": "PCIe generation 5 x8 now, at most generation 5 x16",
-        "advice": "reseat the card or check the BIOS slot setting: x8 of x16 halves the ceiling",
-    }
-    assert given["facts"]["machine"] == asdict(SLOW.machine)
-    assert given["facts"]["ram"] == list(SLOW.ram)
-    assert set(given["facts"]) == set(asdict(SLOW))
-
-
-@pytest.mark.parametrize("installed", [True, False])
-def test_nvml_tells_the_link_and_the_nvlinks(capsys, monkeypatch, installed):
-    loaded.cache_clear()
-    entries, nvml = libraries(monkeypatch)
-    Topology(2, {gpu: ["switch"] * 18 for gpu in range(2)}).play(entries, nvml)
-    nvml.gives["nvmlDeviceGetCurrPcieLinkGeneration"] = 5
-    if not installed:
-        without_nvml(monkeypatch)
-    main(["doctor", "--json"])
-    given = json.loads(capsys.readouterr().out)
-    loaded.cache_clear()
-    advice = {one["name"]: one["advice"] for one in given["findings"]}
-    assert [one["nvlinks"] for one in given["facts"]["peers"]] == [18 if installed else None] * 2
-    assert ("nvidia-ml-py" in given["facts"]["missing"]) != installed
-    assert advice["peers"] == ("" if installed else "pip install nvidia-ml-py")
-    if installed:
-        assert given["facts"]["machine"]["link"] == asdict(Link(5, 16, 5, 16))
-        assert given["facts"]["machine"]["driver"] == "580.159.04"
-        assert advice["link"] == ""
-
-
-def test_eight_gpus_are_one_line(capsys, sees):
-    sees(SEVERAL_GPUS)
-    lines = answer(capsys, "doctor").splitlines()
-    assert "ok  peers          from every GPU to every other: by NVLink, 18 links" in lines
-
-
-def test_its_document_has_the_link_of_each_pair(capsys, sees):
-    sees(SEVERAL_GPUS)
-    given = document(capsys, "doctor")["facts"]["peers"]
-    assert [(one["gpu"], one["peer"]) for one in given] == [(a, b) for a in range(8) for b in range(8) if a != b]
-    assert given[0] == {"gpu": 0, "peer": 1, "reachable": True, "why": "", "nvlinks": 18}
-    sees(UNREACHABLE)
-    given = document(capsys, "doctor")["facts"]["peers"]
-    assert given[0] == {"gpu": 0, "peer": 1, "reachable": False, "why": "no peer access", "nvlinks": None}
-    sees(HEALTHY)  # one GPU
-    assert document(capsys, "doctor")["facts"]["peers"] is None
-
-
-def test_the_default_device(sees):
-    asked = sees(HEALTHY)
-    assert main(["doctor", "--device", "cuda"]) == 0
-    assert asked == [("cuda:0", True)]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("argv", [["doctor"], ["doctor", "--json"]])
 def test_it_runs_on_any_machine_and_imports_nothing_large(argv):
@@ -149,17 +82,3 @@ def test_it_runs_on_any_machine_and_imports_nothing_large(argv):
     done = python("-c", BLOCKED.format(blocked=blocked, argv=argv))
     assert (done.returncode, done.stderr) == (1, "")  # without numba there is a problem, with a GPU or without
     assert "not to be had" in done.stdout
-
-
-@pytest.mark.slow
-def test_it_imports_no_package_that_it_asks_for():
-    code = (
-        "import sys; from kvplan.cli import main; main(['doctor', '--json']);"
-        "print([name for name in ('torch', 'triton', 'numba') if name in sys.modules], file=sys.stderr)"
-    )
-    assert python("-c", code).stderr == "[]\n"
-
-
-@pytest.mark.slow
-def test_a_terminal_without_unicode():
-    assert python("-m", "kvplan", "doctor", PYTHONIOENCODING="ascii", PYTHONUTF8="0").stdout.isascii()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from xml.etree import ElementTree as ET
 
 import numpy as np
@@ -44,12 +43,3 @@ def test_the_padding_after_the_last_page_counts_where_the_allocation_is_known(ca
     assert facts["padding"] == {"share": 0.2, "between_nbytes": 32, "before_nbytes": 0, "after_nbytes": 16,
                                 "block_nbytes": 16, "unused_nbytes": 0}  # fmt: skip
     assert answer(capsys, "explain", *[str(tmp_path / "dump.json")] * 2, "--no-advice").count("48 bytes, 20 %") == 2
-
-
-def test_a_spec_tells_of_no_memory_after_its_last_byte(capsys, tmp_path):
-    spec = tmp_path / "pages.json"
-    spec.write_text(json.dumps({"notation": "block dim", "dtype": "uint8", "strides": [80, 1],
-                                "sizes": {"block": 3, "dim": 64}}))  # fmt: skip
-    text = answer(capsys, "inspect", str(spec))
-    # 2 * 80 + 64 bytes, of them 192 of content; a block still wastes 16.
-    assert "padding     32 bytes, 14.3 %\n            between 32 bytes, block 16 bytes" in text

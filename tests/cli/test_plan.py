@@ -10,21 +10,7 @@ import pytest
 import kvplan
 from kvplan import KVLayout
 from kvplan.cli import main
-from tests.commands import GPU, HOST, SPECS, answer, document
-
-
-def test_explain_is_the_programs_own_text(capsys):
-    program = kvplan.compile(kvplan.KVLayout.from_spec(GPU), kvplan.KVLayout.from_spec(HOST))
-    assert answer(capsys, "explain", GPU, HOST).startswith(program.explain(80))
-    assert document(capsys, "explain", GPU, HOST, "--no-advice")["text"] == program.explain()
-
-
-def test_the_runs_of_a_program_are_drawn(capsys, tmp_path):
-    drawn = tmp_path / "program.svg"
-    text = answer(capsys, "explain", GPU, HOST, "--svg", str(drawn))
-    program = kvplan.compile(KVLayout.from_spec(GPU), KVLayout.from_spec(HOST))
-    assert drawn.read_text(encoding="utf-8") == program.diagram()
-    assert text == answer(capsys, "explain", GPU, HOST)
+from tests.commands import SPECS, document
 
 
 @pytest.mark.parametrize("columns", [40, 66, 80, 300])
@@ -58,12 +44,3 @@ def test_a_notation_has_the_dtype_of_the_file_beside_it(capsys, tmp_path, turned
     assert (facts["units"], facts["unit_tokens"]) == (2, 16)
     assert main([*command, "--dtype", "bf16"]) == 1
     assert "float16 in the" in capsys.readouterr().err
-
-
-def test_a_notation_beside_parts_of_several_dtypes_has_the_default(capsys, tmp_path):
-    k = KVLayout.from_tensors("layer: block token head dim", [np.zeros((8, 16, 2, 64), np.uint8)], part="k")
-    scale = KVLayout.from_tensors("layer: block token head", [np.zeros((8, 16, 2), np.float32)], part="s")
-    KVLayout.merge([k, scale]).save(tmp_path / "dump.json")
-    command = ["plan", str(tmp_path / "dump.json"), "block token head dim", "--src", "0", "--dst", "0"]
-    assert main([*command, "--dst-sizes", "block=4,token=16,head=2,dim=64"]) != 0
-    assert "dtype 'uint8 + float32'" not in capsys.readouterr().err

@@ -1,40 +1,16 @@
-"""The command line as a process: what it loads, its streams, its help."""
+"""The command line as a process: what it loads, and a reader that leaves."""
 
 from __future__ import annotations
 
-import json
 import os
-import re
-import runpy
 import subprocess
 import sys
 
 import pytest
 
-import kvplan
-from kvplan.cli import main
-from kvplan.cli.main import COMMANDS
 from tests.commands import BLOCKED, GPU, HOST, ROOT, python
 
 pytestmark = [pytest.mark.slow, pytest.mark.slow]
-
-
-def test_version_and_help(capsys):
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"kvplan {kvplan.__version__}\n"
-    assert main(["--help"]) == 0
-    out = capsys.readouterr().out
-    assert all(re.search(rf"^    {command}\s", out, re.MULTILINE) for command in COMMANDS)
-
-
-def test_python_dash_m(capsys, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["kvplan", "inspect", GPU, "--json"])
-    with pytest.raises(SystemExit) as stop:
-        runpy.run_path(str(ROOT / "kvplan" / "__main__.py"), run_name="__main__")
-    assert stop.value.code == 0
-    assert json.loads(capsys.readouterr().out)["schema"] == "kvplan.inspect/1"
-    done = python("-m", "kvplan", "inspect", "nowhere.toml")
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
 
 
 # What takes a tenth of a second or more to load, and of the standard library what takes more than a hundredth.
@@ -89,16 +65,3 @@ def test_a_reader_that_has_seen_enough():
     finally:
         os.close(write)
     assert (done.returncode, done.stderr) == (0, b"")
-
-
-def test_a_terminal_without_unicode():
-    done = python("-m", "kvplan", "inspect", GPU, PYTHONIOENCODING="ascii", PYTHONUTF8="0")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.isascii()
-
-
-def test_no_color():
-    assert "\x1b[36m" in python("-m", "kvplan", "inspect", GPU, FORCE_COLOR="1", TERM="xterm").stdout
-    plain = python("-m", "kvplan", "inspect", GPU, FORCE_COLOR="1", NO_COLOR="1", TERM="xterm").stdout
-    assert "\x1b[3" not in plain
-    assert "\x1b" not in python("-m", "kvplan", "inspect", GPU).stdout

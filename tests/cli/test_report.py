@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import re
 from html.parser import HTMLParser
 from xml.etree import ElementTree as ET
@@ -97,23 +96,3 @@ def test_one_layout_and_an_address(capsys, tmp_path):
     assert code == 0
     assert "Layout, Address, Machine" in out
     assert "layer 0 k, block 1, token 0 (of 16), head 0 (of 2)" in " ".join(page.said)
-
-
-TINY = ("block token dim", "token block dim", "--sizes", "block=4,token=4,dim=8", "--dtype", "uint8")
-
-
-def test_a_pair_that_cannot_be_reserved_says_so(capsys, tmp_path):
-    large = ("block dim", "block dim", "--sizes", f"block={1 << 40},dim={1 << 20}", "--dtype", "uint8")
-    code, page, _ = report(capsys, tmp_path, *large)
-    assert code == 0
-    assert "not tried: cannot reserve" in " ".join(page.said)
-    path = tmp_path / "page.html"
-    assert main(["report", *large, "--output", str(path), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["verified"] is None
-
-
-def test_what_is_in_a_layout_cannot_break_out_of_the_page(capsys, tmp_path):
-    spec = tmp_path / "<b>x&.toml"
-    spec.write_text('notation = "block token dim"\n[sizes]\nblock = 4\ntoken = 16\ndim = 64\n')
-    _, page, _ = report(capsys, tmp_path, str(spec))
-    assert "<b>x&.toml" in " ".join(page.said)

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 from jsonschema import Draft202012Validator
 
-from kvplan import KVLayout, KVPlanError
 from kvplan.cli import machine as commands
 from kvplan.cli import main
 from kvplan.cli.answer import DOCUMENTS
-from kvplan.cli.main import COMMANDS
 from kvplan.cli.screen import schema_of
 from kvplan.cost import store
-from kvplan.cost.profile import default_pair
-from kvplan.cuda import machine, peers
-from kvplan.cuda.peers import PeerLink
+from kvplan.cuda import machine
 from kvplan.measure import calibrate, processes
 from kvplan.measure.doctor import gather
 from tests.cli.calibrated_machine import H100, MEASURED
-from tests.commands import GPU, document
-from tests.measure.bench_rows import rows
 from tests.measure.doctor_facts import GPU_LESS, HEALTHY, SEVERAL_GPUS, SLOW, UNREACHABLE
 
 
@@ -34,10 +28,6 @@ def valid(found):
     assert not errors
     assert set(found) <= set(schema["properties"])
     return found
-
-
-def test_every_command_has_one():
-    assert {name.partition("-")[0] for name in COMMANDS} <= set(DOCUMENTS)
 
 
 @pytest.mark.parametrize("name", sorted(DOCUMENTS))
@@ -63,19 +53,6 @@ def keys(schema, path=""):
             yield from keys(inner, path)
 
 
-def test_a_name_without_one():
-    with pytest.raises(KVPlanError, match="'nothing' has no schema; documents are inspect"):
-        schema_of("nothing")
-    with pytest.raises(KVPlanError, match="has no schema"):
-        schema_of("../screen")
-
-
-def test_a_page_and_a_dump(capsys, tmp_path):
-    valid(document(capsys, "report", GPU, "--output", str(tmp_path / "page.html")))
-    KVLayout.from_spec(GPU).save(tmp_path / "dump.json")
-    valid(json.loads((tmp_path / "dump.json").read_text()))
-
-
 @pytest.mark.parametrize(
     "facts",
     [HEALTHY, GPU_LESS, SLOW, SEVERAL_GPUS, UNREACHABLE, None],
@@ -95,28 +72,6 @@ def test_calibrate(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(calibrate, "calibrate", lambda *given, **told: MEASURED)
     assert main(["calibrate", "--json", "--output", str(tmp_path / "a.json")]) == 0
     valid(json.loads(capsys.readouterr().out))
-
-
-@pytest.mark.parametrize("argv", [("--peer", "cuda:1")])
-def test_calibrate_pairs(capsys, monkeypatch, tmp_path, argv):
-    links = {pair: PeerLink(*pair, reachable, "" if reachable else "a reason", 18) for pair, reachable in (
-        ((0, 1), True), ((1, 0), False))}  # fmt: skip
-    measured = replace(default_pair(), gpu=H100.gpu, peer=H100.gpu, nvlinks=18)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(store, "PROFILES", tmp_path)
-    monkeypatch.setattr(machine, "machine", lambda ordinal=0: H100)
-    monkeypatch.setattr(peers, "links", lambda: tuple(links.values()))
-    monkeypatch.setattr(peers, "link_between", lambda *pair: links[pair])
-    monkeypatch.setattr(calibrate, "calibrate_pair", lambda *given, **told: measured)
-    assert main(["calibrate", "--json", *argv]) == 0
-    valid(json.loads(capsys.readouterr().out))
-
-
-def test_bench(capsys):
-    argv = ("bench", "--device", "cpu", "--sizes", "512,4K", "--counts", "16", "--memory", "64K", "--seconds", "600")
-    assert main([*argv, "--json"]) in (0, 1)
-    found = valid(json.loads(capsys.readouterr().out))
-    valid({**found, "rows": [{**asdict(row), "nbytes": row.nbytes} for row in rows()]})
 
 
 def test_bench_of_two_processes(capsys, monkeypatch):

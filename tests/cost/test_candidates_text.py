@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvplan import Policy
 from kvplan.cost.explain import Explained, explain, facts
 from kvplan.cost.model import candidates
-from kvplan.cost.policy import PEER_ROUTES, ROUTES
-from kvplan.cost.profile import default, default_pair
 from tests.cost.priced_profiles import PLAN, profile
 
 PROFILE = replace(
@@ -57,20 +54,3 @@ def test_why_the_first_is_taken():
         f"{made[0].path} is taken: {made[1].path}, the next, takes {ratio:.2f} times as long",
         f"{made[1].path} is taken: {made[0].path} is as fast, within the 3 % that choices are not made by",
     ]
-
-
-@pytest.mark.parametrize("route", ROUTES)
-def test_every_route_is_in_words(route):
-    h200 = {"gpu": "NVIDIA H200", "note": ""}
-    some = replace(default_pair(), peer="NVIDIA H200", nvlinks=18, **h200) if route in PEER_ROUTES else replace(
-        default(), generation=5, width=16, **h200)  # fmt: skip
-    lines = explain(candidates(PLAN, route, some, Policy()), Explained(PLAN, route, some, Policy())).splitlines()
-    profile, words = {
-        "load": ("NVIDIA H200, PCIe 5 x16", "from the host"),
-        "store": ("NVIDIA H200, PCIe 5 x16", "to the host"),
-        "device": ("NVIDIA H200, PCIe 5 x16", "within the GPU"),
-        "push": ("NVIDIA H200 to NVIDIA H200, NVLink, 18 links", "to another GPU"),
-        "pull": ("NVIDIA H200 to NVIDIA H200, NVLink, 18 links", "from another GPU"),
-    }[route]
-    assert lines[:2] == [f"profile: {profile}, default", f"route:   {words}"]
-    assert len([line for line in lines if line.endswith("s       -")]) == len(some.costs[route])

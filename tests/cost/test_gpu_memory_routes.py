@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from kvplan import PathError, Policy
@@ -11,34 +9,6 @@ from kvplan.cost.model import Candidate, Prices, candidates
 from kvplan.cost.profile import TERMS, default, default_pair
 from kvplan.cost.statistics import LARGE, Counted, GroupFacts
 from tests.cost.priced_profiles import PLAN
-
-
-@pytest.mark.parametrize(
-    ("route", "some", "said"),
-    [
-        (
-            "host",
-            default(),
-            "the profile of any GPU has no costs for route 'host' by path 'kernel'; it has load, store, device",
-        ),
-        (
-            "push",
-            replace(default(), gpu="NVIDIA H200"),
-            "the profile of NVIDIA H200 has no costs for route 'push' by path",
-        ),
-        (
-            "load",
-            default_pair(),
-            "the profile of any GPU to any GPU has no costs for route 'load' by path 'kernel'; it has push, pull",
-        ),
-        ("device", default_pair(), "has no costs for route 'device' by path 'kernel'; it has push, pull"),
-    ],
-)
-def test_a_route_that_the_profile_lacks(route, some, said):
-    for ask in (lambda: candidates(PLAN, route, some, Policy()), lambda: Prices("kernel", route, some, Policy())):
-        with pytest.raises(PathError) as caught:
-            ask()
-        assert said in str(caught.value)
 
 
 @pytest.mark.parametrize("route", ["device", "push", "pull"])

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from kvplan import PathError, Policy
+from kvplan import Policy
 from kvplan.cost import store
 from kvplan.cost.model import TIE, Candidate, Prices, candidates, features
 from kvplan.cost.policy import ROUTES, layer_edges
-from kvplan.cost.profile import GPU_ROUTES, TERMS, Beside, DeviceProfile, PathCosts, default_pair, route_paths
+from kvplan.cost.profile import TERMS, Beside, DeviceProfile, PathCosts, default_pair, route_paths
 from kvplan.cost.statistics import Counted, GroupFacts
 from tests.cost.priced_profiles import FACTS, PLAN, profile
 
@@ -51,14 +51,6 @@ def test_a_prediction_by_hand(path):
     assert features(path, PLAN) == (1.0, *(10 * count for count in FACTS.terms[path]))
 
 
-def test_the_costs_of_run_groups_add_up():
-    some = profile(COSTS)
-    for path in TERMS:
-        one, two = (predict(path, plan, some, Policy()) for plan in (PLAN, PLAN * 2))
-        begun = predict(path, [], some, Policy())
-        assert two.wall == near(2 * one.wall - begun.wall)
-
-
 @pytest.mark.parametrize(("programs", "seconds"), [(None, 56e-6), (8, 56e-6), (2, 56e-6), (1, 49e-6)])
 def test_few_programs_take_their_time(programs, seconds):
     """A program takes 40 ns for a run, and moves a byte in 0.04 ns."""
@@ -69,58 +61,12 @@ def test_few_programs_take_their_time(programs, seconds):
     assert made.seconds == near(5e-6 + max(150e-6, 440e-6 / programs if programs else 0))
 
 
-@pytest.mark.parametrize(
-    ("alignment", "programs", "seconds"), [(16, 1, 51e-6), (8, 1, 51e-6), (2, 1, 1e-3 / 6), (1, 4, 1e-3 / 12)]
-)
-def test_narrow_words_make_a_program_move_less(alignment, programs, seconds):
-    plan = [(FACTS._replace(alignment=alignment), 10)]
-    assert predict("kernel", plan, profile(COSTS), Policy(max_programs=programs)).seconds == near(5e-6 + seconds)
-
-
-def test_few_programs_scatter_a_ring_slowly():
-    some = profile(COSTS)
-    within = 2e6 / some.ceilings["memory"] * 1e-9  # seconds that all SMs take within the GPU
-    one, most = (predict("staged", PLAN, some, Policy(max_programs=count)) for count in (1, some.multiprocessors))
-    assert one.seconds == near(20e-6 + within * some.multiprocessors)
-    assert most == predict("staged", PLAN, some, Policy())
-
-
 def test_beside_compute_other_costs_count_and_compute_loses():
     some = profile(COSTS, {"kernel": Beside({"fixed": 200e3, "run": 0.0, "byte": 0.1}, 1.25)})
     made = predict("kernel", PLAN, some, Policy(overlap="decode"))
     assert (made.seconds, made.wall) == (near(56e-6), near(300e-6))
     assert made.compute_seconds == near(20e-6)  # a fifth of the 100 us in which bytes move: 1 - 1 / 1.25
     assert made.score == near(320e-6)
-
-
-def test_decode_and_prefill_are_asked_apart():
-    some = profile(COSTS)
-    worse = {route: {path: Beside(some.costs[route][path].wall, 2.0) for path in route_paths(route)}
-             for route in GPU_ROUTES}  # fmt: skip
-    some = replace(some, beside={"decode": some.beside["decode"], "prefill": worse})
-    assert predict("kernel", PLAN, some, Policy(overlap="decode")).compute_seconds == 0
-    assert predict("kernel", PLAN, some, Policy(overlap="prefill")).compute_seconds == near(25.5e-6)
-
-
-def constant(**fixed: float) -> DeviceProfile:
-    """Paths that cost so many microseconds by the clock, whatever is moved."""
-    return profile({path: (us * 1e3 - 1e3,) + (0.0,) * (len(TERMS[path]) - 1) for path, us in fixed.items()})
-
-
-def test_the_cheapest_is_first_and_the_rest_follow():
-    made = candidates(PLAN, "load", constant(kernel=40, copy_engine=10, copy_engine_2d=30, staged=20), Policy())
-    assert [one.path for one in made] == ["copy_engine", "staged", "copy_engine_2d", "kernel"]
-    assert [one.score for one in made] == [near(us * 1e-6) for us in (10, 20, 30, 40)]
-
-
-def test_what_cannot_serve_is_last_with_its_reason():
-    refused = {"kernel": "not pinned", "staged": "too large"}
-    made = candidates(PLAN, "load", profile(COSTS), Policy(), refused)
-    assert [one.path for one in made] == ["copy_engine_2d", "copy_engine", "kernel", "staged"]
-    assert made[2:] == [Candidate("kernel", refused="not pinned"), Candidate("staged", refused="too large")]
-    every = dict.fromkeys(TERMS, "no")
-    assert candidates(PLAN, "load", profile(COSTS), Policy(), every) == [Candidate(path, refused="no")
-                                                                         for path in TERMS]  # fmt: skip
 
 
 COUNT = st.integers(0, 10**6)
@@ -201,8 +147,3 @@ def test_choices_beside_compute_as_measured(overlap, direction, near_best, mean)
     assert len(ratios) == 68
     assert sum(ratio <= 1.05 for ratio in ratios) / len(ratios) > near_best
     assert sum(ratios) / len(ratios) < mean
-
-
-def test_a_path_and_a_route_without_costs():
-    with pytest.raises(PathError, match="no costs for route 'load' by path 'host'; it has load"):
-        predict("host", PLAN, profile(COSTS), Policy())

@@ -1,23 +1,71 @@
-"""Where profiles are kept, and that looking for one never fails."""
+"""Where profiles of a GPU and of a pair of GPUs are kept, which one is taken, and that looking never fails."""
 
 from __future__ import annotations
 
 import json
 import logging
-from dataclasses import replace
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from kvplan import KVPlanError, TransferError
 from kvplan.cost import store
-from kvplan.cost.profile import default
+from kvplan.cost.profile import DeviceProfile, default, default_pair
+from kvplan.cuda import peers
 from kvplan.cuda.machine import Link, Machine
+from kvplan.cuda.peers import PeerLink
 
-H100 = Machine("NVIDIA H100", "580.1", Link(1, 16, 5, 16), 13000, "0000:0f:00.0", 0)
-NAME = "nvidia-h100_580.1_pcie5x16.json"
-MINE = replace(default(), gpu="NVIDIA H100", driver="580.1", generation=5, width=16, how="calibrated", note="")
-GUESS = "a guess that was measured nowhere: run `kvplan calibrate`"
+H200 = Machine("NVIDIA H200", "580.1", Link(1, 16, 5, 16), 13000, "0000:0f:00.0", 0)
+A100 = replace(H200, gpu="NVIDIA A100")
+KNOWN = {"gpu": "NVIDIA H200", "driver": "580.1", "how": "calibrated", "note": ""}
+
+
+def link(nvlinks: int | None = 18) -> PeerLink:
+    return PeerLink(0, 1, reachable=True, nvlinks=nvlinks)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Profiles of one kind.
+
+    Attributes:
+        mine: the machine's own.
+        ends: what is asked for.
+        name: its file.
+        guess: the default.
+        foreign: what of a shipped profile may be another's.
+        this: the machine in words.
+    """
+
+    mine: DeviceProfile
+    ends: tuple
+    name: str
+    guess: DeviceProfile
+    foreign: tuple[dict, ...]
+    this: str
+
+    def find(self) -> DeviceProfile:
+        return store.find(*self.ends)
+
+    def ship(self, home: Path, name: str = "a.json", **changes) -> DeviceProfile:
+        made = replace(self.mine, how="shipped", **changes)
+        (home / "shipped" / name).write_text(made.to_json())
+        return made
+
+
+GPU = Kind(
+    replace(default(), generation=5, width=16, **KNOWN), (H200,), "nvidia-h200_580.1_pcie5x16.json", default(),
+    ({"width": 8}, {"generation": 4}, {"gpu": "NVIDIA H100"}), "NVIDIA H200",
+)  # fmt: skip
+PAIR = Kind(
+    replace(default_pair(), peer="NVIDIA H200", nvlinks=18, **KNOWN), (H200, H200, link()),
+    "nvidia-h200_to_nvidia-h200_580.1_nvlink18.json", default_pair(),
+    ({"peer": "NVIDIA A100"}, {"gpu": "NVIDIA A100"}, {"nvlinks": 4}, {"nvlinks": None}), "NVIDIA H200 to NVIDIA H200",
+)  # fmt: skip
+every_kind = pytest.mark.parametrize("kind", [GPU, PAIR], ids=["gpu", "pair"])
 
 
 @pytest.fixture(autouse=True)
@@ -31,182 +79,117 @@ def home(monkeypatch, tmp_path):
     return tmp_path
 
 
-def own(home: Path) -> Path:
-    return home / "cache" / "kvplan" / "profiles" / NAME
+def own(kind: Kind) -> Path:
+    path = store.folder() / kind.name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
 
 
-def ship(home: Path, name: str = "a.json", **changes) -> None:
-    (home / "shipped" / name).write_text(replace(MINE, how="shipped", **changes).to_json())
+def save(profile: DeviceProfile, path: Path) -> str:
+    path.write_text(profile.to_json())
+    return str(path)
 
 
 def test_the_cache_folder_is_where_xdg_says(home, monkeypatch):
     assert store.folder() == home / "cache" / "kvplan" / "profiles"
-    for told in ("", "relative/cache", "./cache", "~/cache"):
+    for told in ("", "relative/cache"):
         monkeypatch.setenv("XDG_CACHE_HOME", told)
         assert store.folder() == home / "home" / ".cache" / "kvplan" / "profiles"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert store.folder() == home / "home" / ".cache" / "kvplan" / "profiles"
 
 
 @pytest.mark.parametrize(
-    ("given", "name"),
+    ("here", "more", "name"),
     [
-        (("NVIDIA A30", "550.54.15", 4, 16), "nvidia-a30_550.54.15_pcie4x16"),
-        (("NVIDIA GeForce RTX(tm) 4090", "580.1", 4, 8), "nvidia-geforce-rtx-tm-4090_580.1_pcie4x8"),
-        (("NVIDIA A30", "", 4, None), "nvidia-a30_any_link"),
-        (("NVIDIA A30", "550 (open)/..", None, 16), "nvidia-a30_550.._link"),
-        (("../../etc", "580.1", 4, 8), "etc_580.1_pcie4x8"),
-        (("", "", None, None), "gpu_any_link"),
-        (("\u30c6\u30b9\u30c8", "1", 1, 1), "gpu_1_pcie1x1"),
+        (H200, (), GPU.name),
+        (replace(H200, gpu="NVIDIA GeForce RTX(tm) 4090"), (), "nvidia-geforce-rtx-tm-4090_580.1_pcie5x16.json"),
+        (replace(H200, gpu="../../etc", driver="", link=Link()), (), "etc_any_link.json"),
+        (H200, (H200, link()), PAIR.name),
+        (H200, (A100, link(0)), "nvidia-h200_to_nvidia-a100_580.1_pcie.json"),
+        (H200, (A100, link(None)), "nvidia-h200_to_nvidia-a100_580.1_link.json"),
     ],
 )
-def test_a_name_is_one_of_a_file(given, name):
-    gpu, driver, *link = given
-    here = replace(H100, gpu=gpu, driver=driver, link=Link(*link, *link))
-    assert store.path_of(here).name == f"{name}.json"
+def test_a_name_is_one_of_a_file(here, more, name):
+    assert store.path_of(here, *more) == store.folder() / name
 
 
-def save(profile, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(profile.to_json())
-
-
-def test_its_own_file_is_taken(home, caplog):
-    save(MINE, own(home))
-    ship(home)
-    assert store.find(H100) == MINE
+@every_kind
+def test_the_chosen_one_is_before_its_own_then_a_shipped_one_and_the_default(home, monkeypatch, caplog, kind):
+    assert kind.find() == kind.guess
+    shipped = kind.ship(home)
+    kind.ship(home, "0.json", driver="570.9")
+    assert kind.find() == shipped
+    save(kind.mine, own(kind))
+    assert kind.find() == kind.mine
+    monkeypatch.setenv("KVPLAN_PROFILE", save(replace(kind.mine, note="chosen"), home / "chosen.txt"))
+    assert kind.find().note == "chosen"
     assert not caplog.records
 
 
-def test_the_chosen_one_is_taken_before_its_own(home, monkeypatch):
-    save(MINE, own(home))
-    save(replace(MINE, note="chosen"), home / "chosen.txt")
-    monkeypatch.setenv("KVPLAN_PROFILE", str(home / "chosen.txt"))
-    assert store.find(H100).note == "chosen"
+@every_kind
+def test_a_shipped_one_of_another_driver_says_so(home, kind):
+    kind.ship(home, driver="570.9")
+    command = f"`kvplan calibrate{' --peer cuda:M' * (kind is PAIR)}`"
+    assert kind.find().note == f"measured with driver 570.9, and this is 580.1; run {command}"
+    assert kind.guess.note.endswith(command)
 
 
-def corrupt(path: Path) -> None:
-    path.write_text("{")
+@pytest.mark.parametrize(("kind", "changes"), [(kind, one) for kind in (GPU, PAIR) for one in kind.foreign], ids=str)
+def test_a_shipped_one_of_another_link_or_gpu_is_not_taken(home, kind, changes):
+    kind.ship(home, **changes)
+    assert kind.find() == kind.guess
 
 
-def foreign(path: Path) -> None:
-    path.write_text(replace(MINE, gpu="NVIDIA A30").to_json())
+def test_gpus_and_pairs_are_not_taken_for_one_another(home, monkeypatch):
+    for kind, other in ((GPU, PAIR), (PAIR, GPU)):
+        save(other.mine, own(kind))
+    assert [kind.find() for kind in (GPU, PAIR)] == [GPU.guess, PAIR.guess]
+    for kind in (GPU, PAIR):
+        save(kind.mine, own(kind))
+    gpu, pair = (save(replace(kind.mine, note="chosen"), home / kind.name) for kind in (GPU, PAIR))
+    for told, notes in ((gpu, ("chosen", "")), (pair, ("", "chosen")), (f"{pair}{os.pathsep}{gpu}", ("chosen",) * 2)):
+        monkeypatch.setenv("KVPLAN_PROFILE", told)
+        assert (GPU.find().note, PAIR.find().note) == notes
 
 
-def newer(path: Path) -> None:
-    path.write_text(json.dumps(json.loads(MINE.to_json()) | {"version": 3}))
-
-
-def large(path: Path) -> None:
-    path.write_text(MINE.to_json() + " " * (1 << 20))
-
-
-def folder(path: Path) -> None:
-    path.mkdir()
-
-
-def binary(path: Path) -> None:
-    path.write_bytes(b"\x80\xff" * 100)
-
-
-def empty(path: Path) -> None:
-    path.write_text("")
-
-
-def unbounded(path: Path) -> None:
-    document = json.loads(MINE.to_json())
-    document["ceilings"]["load"] = 10**400
-    path.write_text(json.dumps(document))
-
-
-BAD = {
-    corrupt: "Expecting property name",
-    foreign: "is of NVIDIA A30, and this is NVIDIA H100",
-    newer: "version 3, and 2 is read here",
-    large: "more than 1,048,576 bytes",
-    folder: "Is a directory",
-    binary: "can't decode byte",
-    empty: "Expecting value",
-    unbounded: "missing or wrong",
+BAD: dict[str, tuple[Callable[[Kind], bytes | str | None], str]] = {
+    "missing": (lambda kind: None, "No such file or directory"),
+    "corrupt": (lambda kind: "{", "Expecting property name"),
+    "binary": (lambda kind: b"\x80\xff" * 100, "can't decode byte"),
+    "large": (lambda kind: kind.mine.to_json() + " " * (1 << 20), "more than 1,048,576 bytes"),
+    "newer": (lambda kind: json.dumps(json.loads(kind.mine.to_json()) | {"version": 3}), "version 3, and 2 is read"),
+    "foreign": (lambda kind: replace(kind.mine, gpu="NVIDIA A100").to_json(), "is of NVIDIA A100"),
 }
-every_bad = pytest.mark.parametrize(("spoil", "said"), BAD.items(), ids=[spoil.__name__ for spoil in BAD])
 
 
-@every_bad
+@every_kind
+@pytest.mark.parametrize("bad", BAD)
 @pytest.mark.parametrize("chosen", [True, False])
-@pytest.mark.parametrize("shipped", [True, False])
-def test_a_bad_file_is_said_and_done_without(home, monkeypatch, caplog, spoil, said, chosen, shipped):
-    path = home / "chosen.json" if chosen else own(home)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    spoil(path)
+def test_a_bad_file_is_said_and_done_without(home, monkeypatch, caplog, kind, bad, chosen):
+    make, said = BAD[bad]
+    content, path = make(kind), home / "chosen.json" if chosen else own(kind)
+    if content is None and not chosen:
+        pytest.skip("no file is no bad file")
+    if content is not None:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
     if chosen:
+        save(kind.mine, own(kind))  # what was chosen is not silently another
         monkeypatch.setenv("KVPLAN_PROFILE", str(path))
-    if shipped:
-        ship(home)
     with caplog.at_level(logging.WARNING, "kvplan"):
-        found = store.find(H100)
-    assert found.how == ("shipped" if shipped else "default")
-    assert [record.name for record in caplog.records] == ["kvplan"]
-    message = caplog.records[0].getMessage()
+        found = kind.find()
+    assert found.how == "default"
+    (message,) = caplog.messages
     assert message.startswith(f"device profile not used: {path}: ")
     assert said in message
+    assert bad != "foreign" or f"and this is {kind.this}; run" in message
     assert message.removeprefix("device profile not used: ") in found.note
-    assert "kvplan calibrate" in found.note
-    assert shipped or found.note.endswith(GUESS)
-
-
-def test_a_chosen_file_that_is_not_there(home, monkeypatch, caplog):
-    monkeypatch.setenv("KVPLAN_PROFILE", str(home / "nowhere.json"))
-    save(MINE, own(home))  # what was chosen is not silently another
-    found = store.find(H100)
-    assert found.how == "default"
-    assert "nowhere.json: No such file or directory; run `kvplan calibrate`" in found.note
-    assert len(caplog.records) == 1
-
-
-def test_a_home_that_is_not_known_or_may_not_be_read_is_no_error(home, monkeypatch):
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setattr("os.path.expanduser", lambda path: path)  # as where the user has no home
-    assert store.find(H100) == default()
-
-
-def test_nothing_at_all_is_the_default_and_says_so(caplog):
-    assert store.find(H100) == default()
-    assert not caplog.records
-
-
-def test_a_shipped_one(home):
-    ship(home)
-    assert store.find(H100) == replace(MINE, how="shipped")
-
-
-def test_a_shipped_one_of_another_driver_says_so(home):
-    ship(home, driver="570.9")
-    found = store.find(H100)
-    assert found.how == "shipped"
-    assert found.note == "measured with driver 570.9, and this is 580.1; run `kvplan calibrate`"
-    unknown = store.find(replace(H100, driver=""))
-    assert unknown.note == "measured with driver 570.9, and this is not known; run `kvplan calibrate`"
-
-
-def test_of_several_shipped_ones_that_of_the_driver_is_taken(home):
-    ship(home, "a.json", driver="570.9")
-    ship(home, "b.json")
-    assert store.find(H100).driver == "580.1"
-
-
-def test_a_shipped_one_of_another_link_or_gpu_is_not_taken(home):
-    ship(home, "a.json", width=8)
-    ship(home, "b.json", generation=4)
-    ship(home, "c.json", gpu="NVIDIA H200")
-    assert store.find(H100) == default()
+    assert found.note.endswith(kind.guess.note)
 
 
 def test_a_machine_that_nobody_knows(home, monkeypatch):
     def nobody(ordinal):
         raise TransferError(f"there is no CUDA device {ordinal}")
 
-    ship(home)
+    GPU.ship(home, gpu="NVIDIA H100")
     monkeypatch.setattr(store, "machine", nobody)
     with pytest.raises(TransferError, match="there is no CUDA device 3"):
         store.find_for(3)
@@ -214,17 +197,19 @@ def test_a_machine_that_nobody_knows(home, monkeypatch):
 
 
 def test_by_name(home):
-    ship(home, "a.json")
-    ship(home, "b.json", gpu="NVIDIA H200")
-    save(replace(MINE, note="a file"), home / "x.json")
+    GPU.ship(home, "a.json", gpu="NVIDIA H100")
+    GPU.ship(home, "b.json")
+    PAIR.ship(home, "c.json")
     assert store.by_name("default") == default()
-    assert (store.by_name("h100").gpu, store.by_name("H200").gpu) == ("NVIDIA H100", "NVIDIA H200")
-    assert store.by_name(str(home / "x.json")).note == "a file"
-    with pytest.raises(
-        KVPlanError, match=r"2 profiles are of 'h'; there are NVIDIA H100, NVIDIA H200, default, or a file"
-    ):
-        store.by_name("h")
-    with pytest.raises(KVPlanError, match="0 profiles are of 'a30'; there are NVIDIA H100, NVIDIA H200, default, or a"):
-        store.by_name("a30")
-    with pytest.raises(KVPlanError, match=r"nowhere\.json: No such file or directory"):
-        store.by_name(str(home / "nowhere.json"))
+    assert (store.by_name("h100").gpu, store.by_name("H200").peer) == ("NVIDIA H100", "")
+    assert store.by_name(save(replace(GPU.mine, note="a file"), home / "x.json")).note == "a file"
+    for name, count in (("h", 2), ("a30", 0)):
+        with pytest.raises(KVPlanError, match=f"{count} profiles are of '{name}'; there are NVIDIA H100, NVIDIA H200"):
+            store.by_name(name)
+
+
+def test_by_numbers(home, monkeypatch):
+    monkeypatch.setattr(peers, "link_between", lambda gpu, peer: link())
+    monkeypatch.setattr(store, "machine", lambda ordinal: replace(H200, gpu=f"GPU {ordinal}"))
+    PAIR.ship(home, gpu="GPU 2", peer="GPU 1")
+    assert [store.find_for(*ends).how for ends in ((2, 1), (1, 2))] == ["shipped", "default"]

@@ -12,12 +12,9 @@ import pytest
 from kvplan.cuda import player, rows
 from kvplan.cuda.rows import (
     ADDED,
-    AWAIT,
     BOX,
     ENDED,
     FAILED,
-    FAILED_COPY,
-    HURRIED,
     LAUNCH,
     NAMES,
     PLAYED,
@@ -122,58 +119,6 @@ def test_the_call_that_fails_is_the_last_and_its_error_names_it(library, device,
     assert (error.call, error.code) == (NAMES[LIST[failing, 0]].removesuffix("_v2"), REFUSED)
 
 
-@pytest.mark.parametrize(("at", "known"), [(1, 1), (2, -1), (-1, -1)])
-def test_a_batch_that_fails_names_its_descriptor(library, device, at, known):
-    library.codes[5], library.batch_at, state = REFUSED, at, new_state()
-    player.play(library.entries, LIST, state)
-    assert state[FAILED_COPY] == known
-    text = str(error_of(device.driver, LIST, state))
-    assert ("descriptor 3 of 4, 33 bytes from 0xd to 0x17" in text) == (known == 1)
-
-
-@pytest.mark.parametrize("failing", [None, 8])
-def test_rows_of_several_allocations_are_copied_one_by_one(library, failing):
-    library.codes = {6: 1} if failing is None else {6: 1, failing: REFUSED}
-    state = new_state()
-    player.play(library.entries, LIST, state)
-    lines = [("cuMemcpyAsync", 0x2000 + 32 * k, 0x1000 + 16 * k, 8, 82) for k in range(3)]
-    whole = [*EXPECTED[:7], *lines, EXPECTED[7]]
-    assert library.calls == (whole if failing is None else whole[: failing + 1])
-    assert state[[PLAYED, FAILED, ENDED, ADDED]].tolist() == ([8, 0, 1, 2] if failing is None else [6, REFUSED, 0, 0])
-
-
-@pytest.mark.parametrize("hurried", [False, True])
-def test_a_list_waits_for_an_event_with_naps_or_lets_the_stream_wait(library, hurried):
-    """If somebody waits for what is behind it, the stream waits for the event, and the player goes on."""
-    library.codes, state, naps = {7: NOT_READY}, new_state(), []
-    library.napping = lambda: naps.append(None)
-    state[HURRIED] = len(LIST) if hurried else 0
-    player.play(library.entries, LIST, state)
-    assert library.calls == [*EXPECTED, ("cuStreamWaitEvent", 77, 5, 0) if hurried else EXPECTED[7]]
-    assert len(naps) == (0 if hurried else 1)
-    assert state[[PLAYED, FAILED, ENDED]].tolist() == [len(LIST), 0, 1]
-
-
-@pytest.mark.parametrize("checked", [0, 1])
-@pytest.mark.parametrize("failed", [0, REFUSED])
-def test_a_list_waits_for_another_list_and_fails_with_it(library, device, checked, failed):
-    other, state = new_state(), new_state()
-    mine = rows_of([(AWAIT, 0, other.ctypes.data, checked), (RECORD, 77, 5)])
-
-    def ends():
-        assert not library.calls
-        assert other[HURRIED] == rows.LAST_ROW
-        other[FAILED], other[ENDED] = failed, 1
-
-    library.napping = ends
-    player.play(library.entries, mine, state)
-    fails = bool(checked and failed)
-    assert library.calls == ([] if fails else EXPECTED[:1])
-    assert state[[PLAYED, FAILED, ENDED]].tolist() == ([0, failed, 0] if fails else [2, 0, 1])
-    if fails:
-        assert "the transfer given as after= failed" in str(error_of(device.driver, mine, state))
-
-
 class Queues:
     """Two queues of lists, which a thread that is to stop plays until none is left; compiled, as it needs pointers."""
 
@@ -230,22 +175,6 @@ def test_a_long_list_leaves_the_driver_s_queue_room():
     assert made.count(1) == 3 * player.PACE
     assert [arguments for arguments in library.calls if arguments[0] == "cuEventQuery"] == [("cuEventQuery", 900)] * 2
     assert naps == [2 * player.PACE + 3]
-
-
-def test_a_wait_for_rows_ends_with_them_and_hurries_the_player(library):
-    state, naps = new_state(), []
-
-    def plays():
-        naps.append(int(state[HURRIED]))
-        state[PLAYED] += len(naps) == 3
-
-    library.napping = plays
-    assert not player.watch(library.entries, state, 1, 2, False)  # noqa: FBT003
-    assert naps == [0, 0]
-    assert player.watch(library.entries, state, 1, 9, True)  # noqa: FBT003
-    assert naps[2:] == [1]
-    state[ENDED] = 1
-    assert player.watch(library.entries, state, rows.LAST_ROW, 1, False)  # noqa: FBT003
 
 
 def test_all_files_number_the_words_of_rows_and_states_alike():

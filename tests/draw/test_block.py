@@ -5,7 +5,6 @@ from __future__ import annotations
 from itertools import pairwise, permutations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -67,36 +66,6 @@ def test_planes_of_a_padded_page():
     assert inner.caption == ("token x 2", ", 4 bytes each, no gaps, in k (v alike)", "one run")
 
 
-def test_eighty_layers_are_folded():
-    layout = spec("layer: kv block token head dim", {"layer": 80, "block": 4, "token": 16, "head": 2, "dim": 128})
-    picture = block_picture(layout.built, 3)
-    assert picture.heading[1] == "block 3: 655,360 bytes in 160 runs of 4,096 bytes, in 80 allocations"
-    first, fold, last = (cell for cell in picture.rows[0].cells if not cell.gap)
-    assert (first.name, fold.name, last.name) == ("layer 0", "78 more", "layer 79")
-    assert (fold.count, fold.content, fold.pale) == (78, 78 * 8192, True)
-    assert [row.caption[0] for row in picture.rows] == ["allocation x 80", "k and v", "token x 16", "head x 2"]
-
-
-def test_each_kind_of_layer_has_its_rows():
-    sizes = {"block": 4, "token": 2, "head": 2}
-    specs = [{"notation": "layer: block kv token head dim", "dtype": "uint8", "layers": layers, "address": start,
-              "sizes": {**sizes, "layer": len(layers), "dim": dim}}
-             for layers, dim, start in (([0, 1, 3], 4, 1 << 20), ([2, 5], 8, 1 << 30))]  # fmt: skip
-    layout = KVLayout.from_spec({"layouts": specs})
-    captions = ["".join(row.caption[:2]) for row in block_picture(layout.built).rows]
-    assert captions[0] == "allocation x 3, 32 bytes of the block in each, in layers 0-1,3"
-    assert "allocation x 2, 64 bytes of the block in each, in layers 2,5" in captions
-    shown = layout._repr_html_()
-    assert "<th>layers 0-1, 3</th><td>k, v: 2 heads of 4 bytes a token</td>" in shown
-    assert "<th>layers 2, 5</th><td>k, v: 2 heads of 8 bytes a token</td>" in shown
-
-
-def test_heads_in_allocations_of_their_own_are_named():
-    layout = spec("layer head: block token dim", {"layer": 2, "head": 4, "block": 4, "token": 2, "dim": 8})
-    names = [cell.name for cell in block_picture(layout.built).rows[0].cells if cell.name]
-    assert names == ["layer 0 head 0", "6 more", "layer 1 head 3"]
-
-
 # ---- laws ------------------------------------------------------------------------------------------------------------
 
 SIZES = {"layer": 5, "kv": 2, "block": 3, "token": 4, "head": 3, "dim": 4}
@@ -133,9 +102,3 @@ def test_all_content_is_drawn_and_gaps_are_what_is_between(order, pads, block):
             at += cell.nbytes
 
     walk(top(layout, block)[0].cells, mine[0])
-
-
-@pytest.mark.parametrize("block", [-1, 3])
-def test_a_block_that_is_not_there(block):
-    with pytest.raises(IndexError, match="blocks are 0 to 2"):
-        block_picture(spec("block dim", {"block": 3, "dim": 4}).built, block)

@@ -70,19 +70,3 @@ def test_nothing_lies_outside_the_page(pair):
         assert room <= width
         assert 0 < float(text.get("y")) <= height
         assert "…" not in text.text
-
-
-def test_eighty_layers_are_folded_with_their_axes_named():
-    """K and V of 80 layers, each layer an allocation, to a pool whose block is one run."""
-    src, dst = map(KVLayout.from_spec, (GPU, HOST))
-    root = ET.fromstring(kvplan.compile(src, dst).diagram())
-    told = [text.text for text in root.iter(f"{SVG}text")]
-    assert "160 x 8,192 B a unit; 12 drawn, 148 left out" in told
-    assert "160 x 8,192 B, apart, in 80 allocations" in told
-    assert "1 x 1,310,720 B, contiguous, in 1 allocation" in told
-    for label in ("layer of 80", "part of 2", "token of 16", "head of 2", "79", "0-15", "0-1", "+148"):
-        assert told.count(label) == 2, label
-    # Six allocations of the source are drawn, one of the destination; and one frame stands in the legend.
-    assert sum(box.get("class") == "kvplan-frame" for box in root.iter(f"{SVG}rect")) == 8
-    said = [title.text for title in root.iter(f"{SVG}title")]
-    assert any(one.startswith("layer 79, part v, token 0-15, head 0-1: 8,192 bytes from 0x") for one in said)

@@ -30,28 +30,6 @@ def coloured(root) -> list[tuple[str, float, float]]:
             if float(e.get("y")) == bottom]  # fmt: skip
 
 
-@pytest.mark.slow
-def test_a_block_of_four_ranks_becomes_pages_of_two():
-    """16 tokens of K: in NHD each token row of a page is two ranks' heads, in HND each page is two halves."""
-    root = ET.fromstring(kvplan.reshard(tp(SPLIT, 4, 8), tp(NHD, 2, 8)).diagram())
-    assert len(list(root.iter(f"{SVG}polygon"))) == 4 * 16
-    assert texts(root)[:2] == [
-        "4 ranks to 2 ranks: layer 0, k",
-        "above 1 block of each source, below 1 block of each destination",
-    ]
-    assert [text for text in texts(root) if "heads" in text] == [
-        f"heads {h}" for h in ("0-1", "2-3", "4-5", "6-7", "0-3", "4-7")
-    ]
-    # K of 16 tokens: each source has 2 heads of 128 numbers of 2 bytes, and each destination has those of two sources.
-    runs = [text for text in texts(root) if text.endswith("runs")]
-    assert runs == ["16 runs"] * 4 + ["32 runs"] * 2
-    ends = sorted(coloured(root), key=lambda end: end[1])
-    assert [colour for colour, _, _ in ends] == list(PALETTE[:2]) * 16 + list(PALETTE[2:4]) * 16
-    head_major = tp("layer: kv block head token dim", 4, 8)
-    root = ET.fromstring(kvplan.reshard(head_major, tp(HND, 2, 8)).diagram())
-    assert [colour for colour, _, _ in sorted(coloured(root), key=lambda end: end[1])] == list(PALETTE[:4])
-
-
 @pytest.mark.parametrize(
     ("name", "src", "dst"),
     [("tp4-to-tp2-nhd", SPLIT, NHD), ("tp4-to-tp2-hnd", "layer: kv block head token dim", HND)],

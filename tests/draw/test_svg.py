@@ -10,10 +10,7 @@ import pytest
 
 from kvplan import KVLayout
 from kvplan.draw.block import block_picture
-from kvplan.draw.notebook import layout_facts, text_html
-from kvplan.draw.page import table
 from kvplan.draw.svg import MARGIN, STYLE, WIDTH, svg
-from tests import unknown
 from tests.commands import ROOT, SPECS
 from tests.draw.drawn_layouts import CASES, PADDED_PAGE
 
@@ -84,39 +81,3 @@ def test_nothing_is_loaded_and_nothing_reaches_beyond_it(name):
 @pytest.mark.parametrize("name", PICTURES)
 def test_pictures_of_the_documentation_are_what_is_drawn(name):
     assert (ROOT / "docs" / "pictures" / f"{name}.svg").read_text(encoding="utf-8") == svg_of(PICTURES[name])
-
-
-# ---- notebooks -------------------------------------------------------------------------------------------------------
-
-
-def facts_of(layout):
-    rows = ET.fromstring(layout._repr_html_()).iter("tr")
-    return {row.find("th").text: row.find("td").text for row in rows}
-
-
-def test_a_notebook_says_what_inspect_says():
-    layout = unknown.padded_split_kv()
-    assert facts_of(layout) == layout_facts(layout) == {
-        "layout": "layer: kv block token head dim", "content": "uint8 on cuda:0, made-up addresses",
-        "layers": "2 (0-1)", "parts": "k, v", "heads": "2 (0-1)", "blocks": "3 of 4 tokens",
-        "a token": "64 bytes", "a block": "256 bytes", "all blocks": "768 bytes",
-        "padding": "192 bytes, 20 %\nbetween 192 bytes, block 64 bytes",
-        "contiguous": "a block is 4 extents of 64 bytes", "regions": "2 x 480 bytes", "seams": "none",
-    }  # fmt: skip
-    attention, state = map(facts_of, unknown.overlaid())
-    assert (attention["layers"], attention["heads"]) == ("2 (0, 2)", "no axis of heads")
-    assert (state["a token"], state["padding"]) == (
-        "none: blocks move whole",
-        "336 bytes, 21.9 %\nbetween 280 bytes, after 56 bytes, block 56 bytes",
-    )
-    # A part whose blocks move whole is of no one token: 16 bytes of each are the latent's.
-    index = {"notation": "block dim", "part": "index", "sizes": {"block": 2, "dim": 100}, "address": 1 << 20}
-    latent = {"notation": "block token dim", "dtype": "uint8", "sizes": {"block": 2, "token": 4, "dim": 16}}
-    assert facts_of(KVLayout.from_spec({"layouts": [latent, index]}))["a token"] == (
-        "16 bytes, without index: its blocks move whole"
-    )
-
-
-def test_names_are_escaped():
-    assert "<td>&lt;b&gt;&amp;</td>" in table([("parts", "<b>&")])
-    assert "<pre>&lt;b&gt;&amp;</pre>" in text_html("<b>&", "")

@@ -49,16 +49,3 @@ dst = np.zeros_like(src)
 program = kvplan.compile(*(kvplan.KVLayout.from_tensors("block dim", t) for t in (src, dst)))
 executor = kvplan.Executor(policy=kvplan.Policy(threads=int(sys.argv[1])))
 """
-
-
-WATCH = """
-import time
-compiled = []
-
-def perf_counter():
-    from kvplan.execute.host import memcpy
-    compiled.append(len(memcpy.copy.signatures))
-    return time.perf_counter()
-
-host.perf_counter = perf_counter
-"""

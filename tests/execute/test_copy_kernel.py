@@ -24,6 +24,7 @@ def _own_cache(tmp_path_factory):
         yield
 
 
+REGISTERS = 64 << 10  # of a multiprocessor
 TILES = {"load": 128 << 10, "store": 32 << 10, "least": 1 << 10}  # bytes; see kvplan.execute.gpu.kernel_path and Policy
 
 
@@ -44,17 +45,6 @@ def widths(ptx: str, instruction: str) -> set[int]:
     return made
 
 
-def test_widths_are_read_from_any_spelling():
-    ptx = """
-        ld.global.v2.b64 { %rd1, %rd2 }, [ %rd3 + 0 ];
-        @%p1 ld.global.L1::evict_last.v4.b32 { %r1, %r2, %r3, %r4 }, [ %rd1 ];
-        ld.global.L1::no_allocate.L2::cache_hint.b16 %rs1, [ %rd1 ], %rd2;
-        st.global.b8 [ %rd1 ], %rs1;
-    """
-    assert widths(ptx, "ld") == {16, 2}
-    assert widths(ptx, "st") == {1}
-
-
 @pytest.mark.parametrize("arch", [80, 90, 100])
 @pytest.mark.parametrize("word", WORDS)
 def test_words_travel_whole(word, arch):
@@ -70,25 +60,29 @@ def test_words_travel_whole(word, arch):
     assert not re.search(r"\b(ld|st)\.local", ptx)
 
 
+def used(image: bytes, folder: Path) -> dict[str, int]:
+    """Registers a thread, and bytes of stack and local memory."""
+    tool = cuobjdump()
+    if tool is None:
+        pytest.skip("this Triton comes without cuobjdump")
+    (folder / "kernel.cubin").write_bytes(image)
+    command = [tool, "-res-usage", folder / "kernel.cubin"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE).stdout
+    return {name: int(number) for name, number in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", said)}
+
+
 @pytest.mark.parametrize("longest", [512, 2048, 1 << 20])
 @pytest.mark.parametrize("tile", TILES.values(), ids=TILES)
 @pytest.mark.parametrize("arch", [80, 90, 100])
 def test_the_widest_variants_spill_nothing_that_is_copied(arch, tile, longest, tmp_path):
     from kvplan.execute.gpu.kernel import compile_kernel
 
-    tool = cuobjdump()
-    if tool is None:
-        pytest.skip("this Triton comes without cuobjdump")
-    image, shape = tmp_path / "kernel.cubin", shape_of(16, longest, tile)
-    image.write_bytes(compile_kernel(shape, arch).image)
-    said = subprocess.run(
-        [tool, "-res-usage", image], capture_output=True, text=True, check=True, timeout=PATIENCE
-    ).stdout
-    found = dict(re.findall(r"\b(REG|STACK|LOCAL):(\d+)", said))
-    assert int(found["REG"]) * 32 * shape.warps <= 64 << 10, "a multiprocessor has so many registers"
+    shape = shape_of(16, longest, tile)
+    found = used(compile_kernel(shape, arch).image, tmp_path)
+    assert found["REG"] * 32 * shape.warps <= REGISTERS
     # Three numbers that are needed but once a tile may wait in local memory; what is copied may not.
-    assert int(found["STACK"]) <= 24
-    assert found["LOCAL"] == "0"
+    assert found["STACK"] <= 24
+    assert found["LOCAL"] == 0
 
 
 @pytest.mark.parametrize("route", ["device", "push", "pull"])
@@ -102,20 +96,10 @@ def test_narrow_programs_share_a_multiprocessor(arch, longest, route, tmp_path):
     size = BESIDE_KERNELS[route]
     shape = shape_of(16, longest, size.tile, size.warps)
     assert shape.warps == 4
-    made = compile_kernel(shape, arch)
-    assert widths(made.ptx, "st") == {16}
-    tool = cuobjdump()
-    if tool is None:
-        pytest.skip("this Triton comes without cuobjdump")
-    image = tmp_path / "kernel.cubin"
-    image.write_bytes(made.image)
-    said = subprocess.run(
-        [tool, "-res-usage", image], capture_output=True, text=True, check=True, timeout=PATIENCE
-    ).stdout
-    found = dict(re.findall(r"\b(REG|STACK):(\d+)", said))
+    found = used(compile_kernel(shape, arch).image, tmp_path)
     programs = 6 if longest > 512 and arch > 80 else 4  # short rows need an address for each word
-    assert int(found["REG"]) * 32 * shape.warps * programs <= 64 << 10, "a multiprocessor has so many registers"
-    assert found["STACK"] == "0"
+    assert found["REG"] * 32 * shape.warps * programs <= REGISTERS
+    assert found["STACK"] == 0
 
 
 def cuobjdump() -> Path | None:
@@ -123,15 +107,3 @@ def cuobjdump() -> Path | None:
 
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     return tool if tool.exists() else None
-
-
-def test_a_compiled_kernel_says_what_its_launch_needs():
-    from kvplan.execute.gpu.kernel import compile_kernel
-
-    shape = variant(16)
-    made = compile_kernel(shape, 90)
-    assert made.image[:4] == b"\x7fELF"
-    assert f".entry {made.name}(" in made.ptx
-    assert made.threads == 1024
-    assert made.shared == 0
-    assert compile_kernel(shape, 90) is made

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 import kvplan
 from kvplan import KVLayout, TransferError
 from kvplan.execute.host import memcpy, tasks
-from tests.execute.host_processes import EXITS, WATCH, Broken, pair, python
-from tests.patience import once, takes_no_more
+from tests.execute.host_processes import EXITS, Broken, pair, python
 from tests.profiles import examples
 
 
@@ -39,43 +38,6 @@ def test_a_transfer_s_life():
     assert result.seconds >= 0
     assert (dst[[5, 6]] == src[[1, 2]]).all()
     assert not dst[[0, 1, 2, 3, 4, 7]].any()
-
-
-def test_transfers_run_in_the_order_of_their_submits():
-    src, dst, program = pair(num_blocks=64)
-    gate = threading.Event()
-    with kvplan.Executor(policy=kvplan.Policy(threads=2)) as executor:
-        flying = [executor.submit(program.plan([0], [9]), after=gate)]
-        flying += [executor.submit(program.plan([k], [9])) for k in range(1, 64)]
-        assert not any(transfer.done() for transfer in flying)
-        gate.set()
-        assert sum(transfer.result().nbytes for transfer in flying) == 64 * 256
-    assert (dst[9] == src[63]).all()
-
-
-def test_close_drains_and_may_be_called_twice():
-    src, dst, program = pair()
-    gate = threading.Event()
-    executor = kvplan.Executor()
-    flying = [executor.submit(program.plan([k], [k]), after=gate) for k in range(16)]
-    once(lambda: takes_no_more(executor), gate.set)
-    executor.close()
-    assert all(transfer.done() for transfer in flying)
-    assert (dst == src).all()
-    executor.close()
-
-
-def test_a_transfer_waits_for_another_executor_s():
-    src, _, program = pair()
-    _, last, onward = pair()
-    onward = kvplan.compile(program.dst, onward.dst)
-    gate = threading.Event()
-    with kvplan.Executor() as one, kvplan.Executor() as two:
-        first = one.submit(program.plan([3], [4]), after=gate)
-        second = two.submit(onward.plan([4], [5]), after=first)
-        gate.set()
-        second.synchronize()
-    assert (last[5] == src[3]).all()
 
 
 def test_a_failure_belongs_to_its_transfer():
@@ -113,22 +75,6 @@ def test_memory_lives_until_its_transfer_is_done():
         executor.submit(kvplan.compile(*other).plan([0], [0])).synchronize()
         gc.collect()
         assert alive() is None
-
-
-def test_many_threads_submit_at_once():
-    src, dst, program = pair(num_blocks=400)
-    with kvplan.Executor(policy=kvplan.Policy(threads=2)) as executor:
-
-        def work(first):
-            for k in range(first, first + 100):
-                executor.submit(program.plan([k], [399 - k])).synchronize()
-
-        threads = [threading.Thread(target=work, args=(100 * k,)) for k in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert (dst == src[::-1]).all()
 
 
 def test_large_transfers_are_shared_out_and_arrive_whole():
@@ -176,32 +122,6 @@ def test_streaming_copies_are_the_plain_ones(nbytes, src_at, dst_at, streaming, 
     expected = np.full(4096, 0xEE, np.uint8)
     expected[dst_at : dst_at + nbytes] = src[src_at : src_at + nbytes]
     np.testing.assert_array_equal(dst, expected)
-
-
-@pytest.mark.slow
-def test_the_loops_are_loaded_before_the_copying_is_timed(tmp_path):
-    code = """
-executor.prepare()
-assert "kvplan.execute.host.memcpy" in sys.modules
-from kvplan.execute.host import memcpy
-assert memcpy.copy.signatures
-executor.submit(program.plan(range(64), range(64))).synchronize()
-long = kvplan.compile(*(kvplan.KVLayout.from_tensors("block dim", t.reshape(4, -1)) for t in (src, dst)))
-executor.submit(long.plan(range(4), range(4))).synchronize()
-assert compiled == [1] * 4
-"""
-    assert python(EXITS + WATCH + code, "2", NUMBA_CACHE_DIR=str(tmp_path)) == (0, "at exit True\n", "")
-
-
-@pytest.mark.slow
-def test_a_first_transfer_at_once_is_timed_without_compiling(tmp_path):
-    code = """
-executor.submit(program.plan([0], [0])).synchronize()
-[before, after] = compiled
-assert before == after == 1, compiled
-executor.submit(program.plan(range(64), range(64))).synchronize()
-"""
-    assert python(EXITS + WATCH + code, "2", NUMBA_CACHE_DIR=str(tmp_path)) == (0, "at exit True\n", "")
 
 
 @pytest.mark.slow

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from itertools import pairwise
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,10 +21,8 @@ from kvplan import KVPlanError, PathError, TransferError
 from kvplan.execute import stats as tally
 from kvplan.execute.stats import BUCKETS, ExecutorStats, FlowStats, Tally
 from kvplan.execute.transfer import TransferResult
-from tests.contract.gpu.caches import way
-from tests.contract.gpu.machines import Simulated
-from tests.execute.host_processes import Broken, pair, python
-from tests.patience import PATIENCE, until
+from tests.execute.host_processes import Broken, pair
+from tests.patience import until
 
 FLOW_LABELS = {"executor": "a", "path": "host", "direction": "host"}
 
@@ -66,20 +63,6 @@ def test_stats_go_to_another_process():
     stats = pickle.loads(pickle.dumps(made.stats()))
     assert stats == made.stats()
     assert stats.flows == {("kernel", "load"): FlowStats(1, 5, 0.5, 1, 1, (0,) * 14 + (1,) + (0,) * 5)}
-
-
-def test_what_is_in_flight_is_counted():
-    _, _, program = pair()
-    gate = threading.Event()
-    with kvplan.Executor() as executor:
-        assert executor.stats().in_flight == 0
-        held = executor.submit(program.plan([1], [1]), after=gate)
-        executor.submit(program.plan([2], [2]))
-        executor.submit(program.plan([3], [3]), after=gate, priority="high")
-        assert executor.stats().in_flight == 3
-        held.cancel()
-        gate.set()
-    assert executor.stats().in_flight == 0
 
 
 # Metrics.
@@ -162,21 +145,6 @@ def test_a_collector_keeps_no_executor_alive(registry):
     assert registry.get_sample_value("kvplan_in_flight", {"executor": "a"}) is None
 
 
-def test_registering_asks_no_executor(registry):
-    asked = []
-    registry.register(collector({"a": lambda: asked.append(1) or ExecutorStats()}))
-    assert asked == []
-    with pytest.raises(ValueError, match="Duplicated timeseries"):
-        registry.register(collector({}))
-
-
-def test_what_is_no_source(registry):
-    with kvplan.Executor() as executor, pytest.raises(KVPlanError, match=r"give executor\.stats, not called"):
-        collector({"a": executor.stats()})
-    with pytest.raises(KVPlanError, match=r"sources is a type; give a mapping, such as \{'cpu': executor\.stats\}"):
-        collector(ExecutorStats)
-
-
 def test_without_the_client_there_are_no_metrics(monkeypatch):
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(KVPlanError, match=r"pip install prometheus-client"):
@@ -210,31 +178,6 @@ def test_failures_are_warned_of_at_most_so_often(caplog, monkeypatch):
     assert executor.stats().failed == 6
 
 
-def test_a_gpu_s_failures_are_warned_of(caplog):
-    with Simulated() as gpu:
-        executor, moves = gpu.executor("kernel"), way(gpu, "load")
-        gpu.driver.fail("cuLaunchKernelEx")
-        with pytest.raises(TransferError, match="cuLaunchKernelEx"):
-            executor.submit(moves.program.plan([1], [2]))
-    (record,) = (record for record in caplog.records if record.levelno >= logging.WARNING)
-    assert (record.kvplan_path, record.kvplan_direction) == ("kernel", "load")
-
-
-def test_a_filter_that_raises_holds_up_no_transfer():
-    def raises(record: logging.LogRecord) -> bool:
-        raise RuntimeError(record.getMessage())
-
-    logger, (_, _, program) = logging.getLogger("kvplan.execute"), pair()
-    logger.addFilter(raises)
-    try:
-        with kvplan.Executor() as executor:
-            with pytest.raises(TransferError):
-                executor.submit(program.plan([1], [2]), after=Broken()).synchronize(PATIENCE)
-            executor.submit(program.plan([1], [2])).synchronize(PATIENCE)
-    finally:
-        logger.removeFilter(raises)
-
-
 def test_the_life_of_an_executor_is_information_and_submits_are_for_debugging(caplog):
     _, _, program = pair()
     with caplog.at_level(logging.DEBUG, "kvplan"), kvplan.Executor() as executor:
@@ -245,20 +188,6 @@ def test_the_life_of_an_executor_is_information_and_submits_are_for_debugging(ca
         ("DEBUG", "submit Plan(host of 1 units, 256 bytes), priority high"),
         ("INFO", "executor of cpu closed"),
     ]
-
-
-@pytest.mark.slow
-def test_importing_installs_no_handler():
-    code = """
-import logging
-before = list(logging.root.handlers)
-import kvplan, kvplan.execute.executor
-assert logging.root.handlers == before
-names = [name for name in logging.root.manager.loggerDict if name.split(".")[0] == "kvplan"]
-assert "kvplan.execute" in names
-assert all(not logging.getLogger(name).handlers and logging.getLogger(name).level == 0 for name in names)
-"""
-    assert python(code) == (0, "", "")
 
 
 # Ranges.
@@ -291,12 +220,3 @@ def test_each_submit_is_a_range(monkeypatch):
         executor.submit(program.plan([1, 4], [1, 2])).synchronize()
         executor.submit(program.plan([1], [1]), priority="high").synchronize()
     assert seen == ["kvplan: host 2 units, 512 bytes", "end", "kvplan: host 1 units, 256 bytes", "end"]
-
-
-def test_ranges_of_nvtx_itself(monkeypatch):
-    pytest.importorskip("nvtx", reason="pip install nvtx")
-    monkeypatch.setenv("KVPLAN_NVTX", "1")
-    src, dst, program = pair()
-    with kvplan.Executor() as executor:
-        executor.submit(program.plan([1], [2])).synchronize()
-    np.testing.assert_array_equal(dst[2], src[1])

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 import kvplan
 from kvplan import KVLayout, TransferError
-from tests.execute.host_processes import EXITS, pair, python
-from tests.patience import PATIENCE, takes_no_more, until
+from tests.execute.host_processes import pair
+from tests.patience import PATIENCE, until
 from tests.profiles import examples
 
 BLOCKS = 6
@@ -63,33 +63,6 @@ def test_a_normal_one_that_has_begun_pauses_for_a_high_one():
         until(pauses)  # unless this thread is too slow
 
 
-def test_high_ones_keep_their_order(executor, gate):
-    src, dst, program = pair()
-    held = executor.submit(program.plan([1], [1]), after=gate, priority="high")
-    behind = executor.submit(program.plan([2], [2]), priority="high")
-    normal = executor.submit(program.plan([3], [3]))
-    normal.synchronize(PATIENCE)  # nothing of the high ones is copied, so that it need not wait
-    assert not held.done()
-    assert not behind.done()
-    gate.set()
-    behind.synchronize(PATIENCE)
-    assert (dst[1:4] == src[1:4]).all()
-
-
-@pytest.mark.parametrize("first", ["normal", "high"])
-def test_one_that_names_one_of_the_other_priority_follows_it(executor, gate, first):
-    src, dst, program = pair()
-    second = {"normal": "high", "high": "normal"}[first]
-    one = executor.submit(program.plan([1], [5]), after=gate, priority=first)
-    other = executor.submit(program.plan([2], [5]), after=one, priority=second)
-    with pytest.raises(TransferError, match="has not finished"):
-        other.synchronize(0.02)
-    gate.set()
-    for transfer in (one, other):
-        transfer.synchronize(PATIENCE)
-    assert (dst[5] == src[2]).all()
-
-
 def cancelled(transfer):
     """It is done, touched nothing, and says so."""
     assert transfer.done()
@@ -120,20 +93,6 @@ def test_one_that_waits_for_what_never_comes_is_taken_back_and_those_behind_go_o
     assert (executor.stats().transfers, executor.stats().cancelled, executor.stats().failed) == (3, 2, 0)
 
 
-def test_one_in_the_queue_is_taken_back(executor, gate):
-    src, dst, program = pair()
-    first = executor.submit(program.plan([1], [1]), after=gate)
-    second = executor.submit(program.plan([2], [2]))
-    third = executor.submit(program.plan([3], [3]))
-    assert second.cancel()
-    cancelled(second)
-    assert not first.done()
-    gate.set()
-    third.synchronize(PATIENCE)
-    assert (dst[[1, 3]] == src[[1, 3]]).all()
-    assert not dst[2].any()
-
-
 def test_what_named_a_cancelled_one_fails(executor, gate):
     _, dst, program = pair()
     first = executor.submit(program.plan([1], [1]), after=gate)
@@ -142,86 +101,6 @@ def test_what_named_a_cancelled_one_fails(executor, gate):
     with pytest.raises(TransferError, match="failed: transfer of 256 bytes was cancelled"):
         second.synchronize(PATIENCE)
     assert not dst.any()
-
-
-def test_an_after_may_close_an_executor_that_has_high_ones(gate):
-    src, dst, program = pair()
-    executor = kvplan.Executor()
-
-    class Closes:
-        def wait(self):
-            gate.wait(PATIENCE)
-            executor.close()
-
-    high = executor.submit(program.plan([2], [2]), priority="high")
-    transfer = executor.submit(program.plan([1], [1]), after=Closes())
-    behind = executor.submit(program.plan([3], [3]), priority="high")
-    gate.set()
-    for one in (high, transfer, behind):
-        one.synchronize(PATIENCE)
-    executor.close()
-    assert (dst[1:4] == src[1:4]).all()
-
-
-def test_a_close_waits_for_high_ones_too(gate):
-    src, dst, program = pair()
-    executor = kvplan.Executor()
-    executor.submit(program.plan([1], [1]), after=gate, priority="high")
-    waiting = executor.submit(program.plan([2], [2]), after=gate)
-    closing = threading.Thread(target=executor.close)
-    closing.start()
-    until(lambda: takes_no_more(executor))
-    waiting.cancel()  # the close waits for a runner that is relieved
-    with pytest.raises(TransferError, match="is closed"):
-        executor.submit(program.plan([1], [1]), priority="high")
-    gate.set()
-    closing.join(PATIENCE)
-    assert not closing.is_alive()
-    assert (dst[1] == src[1]).all()
-    assert not dst[2].any()
-
-
-def test_a_close_beside_a_cancel_waits_for_those_behind():
-    src, dst, program = pair()
-    executor = kvplan.Executor()
-    waiting = executor.submit(program.plan([1], [1]), after=threading.Event())
-    behind = executor.submit(program.plan([2], [2]))
-    seen = []
-
-    def close():
-        executor.close()
-        seen.append(behind.done())
-
-    closing = threading.Thread(target=close)
-    closing.start()
-    closing.join(0.05)  # as far as it comes
-    assert waiting.cancel()
-    closing.join(PATIENCE)
-    assert seen == [True]
-    assert (dst[2] == src[2]).all()
-
-
-@pytest.mark.slow
-def test_an_exit_does_not_wait_for_what_was_taken_back():
-    code = """
-first = executor.submit(program.plan(range(64), range(64)), priority="high")
-held = executor.submit(program.plan([1], [2]), after=threading.Event())
-assert held.cancel()
-"""
-    assert python(EXITS + code, "2") == (0, "at exit True\n", "")
-
-
-@pytest.mark.slow
-def test_an_exit_gives_up_high_ones_that_wait():
-    code = """
-backend.EXIT_SECONDS = 2.0
-executor.submit(program.plan(range(64), range(64)))
-held = executor.submit(program.plan([1], [2]), after=threading.Event(), priority="high")
-executor.submit(program.plan([1], [2]), after=held)
-"""
-    rc, out, err = python(EXITS + code, "2", warnings="default")
-    assert (rc, out) == (0, "at exit True\n")
-    assert "RuntimeWarning: at exit, 2 transfers were given up" in err
 
 
 # The law: the end is that of the order of submits, of each priority by itself; cancelled ones touch no byte.

@@ -7,11 +7,10 @@ import itertools
 import pytest
 import torch
 
-from kvplan.errors import PathError
 from kvplan.measure import baselines
 from kvplan.measure.bench import Run
 from kvplan.measure.grid import Bench, paths_of, routes_of, usual
-from kvplan.measure.rig import Aside, Line
+from kvplan.measure.rig import Line
 from kvplan.measure.workload import DIRECTIONS, HOSTS, Buffers, Geometry, work
 
 DEVICE = "cuda:0"
@@ -37,34 +36,6 @@ def test_every_path_and_baseline_alone_and_beside_decode():
     for row in found:
         assert row.broken or row.gbps > 0
         assert row.beside == "idle" or row.broken or row.slowdown > 0
-
-
-@pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.parametrize("host", HOSTS)
-def test_baselines_move_every_byte_of_many_runs(direction, host):
-    """More descriptors than a batch takes in one call."""
-    buffers = Buffers(32 << 20, DEVICE, 64 << 20)
-    many = work(buffers, Geometry(direction, host, 512, 40_000, 40))
-    few = work(buffers, Geometry(direction, host, 8192, 960, 40))
-    for name, maker in baselines.makers(Line(DEVICE)).items():
-        for moved in (many, few):
-            try:
-                baseline = maker(moved)
-            except PathError as error:
-                assert name == baselines.BATCH or (moved is many and "more than 8,192" in str(error))  # noqa: PT017
-                continue
-            baseline.verify()
-            result = baseline.begin().result()
-            assert result.nbytes == moved.plan.nbytes
-            assert result.seconds > 0
-
-
-def test_baselines_by_a_thread_of_their_own():
-    moved = work(Buffers(8 << 20, DEVICE), Geometry("load", "contiguous", 4096, 640, 64))
-    with Aside() as aside:
-        for maker in baselines.makers(Line(DEVICE)).values():
-            baseline = maker(moved)
-            moved.verify("aside", lambda baseline=baseline: aside.begin(baseline.begin).synchronize())
 
 
 PEERS = [DEVICE, pytest.param("cuda:1", marks=pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU"))]

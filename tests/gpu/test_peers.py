@@ -1,17 +1,13 @@
-"""Two real GPUs: they reach each other, and access is enabled in the context of the one that asks."""
+"""Two real GPUs: what is told of their links, without a context of theirs."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from kvplan.cuda.device import Device
-from kvplan.cuda.driver import ACCESS_FLAGS, MEMORY_TYPE
 from kvplan.cuda.peers import link_between, links
 from kvplan.measure.doctor import examine, gather
 from tests.commands import python
-
-READ_AND_WRITE = 3
 
 pytestmark = [
     pytest.mark.gpu,
@@ -53,60 +49,3 @@ def test_asking_opens_no_context():
     """A context takes hundreds of MB of a GPU's memory."""
     done = python("-c", ASK)
     assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize(("gpu", "peer"), [(0, 1), (1, 0)])
-def test_a_peer_is_enabled(gpu, peer):
-    if not link_between(gpu, peer).reachable:
-        pytest.skip(link_between(gpu, peer).why)
-    tensor = torch.zeros(1 << 20, dtype=torch.uint8, device=f"cuda:{peer}")
-    device = Device(gpu)
-    assert [device.enable_peer(peer), device.enable_peer(peer), Device(gpu).enable_peer(peer)] == [""] * 3
-    with device.current():
-        assert device.pointer(tensor.data_ptr(), ACCESS_FLAGS) == READ_AND_WRITE
-        assert device.pointer(tensor.data_ptr(), MEMORY_TYPE) == 2  # of a GPU
-        own = torch.full((1 << 20,), 7, dtype=torch.uint8, device=f"cuda:{gpu}")
-        for ordinal in (gpu, peer):  # both are filled before the copy
-            torch.cuda.synchronize(ordinal)
-        stream, event = device.stream(), device.event()
-        device.copy(tensor.data_ptr(), own.data_ptr(), 1 << 20, stream)
-        device.record(event, stream)
-        device.driver.check("cuEventSynchronize", device.driver.cuEventSynchronize(event))
-    assert bool((tensor == 7).all())
-
-
-CAPTURE = """
-import threading
-
-import torch
-
-from kvplan.cuda.device import Device
-
-tensor, device, answers = torch.zeros(1 << 10, device="cuda:0"), Device(0), []
-graph = torch.cuda.CUDAGraph()
-torch.cuda.synchronize()
-with torch.cuda.graph(graph, capture_error_mode="global"):
-    tensor.add_(1)
-    thread = threading.Thread(target=lambda: answers.append(device.enable_peer(1)))
-    thread.start()
-    thread.join()
-    tensor.add_(1)
-graph.replay()
-torch.cuda.synchronize()
-assert answers == [""], answers
-assert float(tensor[0]) == 2
-"""
-
-
-def test_a_peer_is_enabled_while_another_thread_captures():
-    if not link_between(0, 1).reachable:
-        pytest.skip(link_between(0, 1).why)
-    done = python("-c", CAPTURE)  # a fresh process, in which no pair is enabled
-    assert done.returncode == 0, done.stderr
-
-
-def test_gpus_that_are_not_there():
-    missing = torch.cuda.device_count()
-    why = f"there is no CUDA device {missing}; {missing} are visible"
-    assert Device(0).enable_peer(missing) == f"cuda:0 cannot reach the memory of cuda:{missing}: {why}"
-    assert link_between(0, missing).why == why

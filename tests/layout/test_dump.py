@@ -1,17 +1,15 @@
-"""Dumps: what is saved and read back is the same layout, and what is no dump is one clear error."""
+"""Dumps: what is saved and read back is the same layout, however large."""
 
 from __future__ import annotations
 
-import copy
 import json
 from pathlib import Path
 
 import numpy as np
 from hypothesis import given
-from hypothesis import strategies as st
 
 import kvplan
-from kvplan import KVLayout, KVPlanError
+from kvplan import KVLayout
 from kvplan.layout.dump import document_of, text_of
 from kvplan.memory.reserve import reserve
 from tests.commands import hold
@@ -68,15 +66,6 @@ def test_the_document_of_a_split_cache():
     hold(Path(__file__).parent / "snapshots" / "split-cache.json", text_of(padded_split_kv().built))
 
 
-def test_a_dump_of_a_spec_has_made_up_addresses(tmp_path):
-    spec = KVLayout.from_spec({"notation": "block token dim", "sizes": {"block": 8, "token": 4, "dim": 16}})
-    spec.save(tmp_path / "a.json")
-    read = KVLayout.from_spec(tmp_path / "a.json")
-    assert (spec.addresses, read.addresses, read.virtual) == ("spec", "spec", True)
-    read.save(tmp_path / "b.json")
-    assert (tmp_path / "b.json").read_text() == (tmp_path / "a.json").read_text()
-
-
 def test_views_of_a_dump_keep_its_addresses():
     read = KVLayout.from_spec(document_of(padded_split_kv().built) | {"virtual": False})
     assert read.slice(layers=read.layers[:1]).addresses == "dump"
@@ -87,44 +76,18 @@ def test_views_of_a_dump_keep_its_addresses():
     assert reserve(read).addresses == "memory"
 
 
-# ---- what is no dump -----------------------------------------------------------------------------------------------
+SIZES = {"layer": 3, "block": 8, "token": 4, "head": 2, "dim": 16}
 
 
-def at(document, *where):
-    for key in where[:-1]:
-        document = document[key]
-    return document, where[-1]
+def spec(notation="layer: kv block token head dim", **sizes):
+    return {"notation": notation, "sizes": SIZES | sizes}
 
 
-def keys_of(value, *where):
-    if isinstance(value, dict):
-        for key, item in value.items():
-            yield (*where, key)
-            yield from keys_of(item, *where, key)
-    elif isinstance(value, list):
-        for k, item in enumerate(value):
-            yield from keys_of(item, *where, k)
-
-
-JUNK = st.one_of(
-    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.just([]), st.just({}),
-    st.lists(st.integers(-2, 300), max_size=3), st.sampled_from([2**31, 2**62, 2**63 - 1, 2**63, 2**64]),
-)  # fmt: skip
-
-
-@examples(300)
-@given(data=st.data())
-def test_junk_anywhere_is_an_error_of_ours_or_a_layout(data):
-    broken = copy.deepcopy(document_of(padded_split_kv().built))
-    places = [*keys_of(broken), ("components", 0, "block", 0), ("components", 0, "held", 0, "layers", 1)]
-    for where in data.draw(st.lists(st.sampled_from(places), min_size=1, max_size=2, unique=True)):
-        try:
-            table, key = at(broken, *where)
-            table[key] = data.draw(JUNK)
-        except (TypeError, KeyError, IndexError):  # inside what was replaced before
-            continue
-    try:
-        layout = KVLayout.from_spec(broken)
-    except KVPlanError:
-        return
-    assert text_of(layout.built)
+def test_large_caches_of_the_field_are_within():
+    big = KVLayout.from_spec(spec(layer=128, block=10**6, token=64, head=256, dim=128))
+    assert (len(big.components), big.num_blocks) == (256, 10**6)
+    one = KVLayout.from_spec(spec("layer block kv token head dim", layer=80, block=1, token=1 << 20, head=8))
+    assert kvplan.compile(one, one).runs == 1
+    regions = KVLayout.from_spec(spec("block: layer kv token head dim", block=5000, layer=80))
+    assert len(regions.regions) == 5000
+    assert KVLayout.from_spec(json.loads(json.dumps(document_of(regions.built)))) == regions

@@ -100,12 +100,6 @@ def test_merged_parts_and_layers():
     assert len(merged.regions) == 3
 
 
-def test_scales_beside_k_and_v_have_names_of_their_own():
-    scale = KVLayout.from_tensors("block kv token head", np.zeros((4, 2, 16, 8), np.float32), part="scale")
-    assert scale.parts == ("k_scale", "v_scale")
-    assert scale.block_nbytes == 2 * 16 * 8 * 4
-
-
 def test_blocks_in_allocations_of_their_own():
     blocks = [np.zeros((2, 2, 4, 1, 8), np.uint8) for _ in range(5)]
     layout = KVLayout.from_tensors("block: layer kv token head dim", blocks)
@@ -134,27 +128,6 @@ def test_specs_from_a_mapping_toml_and_json(tmp_path):
     assert one.address(layer=0, part="kv", block=1) - one.address(layer=0, part="kv", block=0) == 37_440
     assert one.virtual
     assert one.device == "cuda:0"
-
-
-def test_a_spec_of_several_layouts_is_merged():
-    scale = {"notation": "layer: block token", "dtype": "fp32", "part": "scale",
-             "sizes": {"layer": 61, "block": 1000, "token": 64}, "device": "cuda:0"}  # fmt: skip
-    merged = KVLayout.from_spec({"layouts": [SPEC, scale]})
-    assert merged.parts == ("kv", "scale")
-    assert merged.block_nbytes == 61 * (37_376 + 256)
-
-
-def test_parts_of_a_spec_whose_addresses_interleave_share_an_allocation():
-    """Pages of 96 bytes: 64 of `a`, then 32 of `b`; 4 blocks, and a part of its own behind them."""
-    page = [
-        {"notation": "block token dim", "dtype": "uint8", "part": part, "address": 4096 + start,
-         "sizes": {"block": 4, "token": 2, "dim": dim}, "strides": [96, dim, 1]}
-        for part, dim, start in (("a", 32, 0), ("b", 16, 64))
-    ]  # fmt: skip
-    alone = {"notation": "block token dim", "dtype": "uint8", "part": "c", "sizes": {"block": 4, "token": 2, "dim": 8}}
-    regions = KVLayout.from_spec({"layouts": [*page, alone]}).regions
-    # The third part begins at the next 2 MiB behind the page, as every entry without an address does.
-    assert [(one.address, one.nbytes) for one in regions] == [(4096, 4 * 96), (2 << 20, 64)]
 
 
 @pytest.mark.parametrize(
@@ -208,37 +181,12 @@ def test_pin_without_a_gpu_says_so(monkeypatch, caplog):
         assert why in caplog.text
 
 
-def test_one_read_only_view_makes_an_allocation_read_only():
-    memory = np.zeros((2, 4, 8), np.int8)
-    frozen = memory[1]
-    frozen.setflags(write=False)
-    layout = KVLayout.from_tensors("layer: block dim", [memory[0], frozen])
-    assert not layout.writable
-    assert KVLayout.from_tensors("layer: block dim", list(memory)).writable
-
-
 def test_parts_without_heads_are_kept_whole_by_a_slice_of_heads():
     kv = KVLayout.from_tensors("block token head dim", np.zeros((4, 8, 6, 2), np.int8))
     index = KVLayout.from_tensors("block token dim", np.zeros((4, 8, 132), np.int8), part="index")
     part = KVLayout.merge([kv, index]).slice(heads=range(2, 4))
     assert part.block_nbytes == 8 * (2 * 2 + 132)
     assert part.slice(parts="index").block_nbytes == 8 * 132
-
-
-def test_separate_blocks_of_one_allocation_may_interleave():
-    memory = np.zeros((3, 5, 8), np.int8)  # layer, block, dim: blocks are columns
-    columns = [memory[:, k] for k in (4, 0, 2)]
-    layout = KVLayout.from_tensors("block: layer dim", columns)
-    assert layout.address(layer=2, part="kv", block=1) == memory[2, 0].ctypes.data
-    with pytest.raises(kvplan.LayoutError, match=r"of block 0 and .* of block 2 overlap"):
-        KVLayout.from_tensors("block: layer dim", [memory[:, 1], memory[:, 3], memory[:, 1]])
-
-
-def test_views_whose_allocations_nest():
-    memory = np.zeros(4096, np.int8)
-    outer, inner = torch.from_numpy(memory)[2048:3072], torch.from_numpy(memory[512:1536])
-    layout = KVLayout.from_tensors("layer: block token dim", [outer.view(4, 4, 64), inner.view(4, 4, 64)])
-    assert layout.address(layer=1, part="kv") == memory[512:].ctypes.data
 
 
 class Pinned(Tensor):

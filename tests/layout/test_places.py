@@ -7,12 +7,11 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvplan import KVLayout, locate
+from kvplan import locate
 from kvplan.layout.inverse import Row
 from kvplan.layout.strides import extent, offset
 from tests.profiles import examples
 from tests.strategies import cases, layout_of
-from tests.unknown import GPU, mla_656, padded_split_kv
 
 
 def coordinates(layout):
@@ -92,86 +91,3 @@ def test_a_range_is_folded_without_loss(case, data):
     assert sorted(held, key=str) == sorted((known[address] for address in asked if address in known), key=str)
     assert sum(place.nbytes for place in places if place.kind != "content") == nbytes - len(held)
     assert all(str(place) for place in places)
-
-
-def words(layout, address, nbytes=1):
-    return [str(place) for place in locate(layout, address, nbytes)]
-
-
-def test_a_split_cache_with_padded_pages():
-    layout = padded_split_kv()
-    assert words(layout, GPU + 80 + 16 + 8 + 3) == ["layer 0 k, block 1, token 1 (of 4), head 1 (of 2), byte 3 (of 8)"]
-    assert words(layout, GPU + 256, 64) == ["layer 0 v, block 0, all 4 tokens, all 2 heads, all 8 bytes"]
-    assert words(layout, GPU + 80 + 16, 32) == ["layer 0 k, block 1, tokens 1-2 (of 4), all 2 heads, all 8 bytes"]
-    assert words(layout, GPU + 64 + 4) == [
-        "1 byte of padding, 4 bytes after block 0 of layer 0 k, 12 bytes before block 1"
-    ]
-    assert words(layout, GPU + 3 * 80 - 16, 32) == [
-        "32 bytes of padding, right after block 2 of layer 0 k, 32 bytes before block 0 of layer 0 v"
-    ]
-    assert words(layout, GPU, 160) == [
-        "layer 0 k, blocks 0-1, all 4 tokens, all 2 heads, all 8 bytes",
-        "32 bytes of padding in 2 gaps, the first right after block 0 of layer 0 k, 16 bytes before block 1",
-    ]
-
-
-def test_rows_of_656_bytes():
-    layout = mla_656()
-    assert words(layout, GPU + 2816 + 704 + 512, 16) == ["layer 0 kv, block 1, token 1 (of 4), bytes 512-527 (of 656)"]
-    assert words(layout, GPU + 656, 48) == [
-        "48 bytes of padding, right after token 0 of block 0 of layer 0 kv, 48 bytes before token 1"
-    ]
-    assert words(layout, GPU + 3 * 704 + 700) == [
-        "1 byte of padding, 44 bytes after block 0 of layer 0 kv, 4 bytes before block 1"
-    ]
-    region = layout.regions[0]
-    assert words(layout, region.end, 2) == ["2 bytes outside all regions; the nearest, region 0, ends right before"]
-    assert words(layout, GPU - 100, 2) == ["2 bytes outside all regions; the nearest, region 0, begins 98 bytes after"]
-    assert words(layout, layout.regions[1].address - 1) == [
-        "1 byte outside all regions; the nearest, region 1, begins right after"
-    ]
-    assert words(layout, region.end - 1, 2) == [
-        "layer 0 kv, block 3, token 3 (of 4), byte 655 (of 656)",
-        "1 byte outside all regions; the nearest, region 0, ends right before",
-    ]
-
-
-def test_a_gap_within_a_row_and_between_heads():
-    spec = {"notation": "block token head dim.0 dim.1", "dtype": "uint8", "address": 0,
-            "sizes": {"block": 2, "token": 2, "head": 2, "dim": 8, "dim.1": 4},
-            "strides": [100, 50, 20, 8, 1]}  # fmt: skip
-    layout = KVLayout.from_spec(spec)
-    assert words(layout, 5) == [
-        (
-            "1 byte of padding, 1 byte after token 0, head 0, byte 3 of block 0 of layer 0 kv, "
-            "3 bytes before token 0, head 0, byte 4"
-        )
-    ]
-    assert words(layout, 12, 8) == [
-        "8 bytes of padding, right after token 0, head 0 of block 0 of layer 0 kv, 8 bytes before token 0, head 1"
-    ]
-    assert words(layout, 0, 12) == [
-        "layer 0 kv, block 0, token 0 (of 2), head 0 (of 2), all 8 bytes",
-        (
-            "4 bytes of padding, right after token 0, head 0, byte 3 of block 0 of layer 0 kv, 4 bytes before token 0, "
-            "head 0, byte 4"
-        ),
-    ]
-
-
-def test_blocks_that_are_looked_up_and_heads_of_a_rank():
-    spec = {"notation": "block: token head dim", "dtype": "uint8", "head_start": 4,
-            "sizes": {"block": 3, "token": 2, "head": 2, "dim": 8}}  # fmt: skip
-    layout = KVLayout.from_spec(spec)
-    address = layout.address(layer=0, part="kv", block=2, token=1, head=5)
-    assert words(layout, address, 2) == ["layer 0 kv, block 2, token 1 (of 2), head 5 (of 4-5), bytes 0-1 (of 8)"]
-    assert locate(layout, address)[0].region == 2
-
-
-def test_a_region_of_which_a_slice_holds_nothing():
-    layout = padded_split_kv().slice(layers=[0])
-    assert words(layout, padded_split_kv().address(layer=1, part="k")) == [
-        "1 byte of region 1, which holds nothing of this layout"
-    ]
-    only_v = padded_split_kv().slice(layers=[0], parts=["v"])
-    assert words(only_v, GPU) == ["1 byte before all content of region 0, 256 bytes before block 0 of layer 0 v"]

@@ -7,14 +7,11 @@ from collections import Counter
 
 import pytest
 
-from kvplan.errors import TransferError
-from kvplan.measure import baselines, bench, rig
+from kvplan.measure import baselines
 from kvplan.measure.bench import Run
 from kvplan.measure.grid import Bench, paths_of
 from kvplan.measure.rows import Missing
 from kvplan.measure.workload import DIRECTIONS, HOSTS
-
-torch = pytest.importorskip("torch")
 
 TINY = {"sizes": (512, 4096), "counts": (16, 64), "seconds": 600.0, "most_nbytes": 256 << 10}
 
@@ -61,25 +58,3 @@ def test_a_spent_budget_lists_what_was_not_measured(ticks):
     assert all(one.why == f"{ticks + 0.5:g} seconds were over" for one in run.missing)
     there = {f"{one.direction}, {one.host}" for one in found}
     assert len(there) == min(len(found), 4)
-
-
-def replaced(monkeypatch, maker):
-    """The baselines of the CPU are this one."""
-    monkeypatch.setattr(bench.baselines, "makers", lambda line, peer: {baselines.MEMCPY: maker})
-    few = {"sizes": (512,), "counts": (16,), "directions": ("load",), "hosts": ("contiguous",)}
-    return Run(Bench("cpu", paths=(baselines.MEMCPY, "host"), **few, most_nbytes=64 << 10))
-
-
-def test_a_transfer_that_fails_while_it_is_timed_is_told(monkeypatch):
-    def maker(moved):
-        calls = itertools.count()
-
-        def begin():
-            if next(calls):
-                raise TransferError("the\n link is gone")
-            return rig.AtOnce(8, lambda: None)
-
-        return baselines.Baseline(begin, lambda: begin().synchronize())
-
-    found = list(replaced(monkeypatch, maker).rows())
-    assert [(one.gbps, one.broken) for one in found] == [(None, "the link is gone")] * 2

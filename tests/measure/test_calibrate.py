@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-import kvplan
 from kvplan.cost.model import features
 from kvplan.cost.policy import HOST_ROUTES
 from kvplan.cost.statistics import counted
 from kvplan.measure import calibrate as made_by
 from kvplan.measure.calibrate import ROUNDS, geometries
-from kvplan.measure.workload import Buffers, Geometry, work
+from kvplan.measure.workload import Buffers, work
 from tests.measure.known_costs import (
     GRIDS,
 )
@@ -53,15 +52,3 @@ def test_each_can_be_laid_over_the_buffers_and_has_the_runs_that_it_says(routes)
         if features("kernel", counted(plan)) != (1, one.runs, one.nbytes):
             wrong.append(one)
     assert wrong == []
-
-
-def test_a_path_that_cannot_serve_has_no_sample():
-    moved = work(Buffers(1 << 16, "cpu"), Geometry("load", "contiguous", 512, 64, 16))
-
-    class Refusing:
-        def submit(self, plan):
-            raise kvplan.PathError("no")
-
-    with kvplan.Executor() as executor:
-        made = made_by.measure(moved, {"copy_engine": Refusing(), "kernel": executor}, verify=True, seconds=1e-9)
-    assert [(one.path, one.nbytes, one.timing.samples) for one in made] == [("kernel", 32_768, 3)]

@@ -11,7 +11,6 @@ from kvplan.cuda import driver as cuda
 from kvplan.cuda.machine import Link, Machine
 from kvplan.measure.doctor import Finding, examine, gather
 from tests.cuda.fake_system import PCI, libraries, sysfs, written
-from tests.cuda.peer_topologies import Topology, all_pairs, linked
 
 GIB = 1 << 30
 
@@ -67,14 +66,6 @@ def test_facts_of_an_empty_tree(fakes, tmp_path):
     assert finding("driver", found).state == "problem"
 
 
-@pytest.mark.parametrize(("count", "peers"), [(1, None), (2, all_pairs(2, linked(18))), (8, all_pairs(8, linked(18)))])
-def test_links_of_all_pairs_of_gpus(fakes, tmp_path, count, peers):
-    Topology(count, {gpu: ["switch"] * 18 for gpu in range(count)}).play(*fakes)
-    found = gather(root=tmp_path)
-    assert found.peers == peers
-    assert "peers" not in found.missing
-
-
 @pytest.mark.parametrize(
     "content", [b"", b"garbage", b"\xff\x00\xfe" * 9, b"0-999999999999999\n", b"-\n:\n::\n" * 9, None]
 )
@@ -105,27 +96,3 @@ def test_torch_is_asked_without_importing_it(monkeypatch, tmp_path):
         assert found.torch_cuda == expected
         assert (expected is None) == ("torch_cuda" in found.missing)
     assert "torch" not in sys.modules
-
-
-def test_a_gpu_without_a_profile_has_the_default(fakes, monkeypatch, tmp_path):
-    monkeypatch.delenv("KVPLAN_PROFILE", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    fakes[0].gives["cuDeviceGetName"] = [b"a GPU that nobody measured"]
-    found = gather(root=tmp_path)
-    assert found.profile.how == "default"
-    assert finding("profile", found).state == "warning"
-
-
-def test_a_cgroup_without_a_limit(fakes, tmp_path):
-    files = {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "max", "sys/fs/cgroup/memory.current": "7"}
-    assert gather(root=written(tmp_path, files)).cgroup == (-1, 7)
-
-
-@pytest.mark.parametrize(("limit", "expected"), [("unlimited", -1), ("65536", 65536)])
-def test_limits_of_locked_memory(fakes, tmp_path, limit, expected):
-    text = f"Max locked memory         {limit}            unlimited            bytes\n"
-    assert gather(root=written(tmp_path, {"proc/self/limits": text})).locked == expected
-
-
-def test_an_iommu_that_is_not_there(fakes, tmp_path):
-    assert gather(root=written(tmp_path, sysfs())).iommu == ""

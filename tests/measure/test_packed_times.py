@@ -42,11 +42,6 @@ def test_a_model_takes_as_long_as_what_was_measured(memory, overlaps, chunk, sta
     assert from_json(found.to_json()) == found
 
 
-def test_what_is_faster_than_the_model_costs_nothing():
-    found = with_protocol(default_wire(), [PackedTimes(1e-6, 1e-6, SHORT, LONG, pull=True)])
-    assert (found.chunk, found.start) == pytest.approx((0.0, 0.0), abs=1e-12)
-
-
 class Near:
     """Two agents with a small ring and pools of as many blocks."""
 

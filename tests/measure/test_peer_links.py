@@ -28,13 +28,8 @@ def without(*gpus, nvlinks=18):
     return lambda gpu, peer: refused(gpu, peer, WHY, 0) if {gpu, peer} & set(gpus) else reached(gpu, peer, nvlinks)
 
 
-def one_way(gpu, peer):
-    return reached(gpu, peer, 0) if gpu < peer else refused(gpu, peer, WHY, 0)
-
-
 OK = [
     (all_pairs(2, linked(18)), "from every GPU to every other: by NVLink, 18 links"),
-    (all_pairs(8, linked(0)), "from every GPU to every other: by PCIe"),
     (
         all_pairs(4, islands(2, 4)),
         (
@@ -44,7 +39,6 @@ OK = [
     ),
 ]
 REFUSED = [
-    (all_pairs(8, without(*range(8))), f"from every GPU to every other: no access ({WHY})"),
     (
         all_pairs(3, without(1)),
         (
@@ -52,7 +46,6 @@ REFUSED = [
             "cuda:0 to cuda:2, cuda:2 to cuda:0: by NVLink, 18 links"
         ),
     ),
-    (all_pairs(2, one_way), f"cuda:0 to cuda:1: by PCIe; cuda:1 to cuda:0: no access ({WHY})"),
 ]
 
 
@@ -79,11 +72,6 @@ def test_pcie_behind_an_iommu(iommu, state):
         assert "iommu=pt" in found.advice
 
 
-def test_nvlink_passes_by_the_iommu():
-    assert finding(all_pairs(4, linked(18)), iommu="DMA").state == "ok"
-    assert finding(all_pairs(4, islands(2, 4)), iommu="DMA").state == "warning"
-
-
 def test_links_that_nvml_does_not_tell():
     found = finding(all_pairs(2, linked(None)))
     assert found.state == "unknown"
@@ -92,12 +80,3 @@ def test_links_that_nvml_does_not_tell():
     assert finding(all_pairs(2, linked(None)), missing={"nvidia-ml-py": "not installed"}).advice == (
         "pip install nvidia-ml-py"
     )
-
-
-def test_one_gpu_and_no_driver_are_no_finding():
-    assert finding(None) is None
-
-
-def test_links_that_could_not_be_found_out():
-    found = finding(None, missing={"peers": "cuDeviceGetCount returned 999"})
-    assert (found.state, found.what) == ("unknown", "cuDeviceGetCount returned 999")

@@ -7,13 +7,10 @@ from collections import Counter
 
 import pytest
 
-from kvplan.errors import KVPlanError
 from kvplan.measure import baselines, grid, processes
 from kvplan.measure.bench import Run
 from kvplan.measure.grid import ONE, Bench, usual
-from kvplan.measure.processes import TWO, PoolOwner, Remote
-
-torch = pytest.importorskip("torch")
+from kvplan.measure.processes import TWO, Remote
 
 TINY = usual("cpu", "process") | {"sizes": (512, 2048), "counts": (64,), "most_nbytes": 1 << 20, "seconds": 600.0}
 WAYS = (TWO, ONE, baselines.MEMCPY)
@@ -56,21 +53,3 @@ def test_bytes_that_do_not_arrive_are_told(monkeypatch, direction):
     assert "not every byte" in found[TWO].broken
     assert not found[TWO].verified
     assert found[ONE].broken == ""
-
-
-@pytest.mark.parametrize(("told", "words"), [
-    ({"device": "cuda:0", "peer": "process:cpu"}, "expected two GPUs"),
-    ({"device": "cpu", "peer": "cuda:1"}, "expected two GPUs"),
-    ({"directions": ("load",)}, "unknown direction 'load'; expected one of push, pull"),
-    ({"beside": ("decode",)}, "only a GPU is measured beside compute"),
-    ({"sizes": (1 << 20,), "most_nbytes": 1 << 20}, "nothing fits into 1 MiB"),
-])  # fmt: skip
-def test_a_wrong_bench_is_refused(told, words):
-    with pytest.raises(KVPlanError, match=words):
-        Bench(**({"device": "cpu"} | TINY | told))
-
-
-def test_notes_that_are_lost_are_told(monkeypatch):
-    monkeypatch.setattr(PoolOwner, "arrivals", lambda owner: {})
-    with pytest.raises(KVPlanError, match="of 10 notes, the other process has not seen 10"):
-        list(Run(Bench("cpu", **TINY)).rows())

@@ -5,17 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import kvplan
 from kvplan import KVPlanError
 from kvplan.cost.model import total
 from kvplan.cost.policy import HOST_ROUTES, OVERLAPS, PEER_ROUTES
 from kvplan.cost.profile import GPU_ROUTES, TERMS, default, from_json, route_paths
 from kvplan.measure.fit import (
-    LARGE_NBYTES,
     LEAST_SAMPLES,
     ONE_PROGRAM,
     Point,
-    ceilings_of,
     guess_beside,
     profile_of,
 )
@@ -75,20 +72,6 @@ def test_noise_of_a_tenth_leaves_predictions_within_a_tenth(routes, pair):
         assert total(one.terms, costs.wall, TERMS[one.path]) == pytest.approx(one.timing.wall, rel=0.1)
 
 
-def test_what_a_profile_is_of():
-    profile = profiled(samples() + beside())
-    assert (profile.kind, profile.driver, profile.link, profile.how) == (
-        "NVIDIA H100",
-        "580.1",
-        "PCIe 5 x16",
-        "calibrated",
-    )
-    assert profile.made.startswith(f"kvplan {kvplan.__version__}, 2")
-    assert profile.made.endswith(f", {len(samples() + beside())} samples")
-    assert (profile.ceilings, profile.multiprocessors) == (CEILINGS, 132)
-    assert from_json(profile.to_json()).gpu == "NVIDIA H100"
-
-
 def test_too_few_samples_of_a_path_leave_the_guess_and_say_so():
     lacking = {("staged", "load"), ("copy_engine", "store"), ("kernel", "device")}
     few = [one for one in samples() if (one.path, one.route) not in lacking]
@@ -122,39 +105,3 @@ def test_if_time_ran_out_before_a_route_its_costs_and_ceilings_are_guesses():
 def test_nothing_at_all_is_an_error(some):
     with pytest.raises(KVPlanError, match=r"too little could be measured in time; is the GPU busy"):
         profiled(some)
-
-
-def sample(path: str, route: str, nbytes: int, seconds: float) -> Point:
-    return Point(path, route, nbytes, (), Timing(seconds, 1.0, 1.0, 8))
-
-
-def test_ceilings_are_what_was_found_or_exceeded():
-    found = {"load": 50.0, "store": 40.0, "memory": 1500.0}
-    assert ceilings_of([], found) == found | {"sm_load": 0.0, "sm_store": 0.0}
-    rates = {"kernel": 60e9, "copy_engine": 51.2e9, "staged": 20e9, ONE_PROGRAM: 90e9}
-    some = [sample(path, "load", 1_024_000, 1_024_000 / rate) for path, rate in rates.items()]
-    some += [sample("staged", "store", 1_024_000, 1_024_000 / 30e9), sample("kernel", "load", 1_024_000, 0.0)]
-    assert ceilings_of(some, found) == pytest.approx(
-        {"load": 51.2, "store": 40.0, "memory": 1500.0, "sm_load": 60.0, "sm_store": 0.0}
-    )
-    assert found == {"load": 50.0, "store": 40.0, "memory": 1500.0}
-
-
-def test_between_gpu_memories_only_large_transfers_without_their_launch_show_a_ceiling():
-    tiny, small, large = (runs * (8 << 10) for runs in (16, 8192, 65_536))
-    some = [sample("kernel", "device", tiny, 15e-6),
-            sample("kernel", "device", small, 15e-6 + small / 5000e9),  # from the GPU's cache
-            sample("kernel", "device", large, 15e-6 + large / 1900e9),
-            sample("copy_engine", "device", large, large / 2100e9),
-            sample("kernel", "push", small, small / 350e9)]  # fmt: skip
-    found = ceilings_of(some, {"device": 2000.0, "push": 390.0})
-    assert found == pytest.approx({"device": 2100.0, "sm_device": 1900.0, "push": 390.0, "sm_push": 0.0})
-
-
-def test_if_time_ran_out_before_the_large_transfers_the_kernel_s_costs_are_guesses():
-    short = [one for one in samples() if one.route != "device" or one.nbytes < LARGE_NBYTES]
-    found = ceilings_of(short, {"load": 50.0, "store": 40.0, "device": 2000.0, "memory": 4000.0})
-    profile = profile_of(H100, short + beside(), found, multiprocessors=132)
-    assert profile.guessed == ("device kernel",)
-    assert profile.costs["device"]["kernel"] == default().costs["device"]["kernel"]
-    assert profile.ceilings["sm_device"] == default().ceilings["sm_device"]

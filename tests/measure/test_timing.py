@@ -74,22 +74,3 @@ def test_cases_take_turns():
     assert len(rounds) == 30
     assert all(sorted(one) == list("abc") for one in rounds)
     assert len(set(rounds)) > 3, "none always comes behind the same one"
-
-
-def test_issuing_ends_when_the_executor_s_thread_has_issued():
-    clock, log = Clock(), []
-    made = timed({"a": Fake(clock, "a", log, queued=4)}, seconds=1e-9, warm_ups=0, clock=clock)
-    assert (made["a"].cpu, made["a"].wall) == (pytest.approx(21e-6), pytest.approx(31e-6))
-
-
-def test_medians_are_of_each_number():
-    clock = Clock()
-
-    class Uneven(Fake):
-        times = iter([50.0, 10.0, 30.0])
-
-        def synchronize(self) -> None:
-            clock.now += next(self.times) * 1e-6
-
-    made = timed({"a": Uneven(clock, "a", [])}, seconds=1e-9, warm_ups=0, clock=clock)["a"]
-    assert (made.seconds, made.wall) == (pytest.approx(2e-6), pytest.approx(31e-6))

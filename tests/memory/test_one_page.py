@@ -48,45 +48,6 @@ def test_the_page_of_a_quantized_cache():
     assert v_scale.shape == (3, LAYERS, 2, TOKENS)
 
 
-def test_a_page_moves_as_one_run():
-    like = quantized()
-    pools = [kvplan.allocate(QUANTIZED, like=like) for _ in range(2)]
-    program = kvplan.compile(*pools)
-    assert (program.runs, program.run_nbytes) == (1, (1280, 1280))
-    assert kvplan.verify(like, pools[0]).ok
-
-
-def test_a_kv_axis_holds_two_parts():
-    pool = kvplan.allocate("block kv layer | k v: head token dim | k_scale v_scale: head token", like=quantized())
-    assert dict(zip(pool.parts, starts(pool), strict=True)) == {"k": 0, "v": 640, "k_scale": 256, "v_scale": 896}
-    pool = kvplan.allocate("block layer | k v: token (kv head dim) | k_scale v_scale: token head kv", like=quantized())
-    assert dict(zip(pool.parts, starts(pool), strict=True)) == {"k": 0, "v": 32, "k_scale": 512, "v_scale": 516}
-
-
-def test_one_allocation_a_layer():
-    pool = kvplan.allocate("layer: block | k v: head token dim | k_scale v_scale: head token", like=quantized())
-    assert len(pool.regions) == LAYERS
-    assert [len(part) for part in pool.tensors] == [LAYERS] * 4
-    assert kvplan.verify(quantized(), pool).ok
-    pool = kvplan.allocate("block: | k v: layer head token dim | k_scale v_scale: layer head token", like=quantized())
-    assert len(pool.regions) == BLOCKS
-    assert kvplan.verify(pool, quantized()).ok
-
-
-def test_parts_begin_at_whole_elements_and_so_do_pages():
-    odd = np.zeros((BLOCKS, TOKENS, 3), np.int8)
-    wide = np.zeros((BLOCKS, TOKENS, 1), np.float64)
-    like = KVLayout.merge([
-        KVLayout.from_tensors("block token dim", odd, part="a"),
-        KVLayout.from_tensors("block token dim", wide, part="b"),
-    ])  # fmt: skip
-    pool = kvplan.allocate("block token | a: dim | b: dim", like=like)
-    assert starts(pool, token=1) == [16, 24]
-    pool = kvplan.allocate("block token | b: dim | a: dim", like=like)
-    assert starts(pool, token=1) == [16, 24]
-    assert pool.regions[0].nbytes == BLOCKS * TOKENS * 16
-
-
 def test_all_ranks_share_a_page(name):
     pools = [
         kvplan.allocate(QUANTIZED, like=quantized(heads=heads), heads=range(4), shared=name)
@@ -97,15 +58,6 @@ def test_all_ranks_share_a_page(name):
     assert pools[1].address(layer=1, part="v_scale", block=1, token=2, head=3)
     with pytest.raises(LayoutError, match="bytes a page"):
         kvplan.allocate(QUANTIZED, like=quantized(np.float16), heads=range(2), shared=name)
-
-
-def test_larger_blocks_and_split_axes():
-    pool = kvplan.allocate(
-        "block token.0 layer | k v: head token.1 dim | k_scale v_scale: head token.1", like=quantized(),
-        num_blocks=2, block_tokens=16, sizes={"token.1": 4},
-    )  # fmt: skip
-    assert (pool.num_blocks, pool.block_tokens) == (2, 16)
-    assert kvplan.verify(quantized(), pool).ok
 
 
 @st.composite
@@ -177,10 +129,3 @@ def test_layers_of_two_head_sizes_are_put_on_one_page(notation):
     assert kvplan.verify(like, pool).ok
     assert "| layers 0-1,3-4: k v head=4 dim=2 | layers 2,5: k v head=1 dim=8 |" in str(pool)
     assert set(pool.sizes) == {"layer", "kv", "block", "token"}
-
-
-def test_a_pool_larger_than_memory_is_refused():
-    like = KVLayout.from_tensors("block token dim", np.zeros((2, 8, 64), np.int8))
-    for more in ({}, {"shared": True}):
-        with pytest.raises(kvplan.HostMemoryError, match=r"for a pool .* take fewer blocks"):
-            kvplan.allocate("block token dim", like=like, num_blocks=10**17, **more)

@@ -6,13 +6,11 @@ import gc
 import multiprocessing
 import pickle
 from contextlib import contextmanager
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import kvplan
-from kvplan import KVLayout
 from kvplan.memory import shared
 from kvplan.memory.shared import path_of
 from tests.memory.pickled_pools import again, pool_of, rows
@@ -142,27 +140,3 @@ def test_everything_that_is_pickled_moves_the_right_bytes_at_other_addresses(nam
     for layer in layers:
         wanted[layer, [1, 2]] = content[layer, [0, 5]]
     np.testing.assert_array_equal(dst.tensors, wanted)
-
-
-def test_seams_go_with_their_region_and_nothing_is_pinned(name, elsewhere):
-    pool = pool_of(name)
-    start = pool.regions[0].address
-    regions = (replace(pool.regions[0], pinned=True, seams=(start + 128, start + 512)),)
-    pinned = KVLayout(pool.built._replace(regions=regions))
-    loaded, plan = elsewhere((pinned, kvplan.compile(pinned, pinned).plan([0, 1, 2], [3, 4, 5])))
-    here = loaded.regions[0].address
-    assert (here != start, loaded.regions[0].pinned) == (True, False)
-    assert loaded.seams == (here + 128, here + 512)
-    assert [seams.tolist() for seams in plan.seams] == [[here + 128, here + 512]] * 2
-    assert loaded.address(layer=0, part="kv", block=3) == here + 192
-    assert sorted(plan.descriptors().src.tolist()) == [here, here + 128]
-
-
-def test_a_layout_of_a_pool_and_private_memory_stays_a_record(name):
-    pool = pool_of(name)
-    mixed = KVLayout.merge([pool, rows((1,))])
-    loaded, plan = again((mixed, kvplan.compile(pool, rows()).plan([0], [1])))
-    assert loaded.addresses == "dump"
-    assert [side.addresses for side in plan.layouts[0]] == ["memory", "dump"]
-    with kvplan.Executor() as executor, pytest.raises(kvplan.LayoutError, match="nothing can be moved"):
-        executor.submit(plan)

@@ -92,11 +92,3 @@ def test_a_pool_that_is_not_there_any_more_is_not_mapped_made_or_unlinked(tmp_pa
     assert len(shared._uses) == len(pool)
     if change is another_token:
         assert again(pool_of(path)).addresses == "memory"
-
-
-def test_another_user_s_pool_is_not_mapped(name, monkeypatch):
-    pool = pool_of(name)
-    pickled = pickle.dumps(pool)
-    monkeypatch.setattr(os, "geteuid", lambda: path_of(name).stat().st_uid + 1)
-    assert pickle.loads(pickled).addresses == "dump"
-    assert path_of(name).exists()

@@ -37,13 +37,6 @@ def test_one_name_is_one_memory_and_the_last_user_unlinks_it(name):
     assert not path_of(name).exists()
 
 
-def test_what_was_written_is_gone_with_the_last_user(name):
-    pool = kvplan.allocate(NOTATION, like=rank(), shared=name)
-    pool.tensors[...] = 7
-    del pool
-    assert not kvplan.allocate(NOTATION, like=rank(), shared=name).tensors.any()
-
-
 def test_a_pool_of_more_layers_and_heads_than_like_has(name):
     pools = [
         kvplan.allocate(NOTATION, like=rank(layers, heads), layers=[2, 0, 1], heads=range(1, 7), shared=name)
@@ -56,19 +49,6 @@ def test_a_pool_of_more_layers_and_heads_than_like_has(name):
     assert pools[1].tensors.view(np.uint8).reshape(-1)[address] == 9
     alone = kvplan.allocate(NOTATION, like=rank((1,)), layers=range(3), heads=range(4))
     assert (alone.tensors.shape, alone.layers, alone.heads) == ((4, 3, 2, 3, 4, 5), (0, 1, 2), range(4))
-
-
-def test_a_type_has_one_name_in_a_geometry(name):
-    spec = {"notation": "block kv token head dim", "sizes": {"block": 4, "token": 3, "head": 2, "dim": 5}}
-    short, long = (KVLayout.from_spec(spec | {"dtype": dtype}) for dtype in ("bf16", "bfloat16"))
-    real = KVLayout.from_tensors(spec["notation"], torch.zeros(4, 2, 3, 2, 5, dtype=torch.bfloat16))
-    one = kvplan.allocate("block kv token head dim", like=short, shared=name)
-    two = kvplan.allocate("block kv token head dim", like=long, shared=name)
-    three = kvplan.allocate("block kv token head dim", like=real, shared=name)
-    assert (one.tensors.dtype, two.tensors.dtype, three.tensors.dtype) == (np.uint16, np.uint16, torch.bfloat16)
-    assert kvplan.allocate("block kv token head dim", like=short, device="cpu:0").tensors.dtype == torch.bfloat16
-    three.tensors[2, 1] = 1.0
-    assert (one.tensors[2, 1] == 0x3F80).all()  # 1.0 in bfloat16
 
 
 @pytest.mark.parametrize("framework", ["numpy", "torch"])
@@ -88,21 +68,6 @@ def test_nested_tensors_lie_in_one_file_each_on_a_page_and_the_header_in_none(na
     content = path_of(name).read_bytes()
     assert content.startswith(b"kvplan.pool\nwhole.\nformat 1 | layer kv: block head token dim | ")
     assert [content[k * mmap.PAGESIZE] for k in range(1, 5)] == [1, 2, 3, 4]
-
-
-def test_transfers_between_the_caches_of_two_ranks_and_a_pool(name, executor):
-    rng = np.random.default_rng(0)
-    ranks = [rank(heads=range(2 * k, 2 * k + 2)) for k in range(2)]
-    for like in ranks:
-        for tensor in like.tensors:
-            tensor[...] = rng.integers(0, 1000, tensor.shape)
-    pools = [kvplan.allocate(NOTATION, like=like, heads=range(4), shared=name) for like in ranks]
-    for like, pool in zip(ranks, pools, strict=True):
-        executor.submit(kvplan.compile(like, pool).plan([1, 3], [0, 2])).synchronize()
-    for layer in range(2):
-        whole = np.concatenate([like.tensors[layer] for like in ranks], axis=3)  # kv block token head dim
-        np.testing.assert_array_equal(pools[0].tensors[[0, 2], layer], whole[:, [1, 3]].swapaxes(0, 1))
-    assert not pools[0].tensors[[1, 3]].any()
 
 
 # A file that is there.

@@ -91,69 +91,6 @@ def test_its_transfer_and_ours_fill_the_same_objects(name, executor):
         assert torch.equal(there.view(torch.int16), here.view(torch.int16))
 
 
-def described(layers, width, element_size):
-    """What its transfer is told of a cache with one plane a layer."""
-    shape = PageBufferShapeDesc()
-    shape.nl, shape.nb, shape.bs, shape.nh, shape.hs = layers, BLOCKS, TOKENS, 1, width
-    shape.kv_size, shape.element_size = 1, element_size
-    return shape
-
-
-def test_components_one_by_one(executor):
-    """NL_X_NB_BS_NH_HS: an object has a row of heads for every K tensor, then for every V tensor."""
-    name, ids = "NL_X_NB_BS_NH_HS", [5, 2, 0, 3]
-    tensors = cache_of("NL_X_NB_BS_NH_HS") + cache_of("NL_X_NB_BS_NH_HS")
-    theirs, ours = (
-        [torch.zeros(2 * LAYERS, CHUNK, HEADS * DIM, dtype=torch.float16) for _ in range(2)] for _ in range(2)
-    )  # fmt: skip
-    shape = described(2 * LAYERS, DIM, 2)
-    shape.nh = HEADS
-    member = EngineKVFormat.__members__[name]
-    multi_layer_block_kv_transfer(tensors, theirs, ids, "cpu", TransferDirection.D2H, shape, CHUNK, member, 0)
-    for part, held in (("k", slice(0, LAYERS)), ("v", slice(LAYERS, None))):
-        src = lmcache.describe(tensors[held], engine_format=name, part=part)
-        rows = [one[held] for one in ours]
-        dst = kvplan.KVLayout.from_tensors("block: layer token (head dim)", rows, sizes={"head": HEADS}, part=part)
-        executor.submit(kvplan.compile(src, dst).plan(ids, [0, 1])).synchronize()
-    assert all(
-        torch.equal(there.view(torch.int16), here.view(torch.int16)) for there, here in zip(theirs, ours, strict=True)
-    )
-
-
-def test_planes_of_several_widths(executor):
-    """NL_X_NP_X_NB_BS_ONE_HS: a token's row of an object has its row of each plane, one after the other."""
-    ids, widths = [5, 2, 0, 3], (16, 8)
-    planes = [[torch.randn(BLOCKS, TOKENS, 1, width).half() for width in widths] for _ in range(LAYERS)]
-    theirs, ours = ([torch.zeros(LAYERS, CHUNK, 24, dtype=torch.float16) for _ in range(2)] for _ in range(2))
-    member = EngineKVFormat.NL_X_NP_X_NB_BS_ONE_HS
-    given = planes, theirs, ids, "cpu", TransferDirection.D2H, described(LAYERS, 24, 2), CHUNK, member, 0
-    multi_layer_block_kv_transfer(*given)
-    src, dst = [], []
-    for number, columns in enumerate((slice(0, 16), slice(16, None))):
-        part = f"plane_{number}"
-        held = [layer[number] for layer in planes]
-        src.append(lmcache.describe(held, engine_format="NL_X_NB_BS_ONE_HS", part=part))
-        rows = [one[..., columns] for one in ours]
-        dst.append(kvplan.KVLayout.from_tensors("block: layer token dim", rows, part=part))
-    sides = (kvplan.KVLayout.merge(side) for side in (src, dst))
-    executor.submit(kvplan.compile(*sides).plan(ids, [0, 1])).synchronize()
-    assert all(torch.equal(there, here) and there.any() for there, here in zip(theirs, ours, strict=True))
-
-
-def test_indexer_blocks_of_one_block_objects(executor):
-    """NL_X_NB_BSV_BSS: the CPU's transfer takes the bytes of a block as rows, in their order; so whole blocks agree."""
-    ids = [5, 2, 0]
-    tensors = [torch.randint(0, 256, (BLOCKS, TOKENS, 132), dtype=torch.uint8) for _ in range(LAYERS)]
-    theirs, ours = ([torch.zeros(LAYERS, TOKENS, 132, dtype=torch.uint8) for _ in ids] for _ in range(2))
-    member = EngineKVFormat.NL_X_NB_BSV_BSS
-    given = tensors, theirs, ids, "cpu", TransferDirection.D2H, described(LAYERS, 132, 1), TOKENS, member, 0
-    multi_layer_block_kv_transfer(*given)
-    src = lmcache.describe(tensors, engine_format="NL_X_NB_BSV_BSS", part="index")
-    dst = kvplan.KVLayout.from_tensors("block: layer dim.0 dim.1", ours, part="index")
-    executor.submit(kvplan.compile(src, dst).plan(ids, [0, 1, 2])).synchronize()
-    assert all(torch.equal(there, here) and there.any() for there, here in zip(theirs, ours, strict=True))
-
-
 @pytest.mark.parametrize(
     ("fmt", "shape"), [("KV_2LTD", (2, LAYERS, CHUNK, HEADS * DIM)), ("KV_MLA_FMT", (1, LAYERS, CHUNK, DIM))]
 )
@@ -171,21 +108,5 @@ def test_objects_of_its_paged_allocator(fmt, shape):
     assert whole.address(layer=2, part=whole.parts[-1], block=0) == layout.address(
         layer=2, part=layout.parts[-1], block=0
     )
-    for memory_object in objects:
-        memory_object.ref_count_down()
-
-
-def test_groups_of_one_object():
-    """Two kernel groups, one after the other in each object."""
-    sizes, dtypes = [torch.Size((2, 2, CHUNK, 16)), torch.Size((2, 3, CHUNK, 32))], [torch.float16] * 2
-    buffer = torch.zeros(4 * sum(size.numel() for size in sizes) * 2, dtype=torch.uint8)
-    allocator = PagedTensorMemoryAllocator(buffer, sizes, dtypes)
-    objects = [allocator.allocate(sizes, dtypes) for _ in range(2)]
-    for group, (heads, layers) in enumerate(((2, [0, 3]), (4, [1, 2, 4]))):
-        layout = lmcache.describe(objects, group=group, heads=heads, layers=layers)
-        tensors = [memory_object.get_tensor(group) for memory_object in objects]
-        hold_every_row(
-            layout, lambda layer, kv, block, token, head, own=tensors: own[block][kv, layer, token, head * 8 :]
-        )
     for memory_object in objects:
         memory_object.ref_count_down()

@@ -13,7 +13,6 @@ from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
     OffloadingConnectorMetadata,
-    OffloadingWorkerMetadata,
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
@@ -21,7 +20,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
     TransferJobStatus,
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.worker import OffloadingConnectorWorker
-from vllm.platforms import current_platform
 from vllm.v1.kv_offload.base import (
     CanonicalKVCacheRef,
     CanonicalKVCaches,
@@ -40,7 +38,6 @@ from vllm.v1.kv_offload.config import (
     OffloadingParallelConfig,
 )
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
-from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 
 from kvplan.engines import vllm
@@ -95,42 +92,6 @@ def test_the_factory_makes_the_spec_and_the_spec_its_worker(name):
     worker.wait({1, 2})
     assert all(result.success for result in worker.get_finished())
     assert all(torch.equal(row[5], row[7]) for row in rows)
-    worker.shutdown()
-
-
-def test_a_policy_that_is_none_gives_the_region_back():
-    spec = OffloadingSpecFactory.create_spec(config_of("KVPlanTieringOffloadingSpec", kvplan={"path": "fast"}))
-    for _ in range(2):  # the second would find the file of the first
-        with pytest.raises(ValueError, match="unknown path 'fast'"):
-            spec.create_worker(caches()[1])
-
-
-def test_a_canonical_layout_without_mappings_is_refused_as_there():
-    config = config_of("KVPlanTieringOffloadingSpec")
-    object.__setattr__(config, "canonical_layout", True)
-    with pytest.raises(RuntimeError, match="could not be certified"):
-        OffloadingSpecFactory.create_spec(config).create_worker(caches()[1])
-
-
-def test_specs_differ_from_vllms_in_their_worker_alone():
-    spec = OffloadingSpecFactory.create_spec(config_of("KVPlanOffloadingSpec"))
-    assert type(spec.get_manager()) is CPUOffloadingManager
-    for name in vllm.NAMES[1:]:
-        made = getattr(vllm, name)
-        assert pickle.loads(pickle.dumps(made)) is made
-
-
-@pytest.mark.parametrize("name", ["KVPlanOffloadingSpec", "KVPlanTieringOffloadingSpec"])
-def test_the_cpu_platform_has_a_worker_and_unknown_platforms_are_refused(name, monkeypatch):
-    spec, kept = OffloadingSpecFactory.create_spec(config_of(name)), caches()[1]
-    for platform in ("is_cpu", "is_cuda_alike", "is_xpu"):
-        monkeypatch.setattr(type(current_platform), platform, lambda self: False)
-    with pytest.raises(Exception, match="only supported on CUDA-alike"):
-        spec.get_worker(kept)
-    monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: True)
-    worker = spec.get_worker(kept)
-    assert type(worker) is vllm.KVPlanOffloadingWorker
-    assert spec.get_worker(kept) is worker
     worker.shutdown()
 
 
@@ -284,16 +245,3 @@ def test_ranks_may_tell_of_a_failure_in_different_steps(connector):
     both.tell(metas[1])
     assert not both.scheduler._failed_keys
     assert both.manager.lookup(KEYS[0], both.context) is LookupResult.MISS
-
-
-def test_reports_of_ranks_without_failures_are_added_to():
-    reports = vllm.ReportedJobs
-    plain, ours = OffloadingWorkerMetadata({1: 1}), reports({1: 1}, failed_stores={1})
-    assert reports({1: 1}).aggregate(ours).failed_stores == ours.aggregate(plain).failed_stores == {1}
-    assert ours.aggregate(plain).completed_jobs == {1: 2}
-
-
-def test_vllm_finds_our_connector_by_name_too():
-    """Its MultiConnector looks up the statistics of each of its connectors so, and the path of the module is lost."""
-    made = vllm.KVPlanOffloadingConnector
-    assert KVConnectorFactory.get_connector_class_by_name("KVPlanOffloadingConnector") is made

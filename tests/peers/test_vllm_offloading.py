@@ -273,17 +273,6 @@ def test_the_shared_region(per_chunk, pair, regions):
     assert torch.equal(theirs.base_tensor, ours.base_tensor)
 
 
-def test_the_shared_region_is_closed_with_the_worker(pair, regions):
-    caches = caches_of(MODELS["one group"](), "LBHNC")
-    maps = regions(1, 0, sum(tensor.page_size_bytes for tensor in caches.tensors))
-    both = pair(caches, 1, regions=maps)
-    both.run(1, GPULoadStoreSpec([3], [1], [0]), CPULoadStoreSpec([2]), store=True)
-    both.ours.submit_store(2, GPULoadStoreSpec([4, 99], [2], [0]), CPULoadStoreSpec([2, 3]))  # one that fails
-    assert [result.success for result in both.ours.get_finished()] == [False]
-    both.close()
-    assert [region.mmap_obj for region in maps] == [None, None]
-
-
 def rank_groups(kind, heads):
     """Groups of the ranks of one model: two groups, each with its layers."""
     if kind == "mla":

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 from vllm.utils.torch_utils import nvfp4_kv_cache_full_dim, nvfp4_split_data_scale
-from vllm.v1.attention.backends import cpu_attn
 from vllm.v1.attention.backends.b12x import B12xPagedAttentionBackend
 from vllm.v1.attention.backends.rocm_attn import RocmAttentionBackend
 from vllm.v1.attention.ops.paged_attn import PagedAttention
@@ -97,17 +96,6 @@ def test_storage_orders(order, heads, dtype):
     assert vllm.describe(placed(plan, caches, spec, order)) == layout
 
 
-@pytest.mark.parametrize("head_size_v", [1, 2, 6])
-@pytest.mark.parametrize("order", ORDERS)
-def test_v_of_another_size(order, head_size_v):
-    spec = spec_of(head_size_v=head_size_v)
-    _, caches = caches_of([group_of((0, 1), spec)], order)
-    layout = vllm.describe(caches, head_size_v=spec.head_size_v)
-    assert layout.block_nbytes == 2 * spec.page_size_bytes
-    assert hold_rows(layout, lambda layer, part, b, token, head:
-                   caches[name(layer)][b, head, token, (part == "v") * spec.head_size :])  # fmt: skip
-
-
 @pytest.mark.parametrize("row", [None, 656, 352])
 @pytest.mark.parametrize("order", ORDERS)
 def test_mla_latents(order, row):
@@ -148,18 +136,6 @@ def test_groups_overlay(order):
         views = placed(plan, caches, group.kv_cache_spec, order, names=group.layer_names)
         assert vllm.describe(views) == layout
     assert vllm.describe(caches).layers == (0, 2)  # as of layers that share a cache: by the addresses they are
-
-
-@pytest.mark.parametrize("order", ["BLHNC", "BLNHC"])
-def test_groups_of_other_page_sizes_overlay(order):
-    groups = [
-        group_of((0, 2), spec_of()),
-        group_of((1,), spec_of(SlidingWindowSpec, sliding_window=16, num_kv_heads=5)),
-    ]
-    _, caches = caches_of(groups, order)
-    for group in groups:
-        assert hold_rows(vllm.describe(caches, names=group.layer_names), lambda layer, part, b, token, head:
-                       caches[name(layer)][b, head, token, 4 * (part == "v") :])  # fmt: skip
 
 
 @pytest.mark.parametrize("order", PACKING)
@@ -237,20 +213,6 @@ def test_x_packed_keys(order, dtype):
                 assert ours + start == element.data_ptr()
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float8_e4m3fn])
-def test_planes_of_rocm(dtype):
-    """To 0.28 ROCM_ATTN gave the same function planes: (2, B, N, H, D)."""
-    cache = torch.zeros(2, BLOCKS, 16, 3, 32, dtype=dtype)
-    layout = vllm.describe([cache], form="rocm", version="0.28.0")
-    keys, values = PagedAttention.split_kv_cache(cache, 3, 32)
-    x = 16 // dtype.itemsize
-    for part, b, token, head in product(layout.parts, range(BLOCKS), range(16), range(3)):
-        row = layout.address(layer=0, part=part, block=b, token=token, head=head)
-        for d, start in enumerate(offsets(layout, part)[:: dtype.itemsize]):
-            element = keys[b, head, d // x, token, d % x] if part == "k" else values[b, head, d, token]
-            assert row + start == element.data_ptr()
-
-
 def offsets(layout, part):
     """Bytes from a row's first to each of its bytes."""
     starts = [0]
@@ -301,14 +263,6 @@ def test_nvfp4_pages(order, heads, padded, nvfp4_views):
                 assert ours == rows[b, head, token].data_ptr()
 
 
-def test_the_instruction_set_is_vllm_s(monkeypatch):
-    cache = torch.zeros(2, 3, 32, 128, dtype=torch.bfloat16)
-    for amx in (True, False):
-        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda amx=amx: amx)
-        isa = cpu_attn._get_attn_isa(torch.bfloat16, 32, 64)
-        assert vllm.describe([cache], form="cpu") == vllm.describe([cache], form="cpu", isa=isa)
-
-
 @pytest.mark.parametrize("padded", [None, 1024])
 @pytest.mark.parametrize("order", PACKING)
 def test_mamba_states(order, padded):
@@ -320,16 +274,3 @@ def test_mamba_states(order, padded):
     assert layout.block_nbytes == 2 * (96 + 256)
     assert hold_rows(layout, lambda layer, part, b, token, head: caches[name(layer)][b, 0, 0])
     assert vllm.describe(placed(plan, caches, spec, order), form="whole_blocks", part="state") == layout
-
-
-def test_layer_numbers():
-    from vllm.model_executor.models.utils import extract_layer_index
-
-    for given in ("model.layers.7.self_attn.attn", "encoder.layers.0", "2.self_attn", "a.b.c.31.d"):
-        layout = vllm.describe({given: torch.zeros(1, 1, 1, 2)})
-        assert layout.layers == (extract_layer_index(given),)
-    two = "model.layers.0.sub.1"
-    with pytest.raises(AssertionError, match="one integer"):
-        extract_layer_index(two)
-    with pytest.raises(kvplan.LayoutError, match="has 2 numbers"):
-        vllm.describe({two: torch.zeros(1, 1, 1, 2)})

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvplan
-from kvplan import BlockIndexError, Groups, KVLayout, OverlapError
+from kvplan import Groups, KVLayout, OverlapError
 from tests import oracle
 from tests.profiles import examples
 from tests.strategies import cases, layout_of
@@ -62,23 +62,6 @@ def test_every_group_moves_its_request_from_its_front_on(drawn, executor):
             np.testing.assert_array_equal(root, want)
 
 
-def test_a_window_begins_in_the_middle_of_a_larger_block():
-    """Five blocks of 16 are gone: token 80 is unit 1 of the second block of 64."""
-    groups = Groups(
-        [kvplan.compile(cache((0,), 16), cache((0,), 64)), kvplan.compile(cache((1,), 16), cache((1,), 64))]
-    )
-    plan = groups.plan([range(8), [40, 41, 42]], [[0, 1], [5]], src_first=[0, 5])
-    assert (plan.units, plan.nbytes) == (11, 11 * 2 * 16 * 16)
-    alone = groups.programs[1].plan([40, 41, 42], [5], dst_skip=1)
-    full = groups.programs[0].plan(range(8), [0, 1])
-    assert oracle.byte_moves(plan.descriptors()) == oracle.byte_moves(kvplan.join([full, alone]).descriptors())
-    load = Groups([kvplan.compile(cache((1,), 64), cache((1,), 16))])
-    plan = load.plan([[5]], [[40, 41, 42]], src_first=[1], dst_first=[5])
-    with pytest.raises(BlockIndexError, match="group 0: 2 src blocks cover 7 units, 3 dst blocks cover 3"):
-        load.plan([[5, 6]], [[40, 41, 42]], src_first=[1], dst_first=[5])
-    assert plan.units == 3
-
-
 def test_groups_that_lie_over_one_another_are_told_apart_by_their_ids():
     memory = np.zeros((1, 64, 2, 16, 2, 8), np.int8)
     full, window = cache((0,), 16, memory=memory), cache((1,), 16, memory=memory)
@@ -91,17 +74,3 @@ def test_groups_that_lie_over_one_another_are_told_apart_by_their_ids():
         np.testing.assert_array_equal(memory.view(np.uint8)[0, dst], pools[k].tensors[0, src])
     with pytest.raises(OverlapError, match="two of the joined plans write address"):
         groups.plan([[0, 1], [2, 3]], [[9, 4], [4, 60]])
-
-
-def test_groups_without_blocks_move_nothing():
-    groups = Groups([kvplan.compile(cache((k,), 16), cache((k,), 16)) for k in range(3)])
-    assert groups.plan([[], [1], []], [[], [2], []], src_first=[0, 7, 99]).units == 1
-    assert groups.plan([[], [], []], [[], [], []]).nbytes == 0
-
-
-def test_a_rank_of_a_resharding_is_a_group():
-    ranks = [KVLayout.from_tensors("block token dim", np.zeros((8, 16, 4), np.int8), part=f"c{k}") for k in range(2)]
-    pool = KVLayout.from_tensors("block token dim", np.zeros((4, 64, 4), np.int8), part="c0")
-    groups = Groups([kvplan.reshard(ranks[0], pool)[0, 0], kvplan.compile(ranks[1], ranks[1].slice())])
-    assert groups.plan([[3, 4], []], [[0, 1], []], src_first=[3, 0]).units == 2  # token 48, and token 64
-    assert repr(groups).startswith("Groups(PairProgram(layer 0, c0), CopyProgram(")

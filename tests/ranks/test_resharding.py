@@ -7,7 +7,7 @@ import pytest
 
 import kvplan
 from kvplan import BlockIndexError, IncompatibleLayoutsError, KVLayout, LayoutError, OverlapError, Shard
-from tests.ranks.rank_specs import NHD, SPLIT, rank, tp, written
+from tests.ranks.rank_specs import NHD, SPLIT, rank, tp
 
 
 def test_four_ranks_to_two_and_two_stages_to_one():
@@ -42,22 +42,6 @@ def test_replicas_share_the_blocks_within_one_of_each_other(ranks, heads, blocks
         held = [plan.units for (s, _), plan in plans.items() if s * heads // ranks == group]
         assert max(held) - min(held) <= 1
         assert sum(held) == blocks
-
-
-@pytest.mark.parametrize(("interleave", "first"), [(1, [0, 2, 4, 6]), (2, [0, 1, 4, 5]), (4, [0, 1, 2, 3])])
-def test_tokens_dealt_to_two_ranks_by_hand(interleave, first):
-    """Blocks of 4 tokens on each of two ranks are blocks of 8 of the pool; rows of 8 bytes."""
-    layout = {"notation": "block token dim", "dtype": "int8", "sizes": {"block": 4, "token": 4, "dim": 8}}
-    ranks = [Shard(KVLayout.from_spec(layout), cp_rank=k, cp_size=2, interleave=interleave) for k in (0, 1)]
-    pool = KVLayout.from_spec(layout | {"sizes": {"block": 4, "token": 8, "dim": 8}})
-    programs = kvplan.reshard(ranks, pool)
-    assert programs.unit_tokens == 8
-    start = pool.address(layer=0, part="kv"), ranks[0].layout.address(layer=0, part="kv")
-    for k in (0, 1):
-        moves = written([programs[k, 0].plan([3], [1])])
-        rows = {(at - start[0] - 64) // 8: (origin - start[1] - 96) // 8 for at, origin in moves.items()}
-        assert rows == {token + (interleave if k else 0): slot for slot, token in enumerate(first)}
-    assert str(programs).splitlines()[1] == "0 -> 0  layer 0, kv, tokens 0 of 2 of the source"
 
 
 def test_a_pool_without_a_rank_that_holds_its_content_is_refused():

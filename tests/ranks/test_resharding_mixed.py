@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import kvplan
-from kvplan import BlockIndexError, Groups, IncompatibleLayoutsError, KVLayout, OverlapError, Shard
+from kvplan import BlockIndexError, IncompatibleLayoutsError, KVLayout, Shard
 from tests.oracle import byte_moves
 
 
@@ -37,31 +37,6 @@ def test_a_state_is_not_entered_in_the_middle():
     assert programs[1, 0].plan([2], [1], 0, 1).nbytes == 2 * 8 * 4 * 8
 
 
-def test_a_rank_of_nothing_but_a_state_pages_as_the_other_side_does():
-    programs = kvplan.reshard([kv(), state()], KVLayout.merge([kv(), state()]))
-    assert (programs.unit_tokens, programs[1, 0].spans) == (16, (16, 16))
-    assert [plan.nbytes for plan in programs.plan([0, 1], [3, 4]).values()] == [2 * 1024, 2 * 24]
-    back = kvplan.reshard(KVLayout.merge([kv(), state()]), [kv(), state()])
-    assert [plan.nbytes for plan in back.plan([0, 1], [3, 4]).values()] == [2 * 1024, 2 * 24]
-    finer = kvplan.reshard([KVLayout.merge([kv(), state()]), kv(tokens=8, layer_start=1)], [kv(), state()])
-    assert (finer.unit_tokens, finer[0, 1].spans) == (8, (16, 16))
-    assert finer[0, 1].plan([0, 1], [3, 4]).nbytes == 2 * 24
-    only = kvplan.reshard([state(), kv(layer_start=1)], [state(), kv(layer_start=1)])
-    assert only[0, 0].plan([0, 1, 2], [3, 4, 5]).nbytes == 3 * 24
-    groups = Groups([programs[1, 0], only[0, 0]])
-    assert groups.plan([[4], [5]], [[6], [7]], src_first=[4, 5]).nbytes == 2 * 24
-
-
-@pytest.mark.parametrize("number", [0, 2])
-def test_one_head_is_the_same_without_a_head_axis(number):
-    headed = KVLayout.from_tensors("block token head dim", np.zeros((8, 4, 1, 8), np.int8), head_start=number)
-    for pair in ((latent(), headed), (headed, latent())):
-        (program,) = kvplan.reshard(*pair).values()
-        assert program.plan([1], [2]).nbytes == 32
-    programs = kvplan.reshard([latent(), headed], latent())
-    assert [plan.nbytes for plan in programs.plan([0, 1, 2], [3, 4, 5]).values()] == [32, 64]
-
-
 def test_a_rank_that_wants_no_other_tokens_needs_no_other_rank():
     """Rank to rank, dealt alike; and tokens of rank 1 of 2, which are those of 1 and 3 of 4."""
     (program,) = kvplan.reshard(Shard(latent(), 1, 2), Shard(latent(), 1, 2)).values()
@@ -83,21 +58,6 @@ def test_skips_that_shift_two_ways_of_dealing_are_refused():
             programs[k, k].plan([0, 1], [2, 3], 1, 0)
         assert programs[k, k].plan([0, 1], [2, 3], 1, 1).nbytes == (32 if k == 0 else 64)
         assert programs[k, 2].plan([0, 1], [2, 3, 4], 1, 0).nbytes == (32 if k == 0 else 64)
-
-
-def test_tables_of_different_lengths_that_lie_apart_are_two_destinations():
-    memory = np.zeros((6, 4, 8), np.int8)
-
-    def pages(*ids):
-        return KVLayout.from_tensors("block: token dim", [memory[k] for k in ids])
-
-    assert len(kvplan.reshard(latent(), [pages(0, 2), pages(1, 3, 4)])) == 2
-    with pytest.raises(OverlapError, match="destinations 0 and 1 share bytes"):
-        kvplan.reshard(latent(), [pages(0, 2), pages(1, 3, 2)])
-    strided = KVLayout.from_tensors("block token dim", memory[4:])
-    assert len(kvplan.reshard(latent(), [pages(0, 2, 3), strided])) == 2
-    with pytest.raises(OverlapError, match="destinations 0 and 1 share bytes"):
-        kvplan.reshard(latent(), [pages(0, 2, 5), strided])
 
 
 def test_a_rank_plans_alone_what_it_would_among_all():

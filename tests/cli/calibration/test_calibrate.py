@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, replace
-
 import pytest
 
-from kvplan import KVPlanError, TransferError
+from kvplan import TransferError
 from kvplan.cost import store
 from kvplan.cost.profile import DeviceProfile, default
 from kvplan.cuda import machine
 from kvplan.measure import calibrate
 from tests.cli.calibrated_machine import H100, MEASURED, complaint, text
-from tests.commands import document
 
 GOLDEN = """\
 GPU     not known, 108 SMs
@@ -86,35 +82,6 @@ def test_what_is_measured_is_what_is_found_later(capsys, measures, folder):
     assert "calibrated: kvplan 0.1.0, 2026-11-21, 900 samples" in out
 
 
-def test_another_file(capsys, measures, folder, tmp_path):
-    measures()
-    _, err = text(capsys, "--output", str(tmp_path / "sub" / "mine.json"))
-    assert store.read(tmp_path / "sub" / "mine.json") == MEASURED
-    assert f"saved {tmp_path}/sub/mine.json" in err
-    assert not list(folder.glob("*"))
-
-
-def test_its_document(capsys, measures, folder):
-    measures()
-    given = document(capsys, "calibrate")
-    assert list(given) == ["schema", "path", "seconds", "profile"]
-    assert given["schema"] == "kvplan.calibrate/2"
-    assert given["path"] == str(folder / "nvidia-h100_580.1_pcie5x16.json")
-    assert given["profile"] == json.loads(json.dumps(asdict(MEASURED)))
-    assert given["seconds"] >= 0
-
-
-def faster(load: float, **changes) -> DeviceProfile:
-    return replace(MEASURED, ceilings=dict(MEASURED.ceilings) | {"load": load}, **changes)
-
-
-@pytest.mark.parametrize(("device", "ordinal"), [("cuda", 0), ("cuda:0", 0), ("cuda:3", 3)])
-def test_another_gpu(capsys, measures, device, ordinal):
-    asked = measures()
-    text(capsys, "--device", device)
-    assert asked == [ordinal, f"cuda:{ordinal}"]
-
-
 @pytest.mark.parametrize("argv", [(), ("--json",), ("--device", "cuda:1")])
 def test_without_a_gpu_it_says_so_in_a_line(capsys, monkeypatch, folder, argv):
     def nobody(ordinal):
@@ -123,21 +90,3 @@ def test_without_a_gpu_it_says_so_in_a_line(capsys, monkeypatch, folder, argv):
     monkeypatch.setattr(machine, "machine", nobody)
     assert complaint(capsys, *argv) == "kvplan: the CUDA driver (libcuda.so.1) is not there\n"
     assert not list(folder.glob("*"))
-
-
-def test_a_gpu_that_is_too_busy(capsys, measures, monkeypatch, folder):
-    measures()
-
-    def busy(*_, **__):
-        raise KVPlanError("nothing could be measured within 18 seconds; is the GPU busy with something else?")
-
-    monkeypatch.setattr(calibrate, "calibrate", busy)
-    assert "is the GPU busy with something else?" in complaint(capsys)
-    assert not list(folder.glob("*"))
-
-
-def test_a_file_that_cannot_be_written(capsys, measures, tmp_path):
-    measures()
-    (tmp_path / "file").write_text("")
-    path = str(tmp_path / "file" / "x.json")
-    assert f"--output {path!r} cannot be written" in complaint(capsys, "--output", path)

@@ -15,11 +15,12 @@ import pytest
 
 import kvplan
 from tests.contract.gpu.caches import MOVE, Ids, Pair, way
-from tests.contract.gpu.machines import PATIENCE, Machine
+from tests.contract.gpu.machines import PATIENCE, Machine, Simulated
 from tests.interrupts import Interrupt
 
 # What is raised in a finalizer, Python swallows.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+PATHS = ("kernel", "staged", "copy_engine", "host")
 POINTS = 6  # of each call, path and route
 
 Call = Callable[[kvplan.Executor, Pair, Any, threading.Event], Callable[[], object]]
@@ -65,9 +66,13 @@ def in_time(call: Callable[[], object], why: str) -> None:
     assert not thread.is_alive(), why
 
 
+def made(gpu: Machine, path: str) -> kvplan.Executor:
+    return gpu.executor(path, "cpu" if path == "host" else "cuda:0")
+
+
 def interrupted(gpu: Machine, path: str, route: str, call: Call, at: int) -> int:
     """Interrupt a call at a point, counted from 1; return how many points were passed."""
-    executor, pair, stream, happened = gpu.executor(path), way(gpu, route), gpu.stream(), threading.Event()
+    executor, pair, stream, happened = made(gpu, path), way(gpu, route), gpu.stream(), threading.Event()
     if at % 2:
         pair.warm(executor)
     interrupt = Interrupt(at)
@@ -86,21 +91,36 @@ def interrupted(gpu: Machine, path: str, route: str, call: Call, at: int) -> int
     return interrupt.points
 
 
-@pytest.mark.parametrize("path", ["kernel", "staged", "copy_engine"])
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("call", [at_once, behind_a_stream, behind_the_cpu, and_its_result, a_wait, a_cancel])
 def test_the_executor_goes_on_after_an_interrupt(gpu: Machine, path: str, call: Call) -> None:
+    if path == "host" and call in (behind_a_stream, a_wait) and isinstance(gpu, Simulated):
+        pytest.skip("a simulated stream does not wait on the CPU")
     drawn = random.Random(f"{path} {call.__name__}")
-    for route in ("load", "store"):
+    for route in ("host",) if path == "host" else ("load", "store"):
         points = interrupted(gpu, path, route, call, 0)
         for at in drawn.sample(range(1, points + 1), min(POINTS, points)):
             interrupted(gpu, path, route, call, at)
 
 
-@pytest.mark.parametrize("path", ["kernel", "staged", "copy_engine"])
+@pytest.mark.parametrize("path", PATHS)
+def test_a_close_that_is_interrupted_can_be_repeated(gpu: Machine, path: str) -> None:
+    for at in random.Random(path).sample(range(1, 60), POINTS):
+        executor, pair, happened = made(gpu, path), way(gpu, "host" if path == "host" else "load"), threading.Event()
+        transfer = executor.submit(pair.plan(), after=happened)
+        threading.Timer(0.01, happened.set).start()
+        Interrupt(at).within(executor.close)
+        in_time(executor.close, "close hangs")
+        assert transfer.done()
+        pair.check()
+
+
+@pytest.mark.parametrize("path", PATHS)
 def test_a_submit_of_a_signal_handler_within_a_submit_is_refused_or_arrives(gpu: Machine, path: str) -> None:
     points, refused, drawn = 0, 0, random.Random(path)
     for at in (0, *range(POINTS)):
-        executor, pair, other, flying = gpu.executor(path), way(gpu, "load"), way(gpu, "load", seed=5), list[Any]()
+        route, executor, flying = "host" if path == "host" else "load", made(gpu, path), list[Any]()
+        pair, other = way(gpu, route), way(gpu, route, seed=5)
         pair.warm(executor)
 
         def handler(executor=executor, other=other, flying=flying) -> None:

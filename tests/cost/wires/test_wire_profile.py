@@ -10,7 +10,6 @@ import pytest
 
 from kvplan import KVPlanError
 from kvplan.cost.wires.wire_profile import (
-    CopyCosts,
     default_wire,
     find_wire,
     from_json,
@@ -59,10 +58,6 @@ def test_a_wrong_profile_names_what_is_wrong(text, why):
         from_json(text)
 
 
-def test_costs_of_a_slot():
-    assert CopyCosts(1.0, 2.0, 3.0).seconds(10, 100) == 321.0
-
-
 def save(profile, path):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(profile.to_json())
@@ -75,14 +70,6 @@ def test_names_of_wires_and_files(home, monkeypatch):
     monkeypatch.delenv("UCX_TLS")
     assert wire_name("UCX") == "UCX"
     assert wire_path("UCX over tcp,cuda", "VRAM") == home / "kvplan" / "profiles" / "wire_ucx-over-tcp-cuda_vram.json"
-
-
-def test_its_own_profile_is_found():
-    guess = find_wire(MINE.wire, "DRAM")
-    assert (guess.how, guess.wire) == ("default", MINE.wire)
-    save(MINE, wire_path(MINE.wire, "DRAM"))
-    assert find_wire(MINE.wire, "DRAM") == MINE
-    assert find_wire(MINE.wire, "VRAM").how == "default"
 
 
 def test_a_chosen_file_comes_first(monkeypatch, home):

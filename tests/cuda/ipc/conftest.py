@@ -37,9 +37,3 @@ def entries():
     made.codes["cuCtxSetCurrent"] = lambda context: setattr(current, "now", context) or 0
     with use(made):
         yield made
-
-
-def names(entries, begin=0):
-    """The calls since one, without those that say where they are made."""
-    return [name for name, _ in entries.calls[begin:]
-            if not name.startswith(("cuCtx", "cuDevice", "cuThread", "cuPointer"))]  # fmt: skip

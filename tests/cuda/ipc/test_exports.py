@@ -8,9 +8,8 @@ from kvplan import PathError, TransferError
 from kvplan.cuda.device import Device
 from kvplan.cuda.ipc import exports
 from kvplan.cuda.ipc.exports import Export, descriptors, exported
-from tests.cuda.ipc.conftest import FIRST, SECOND
+from tests.cuda.ipc.conftest import FIRST
 
-HANDLE = bytes(range(64))
 LEGACY, KINDS, POOL = 10, 14, 17
 
 
@@ -23,17 +22,6 @@ def attributes(entries, **found):
         return [given(address) if callable(given) else given]
 
     entries.gives["cuPointerGetAttribute"] = answer
-
-
-def test_memory_with_a_handle_is_named_by_its_whole_allocation(entries):
-    attributes(entries, legacy=1)
-    entries.gives |= {
-        "cuMemGetAddressRange_v2": [0x10000, 0x4000],
-        "cuIpcGetMemHandle": [{"reserved": tuple(HANDLE)}],
-    }
-    assert exported(Device(1), 0x11000, 0x3000) == Export(SECOND, 0x10000, 0x4000, HANDLE)
-    assert [arguments[1:] for arguments in entries.named("cuIpcGetMemHandle")] == [(0x10000,)]
-    assert entries.named("cuCtxSetCurrent") == [(0xC1,), (None,)]  # in the owner's context, and back
 
 
 def test_bytes_of_two_allocations_have_no_handle(entries):
@@ -56,15 +44,6 @@ def ranges(*pieces):
 PIECES = ((0x200000, 0x200000), (0x400000, 0x400000), (0x800000, 0x200000), (0xA00000, 0x200000))
 
 
-def test_mapped_pieces_are_walked_as_far_as_the_bytes_reach(entries):
-    attributes(entries, kinds=1)
-    entries.gives["cuMemGetAddressRange_v2"] = ranges(*PIECES)
-    found = exported(Device(0), 0x400010, 0x400000)
-    assert found == Export(FIRST, 0x400000, 0x600000, b"", (0x400000, 0x200000))
-    assert found.end == 0xA00000
-    assert exported(Device(0), 0x200000, 0x200000) == Export(FIRST, 0x200000, 0x200000, b"", (0x200000,))
-
-
 @pytest.mark.parametrize(("told", "words"), [
     ({"kinds": 0}, ("expandable_segments:False", "--enable-sleep-mode")),
     ({"kinds": 8}, ("fabric handles only", "expandable_segments:False")),
@@ -79,33 +58,7 @@ def test_memory_that_no_other_process_opens_is_refused_with_the_setting_that_hel
     assert all(word in str(caught.value) for word in words)
 
 
-def test_memory_that_the_driver_does_not_know(entries):
-    attributes(entries)
-    entries.codes["cuPointerGetAttribute"] = 1
-    entries.codes["cuMemGetAddressRange_v2"] = 1
-    with pytest.raises(TransferError, match="0x5000 is no memory of cuda:0"):
-        exported(Device(0), 0x5000, 64)
-
-
 EXPORT = Export(FIRST, 0x200000, 0x800000, b"", (0x200000, 0x400000, 0x200000))
-
-
-def test_each_piece_has_a_descriptor(entries):
-    numbers = iter([7, 8, 9])
-    entries.gives |= {
-        "cuMemRetainAllocationHandle": lambda _, address: [address + 5],
-        "cuMemExportToShareableHandle": lambda *_: [next(numbers)],
-    }
-    assert descriptors(Device(0), EXPORT) == [7, 8, 9]
-    assert [arguments[1] for arguments in entries.named("cuMemRetainAllocationHandle")] == [
-        0x200000,
-        0x400000,
-        0x800000,
-    ]
-    assert [given[1:] for given in entries.named("cuMemExportToShareableHandle")] == [
-        (0x200005, 1, 0), (0x400005, 1, 0), (0x800005, 1, 0)
-    ]  # fmt: skip
-    assert entries.named("cuMemRelease") == [(0x200005,), (0x400005,), (0x800005,)]
 
 
 def test_descriptors_are_closed_if_one_is_missing(entries, monkeypatch):

@@ -16,28 +16,22 @@ from tests.strategies import Case, cases, neighbour_cases
 pytestmark = pytest.mark.gpu
 
 PATHS = ("copy_engine", "copy_engine_2d", "kernel", "staged")
-PLACES = {"load": ("pinned", "cuda:0"), "store": ("cuda:0", "pinned"), "device": ("cuda:0", "cuda:0")}
-directions = pytest.mark.parametrize("direction", ["load", "store"])
+PLACES = {
+    "load": ("pinned", "cuda:0"), "store": ("cuda:0", "pinned"), "device": ("cuda:0", "cuda:0"),
+    "push": ("cuda:0", "cuda:1"), "pull": ("cuda:1", "cuda:0"),
+}  # fmt: skip
+WAYS = [(path, route) for path in PATHS for route in PLACES if path != "staged" or route in ("load", "store")]
 
 
-@pytest.mark.parametrize("path", PATHS)
-@directions
-@given(case=st.one_of(cases(), neighbour_cases()))
+@pytest.mark.parametrize(("path", "route"), WAYS)
+@given(case=st.one_of(cases(), neighbour_cases()), by_layer=st.booleans())
 @examples(150)
-def test_laws_1_and_2_executing_equals_copying_by_coordinates(path, direction, case: Case, executor_of):
-    drawn = Drawn(case, PLACES[direction])
-    assert drawn.plan.direction == direction
-    result = executor_of(path=path).submit(drawn.plan).result()
+def test_laws_1_and_2_executing_equals_copying_by_coordinates(path, route, case: Case, by_layer, executor_of):
+    if "cuda:1" in PLACES[route] and torch.cuda.device_count() < 2:
+        pytest.skip("fewer than two CUDA devices")
+    drawn = Drawn(case, PLACES[route])
+    result = executor_of(path=path).submit(drawn.plan, by_layer=by_layer).result()
     assert result.nbytes == drawn.plan.nbytes
-    drawn.check()
-
-
-@pytest.mark.parametrize("path", [path for path in PATHS if path != "staged"])
-@given(case=cases())
-@examples(75)
-def test_laws_1_and_2_within_a_gpu(path, case: Case, executor_of):
-    drawn = Drawn(case, PLACES["device"])
-    executor_of(path=path).submit(drawn.plan).synchronize()
     drawn.check()
 
 

@@ -1,4 +1,4 @@
-"""Memory and words of a GPU that processes share, as the driver itself has them."""
+"""Memory of a GPU that other processes may open, as the driver itself has it."""
 
 from __future__ import annotations
 
@@ -10,34 +10,10 @@ import torch
 import kvplan
 from kvplan.cuda.device import Device
 from kvplan.cuda.ipc.exports import exported
-from kvplan.cuda.ipc.openings import Opening
-from kvplan.cuda.ipc.shared_words import RELEASED, SharedWords
-from tests.gpu.gate import Gate
 
 pytestmark = pytest.mark.gpu
 
 MIB = 1 << 20
-
-
-def test_a_stream_goes_on_when_the_process_that_it_waits_for_has_died():
-    device, stream = Device(0), torch.cuda.Stream()
-    with SharedWords() as words:
-        words.pin(device)
-        with device.current():
-            words.wait(device, stream.cuda_stream, 9, 5)
-        event = stream.record_event()
-        assert not event.query()
-        words.store(9, RELEASED)  # by the CPU
-        event.synchronize()
-
-
-def test_a_page_is_pinned_while_a_stream_is_busy():
-    """An owner publishes while its GPU computes, and its CPU must not wait."""
-    torch.zeros(1, device="cuda:0")
-    with Gate(torch.cuda.Stream()) as gate, SharedWords() as words:
-        words.pin(Device(0))
-        assert not gate.expired
-        gate.open()
 
 
 class Location(ctypes.Structure):
@@ -84,9 +60,3 @@ def test_memory_of_cumemcreate_says_whether_it_opens(handles):
             cu.cuMemUnmap(address.value, 4 * MIB)
             cu.cuMemAddressFree(address.value, 4 * MIB)
             cu.cuMemRelease(handle.value)
-
-
-def test_the_owner_s_own_process_does_not_open_its_handle():
-    tensor = torch.zeros(MIB, dtype=torch.uint8, device="cuda:0")
-    with pytest.raises(kvplan.TransferError, match="must live, and be another one"):
-        Opening(Device(0), exported(Device(0), tensor.data_ptr(), tensor.numel())).close()
