@@ -1,4 +1,4 @@
-"""Baselines on the CPU: a numpy planner as engines write them, and floors that no planner can beat."""
+"""Baselines on the CPU: a numpy planner as engines write them, and a floor that no planner can beat."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 Int64Array = NDArray[np.int64]
@@ -60,19 +59,6 @@ def plan_broadcast(stepped: Stepped, src_ids: Int64Array, dst_ids: Int64Array, n
     return src, dst, np.full(src.size, stepped.nbytes, dtype=np.int64)
 
 
-def plan_by_layer(stepped: Stepped, src_ids: Int64Array, dst_ids: Int64Array, num_blocks: int) -> Columns:
-    """A broadcast for each layer's tensor, as engines loop over their layers."""
-    src_steps, dst_steps = address(stepped, src_ids, dst_ids, num_blocks)
-    count, planes = src_ids.size, stepped.src_bases.size
-    src, dst, size = (np.empty((planes, count), dtype=np.int64) for _ in range(3))
-    for first in range(0, planes, 2):
-        layer = slice(first, first + 2)
-        np.add(stepped.src_bases[layer, None], src_steps, out=src[layer])
-        np.add(stepped.dst_bases[layer, None], dst_steps, out=dst[layer])
-        size[layer] = stepped.nbytes
-    return src.reshape(-1), dst.reshape(-1), size.reshape(-1)
-
-
 def floor(count: int) -> Columns:
     """Allocate three int64 arrays and fill each, as any flat plan of ``count`` descriptors must."""
     src, dst, size = (np.empty(count, dtype=np.int64) for _ in range(3))
@@ -80,26 +66,6 @@ def floor(count: int) -> Columns:
     dst.fill(2)
     size.fill(3)
     return src, dst, size
-
-
-@njit(cache=True, nogil=True)
-def _fill(src, dst, size):
-    for k in range(src.size):
-        src[k] = 1
-        dst[k] = 2
-        size[k] = 3
-
-
-def compiled_floor(count: int) -> Columns:
-    """The same by one compiled loop."""
-    src, dst, size = (np.empty(count, dtype=np.int64) for _ in range(3))
-    _fill(src, dst, size)
-    return src, dst, size
-
-
-def list_runs(planes: int, runs: int) -> list[tuple[int, int, int]]:
-    """Every run of every (layer, part) as a Python tuple, once: the least a compiler written in Python does."""
-    return [(plane * 4096 + run, run, 256) for plane in range(planes) for run in range(runs)]
 
 
 class Memcpy:

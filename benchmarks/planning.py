@@ -1,11 +1,18 @@
-"""How long planning takes: block ids to flat descriptors, to a factored plan, and layouts to a program."""
+"""How long planning takes: block ids to descriptors, to a factored plan, layouts to a program; and the import."""
 
 from __future__ import annotations
 
+import json
+import os
+import statistics
+import subprocess
+import sys
 from functools import partial
+from pathlib import Path
 
+import kvplan
 from benchmarks import numpy_baselines
-from benchmarks.call_costs import allocator, interleaved
+from benchmarks.calls import interleaved, reused_memory
 from benchmarks.problems import (
     HEADS,
     TOKENS,
@@ -22,57 +29,51 @@ from benchmarks.record import Row
 from kvplan import CopyProgram
 from kvplan.program.passes import compile_geometry, passes
 
-LARGE = 10_000  # descriptors from which on a plan is large, and held to the floor
-FLOOR, COMPILED, BROADCAST, BY_LAYER = "numpy fill", "compiled fill", "numpy, one broadcast", "numpy, layer by layer"
+FLOOR, BROADCAST = "numpy fill", "numpy, one broadcast"
+HEAVY = ("torch", "triton", "numba", "llvmlite", "cuda")
+_IMPORT = f"""
+import json, sys, time
+start = time.perf_counter()
+import numpy
+middle = time.perf_counter()
+import kvplan
+end = time.perf_counter()
+print(json.dumps([middle - start, end - middle, [name for name in {HEAVY} if name in sys.modules]]))
+"""
 
 
 def flat(scale: Scale) -> list[Row]:
-    """Block ids to three int64 arrays, ids checked, on one thread.
-
-    Large plans twice: into memory that was in use before, and into new pages, where the system's zeroing outweighs all.
-    """
+    """Block ids to three int64 arrays, ids checked, on one thread, in memory that was in use before."""
     apart, alike = (make(scale.layers, scale.pool) for make in (layer_first_to_page_first, layer_first_to_layer_first))
     rows = []
-    for memory in ("reused", "new"):
-        counts = [count for count in scale.blocks if memory == "reused" or scale.layers * 2 * count >= LARGE]
-        with allocator(memory):
-            for count in counts:
-                ids = scattered(count, scale.pool)
-                rows += [_flat(scale, problem, ids, "random", memory) for problem in (apart, alike)]
-                rows.append(_flat(scale, alike, consecutive(count), "consecutive", memory))
-                rows.append(_flat(scale, apart, ids, "random", memory, lists=True))
+    with reused_memory():
+        for count in scale.blocks:
+            ids = scattered(count, scale.pool)
+            rows += [_flat(scale, problem, ids, "random") for problem in (apart, alike)]
+            rows.append(_flat(scale, alike, consecutive(count), "consecutive"))
+            rows.append(_flat(scale, apart, ids, "random", lists=True))
     return sorted(rows, key=lambda row: (row.detail["ids"], row.detail["layouts"], row.detail["order"]), reverse=True)
 
 
-def _flat(scale: Scale, problem: Problem, ids: Ids, order: str, memory: str, *, lists: bool = False) -> Row:
+def _flat(scale: Scale, problem: Problem, ids: Ids, order: str, *, lists: bool = False) -> Row:
     program, count = problem.program, ids[0].size
     given = [column.tolist() for column in ids] if lists else ids
-    arguments = (problem.stepped, *ids, scale.pool)
     runs = scale.layers * 2 * count
     seconds = interleaved(
         {
             "ours": lambda: program.plan(*given).descriptors(),
             FLOOR: partial(numpy_baselines.floor, runs),
-            COMPILED: partial(numpy_baselines.compiled_floor, runs),
-            BROADCAST: partial(numpy_baselines.plan_broadcast, *arguments),
-            BY_LAYER: partial(numpy_baselines.plan_by_layer, *arguments),
+            BROADCAST: partial(numpy_baselines.plan_broadcast, problem.stepped, *ids, scale.pool),
         },
         small=scale.small,
         large=scale.large,
     )
     micros = {name: value * 1e6 for name, value in seconds.items()}
     ours = micros.pop("ours")
-    limit, rule = None, ""
-    if not lists and order == "random":
-        if runs >= LARGE:
-            limit, rule = 2 * micros[FLOOR], "2 x fill"
-        elif count == 1:
-            limit, rule = 10.0, "10 us"
-    made = program.plan(*given).descriptors().size.size
-    what = f"{problem.name} x {count} {order}{' lists' if lists else ''}{', new memory' if memory == 'new' else ''}"
-    return Row("flat plan", what, "us", ours, micros, limit, rule, detail={
-        "layouts": problem.name, "blocks": count, "ids": "list" if lists else "numpy", "order": order,
-        "memory": memory, "runs": runs, "descriptors": made, "ns_a_run": ours * 1e3 / runs,
+    what = f"{problem.name} x {count} {order}{' lists' if lists else ''}"
+    return Row("flat plan", what, "us", ours, micros, detail={
+        "layouts": problem.name, "blocks": count, "ids": "list" if lists else "numpy", "order": order, "runs": runs,
+        "descriptors": program.plan(*given).descriptors().size.size, "ns_a_run": ours * 1e3 / runs,
     })  # fmt: skip
 
 
@@ -91,10 +92,8 @@ def factored(scale: Scale) -> list[Row]:
                 small=scale.small,
                 large=scale.large,
             )
-            held = name == "int64 arrays"
-            limit, rule = (5 + 3e-3 * count, "5 us + 3 ns a block") if held else (None, "")
-            rows.append(Row("factored plan", f"{count} block{'s' * (count > 1)}, {name}", "us", seconds["ours"] * 1e6,
-                            {"numpy": seconds["numpy"] * 1e6}, limit, rule, detail={"blocks": count}))  # fmt: skip
+            what = f"{count} block{'s' * (count > 1)}, {name}"
+            rows.append(Row("factored plan", what, "us", seconds["ours"] * 1e6, {"numpy": seconds["numpy"] * 1e6}))
     return rows
 
 
@@ -108,25 +107,28 @@ def compiling(scale: Scale) -> list[Row]:
         compile_geometry.cache_clear()
         return CopyProgram(src, dst)
 
-    def first_descriptors() -> object:
-        return first_program().plan(*ids).descriptors()
+    calls = {
+        "passes": lambda: passes(src_geometry, dst_geometry).program,
+        "first compile()": first_program,
+        "to the first descriptors": lambda: first_program().plan(*ids).descriptors(),
+    }
+    seconds = interleaved(calls, small=scale.small, large=scale.large)
+    return [Row("compile", f"{TOKENS * HEADS} runs each: {name}", "ms", seconds[name] * 1e3) for name in calls]
 
-    listing = "listing the runs in Python"
-    seconds = interleaved(
-        {
-            "compile": lambda: passes(src_geometry, dst_geometry).program,
-            "program": first_program,
-            "descriptors": first_descriptors,
-            listing: partial(numpy_baselines.list_runs, scale.layers * 2, TOKENS * HEADS),
-        },
-        small=scale.small,
-        large=scale.large,
-    )
-    millis = {name: value * 1e3 for name, value in seconds.items()}
-    beside = {listing: millis[listing]}
-    runs = f"{TOKENS * HEADS} runs each"
-    return [
-        Row("compile", f"{runs}: passes", "ms", millis["compile"], beside, 50.0, "50 ms"),
-        Row("compile", f"{runs}: first compile()", "ms", millis["program"], beside, 50.0, "50 ms"),
-        Row("compile", f"{runs}: to the first descriptors", "ms", millis["descriptors"], beside),
-    ]
+
+def importing(scale: Scale) -> list[Row]:
+    """``import kvplan`` after ``import numpy``, each in an interpreter of its own; it loads nothing heavy."""
+    root = str(Path(kvplan.__file__).parent.parent)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, "-c", _IMPORT]
+    numpy_seconds, own_seconds, loaded = [], [], set()
+    for attempt in range(scale.imports + 1):
+        output = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout  # noqa: S603
+        if attempt:  # the first one writes bytecode
+            numpy_took, own_took, heavy = json.loads(output)
+            numpy_seconds.append(numpy_took)
+            own_seconds.append(own_took)
+            loaded.update(heavy)
+    beside = {"import numpy": statistics.median(numpy_seconds) * 1e3}
+    return [Row("import", "import kvplan, beyond numpy", "ms", statistics.median(own_seconds) * 1e3, beside,
+                detail={"loaded": sorted(loaded)})]  # fmt: skip

@@ -7,17 +7,19 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
+from math import inf
 from pathlib import Path
 from typing import Any
 
 import kvplan
 
-SCHEMA = "kvplan.benchmark"
-SCHEMA_VERSION = 1
+SCHEMA, SCHEMA_VERSION = "kvplan.benchmark", 2
+RESULTS = Path(__file__).parent / "results"
+TOLERANCE = 1.03  # a figure further above the link was not measured right
 
 
 @dataclass(frozen=True)
@@ -27,13 +29,11 @@ class Row:
     Attributes:
         group: the table it stands in.
         what: the measurement in words.
-        unit: of ``ours``, ``limit`` and ``beside``: ``"us"``, ``"ms"``, ``"GB/s"``, ``"MB"``, ``"x"`` (times as long).
+        unit: of ``ours`` and ``beside``: ``"us"``, ``"ms"``, ``"GB/s"``, ``"x"`` (times as long).
         ours: kvplan's number.
-        beside: floors, ceilings and baselines of the same run, by name; the limit is made of the first one.
-        limit: the number that ours must not pass, or None where the row holds no limit.
-        rule: the limit in words.
-        more_is_better: whether ours must reach the limit instead.
-        detail: further numbers.
+        beside: ceilings and baselines of the same run, by name.
+        more_is_better: whether a larger number is better.
+        detail: further numbers; ``"broken"`` says why the figure is wrong.
     """
 
     group: str
@@ -41,22 +41,33 @@ class Row:
     unit: str
     ours: float
     beside: Mapping[str, float] = field(default_factory=dict)
-    limit: float | None = None
-    rule: str = ""
     more_is_better: bool = False
     detail: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def ok(self) -> bool | None:
-        """Whether the limit holds; None without a limit."""
-        if self.limit is None:
-            return None
-        return self.ours >= self.limit if self.more_is_better else self.ours <= self.limit
+    def ratios(self) -> dict[str, float]:
+        """Ours over each ceiling and baseline."""
+        return {name: self.ours / value for name, value in self.beside.items() if value}
 
     @property
-    def ratios(self) -> dict[str, float]:
-        """Ours over each floor, ceiling and baseline."""
-        return {name: self.ours / value for name, value in self.beside.items() if value}
+    def broken(self) -> str:
+        """Why the figure is wrong, or ""."""
+        return str(self.detail.get("broken", ""))
+
+
+def speed_row(
+    group: str, what: str, gbps: float, beside: Mapping[str, float], *, link: float = inf,
+    detail: Mapping[str, Any] | None = None,
+) -> Row:  # fmt: skip
+    """Return a row of GB/s; it is broken if ours or a baseline is above the link.
+
+    >>> speed_row("staged", "load", 60.0, {}, link=55.0).broken
+    "60.0 GB/s is above the link's 55.0"
+    """
+    kept, fastest = dict(detail or {}), max(gbps, *beside.values(), 0.0)
+    if fastest > TOLERANCE * link:
+        kept["broken"] = f"{fastest:.1f} GB/s is above the link's {link:.1f}"
+    return Row(group, what, "GB/s", gbps, beside, more_is_better=True, detail=kept)
 
 
 def machine() -> dict[str, Any]:
@@ -78,14 +89,15 @@ def cpu_model() -> str:
     return found[1].strip() if found else platform.processor() or platform.machine()
 
 
-def versions() -> dict[str, str]:
-    """Versions of Python, kvplan and its dependencies."""
-    return {
-        "python": platform.python_version(),
-        "kvplan": kvplan.__version__,
-        "numpy": version("numpy"),
-        "numba": version("numba"),
-    }
+def versions(packages: Iterable[str] = ()) -> dict[str, str]:
+    """Versions of Python and kvplan, of its dependencies, and of those packages that are installed."""
+    found = {"python": platform.python_version(), "kvplan": kvplan.__version__}
+    for package in ("numpy", "numba", *packages):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
 
 
 def commit(checkout: Path = Path(__file__).parents[1]) -> str:
@@ -101,13 +113,17 @@ def commit(checkout: Path = Path(__file__).parents[1]) -> str:
     return done.stdout.strip() or os.environ.get("KVPLAN_COMMIT", "")
 
 
-def document(rows: Sequence[Row], *, scale: Any | None, started: Mapping[str, Any]) -> dict[str, Any]:
+def document(
+    rows: Sequence[Row], *, started: Mapping[str, Any], scale: Any = None, packages: Iterable[str] = (), **more: Any
+) -> dict[str, Any]:
     """The JSON document of one run.
 
     Args:
         rows: the measurements.
+        started: :func:`machine` at its start, and further facts of it; the load at its end is added.
         scale: sizes of the run, a dataclass, or None.
-        started: :func:`machine` at its start; the load at its end is added.
+        packages: packages whose versions count.
+        more: further entries.
     """
     return {
         "schema": SCHEMA,
@@ -115,9 +131,10 @@ def document(rows: Sequence[Row], *, scale: Any | None, started: Mapping[str, An
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit(),
         "machine": {**started, "load_after": machine()["load"]},
-        "versions": versions(),
+        "versions": versions(packages),
         "scale": asdict(scale) if scale else {},
-        "rows": [{**_rounded(asdict(row)), "ratios": _rounded(row.ratios), "ok": row.ok} for row in rows],
+        "rows": [_rounded({**asdict(row), "ratios": row.ratios}) for row in rows],
+        **more,
     }
 
 
@@ -127,10 +144,14 @@ def _rounded(value: Any) -> Any:
     return {key: _rounded(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
-def default_path() -> Path:
-    """Where the result of this machine is kept."""
-    slug = re.sub(r"[^a-z0-9]+", "-", cpu_model().lower().replace("(r)", "").replace("(tm)", "")).strip("-")
-    return Path(__file__).parent / "results" / f"planning-{slug}.json"
+def default_path(topic: str, name: str, *groups: str) -> Path:
+    """The file of a run's result; a run of some groups has a file of its own, so that it replaces no whole run.
+
+    >>> default_path("gpu", "NVIDIA H200", "peer").name
+    'gpu-nvidia-h200-peer.json'
+    """
+    plain = name.lower().replace("(r)", "").replace("(tm)", "")
+    return RESULTS / f"{'-'.join([topic, re.sub(r'[^a-z0-9]+', '-', plain).strip('-'), *groups])}.json"
 
 
 def save(path: Path, made: Mapping[str, Any]) -> None:
@@ -140,26 +161,26 @@ def save(path: Path, made: Mapping[str, Any]) -> None:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Rows of one group as text: ours, the limit, then each floor or baseline and ours over it."""
-    return "\n".join(_aligned(_cells(rows)))
+    """Rows as text, a table a group: ours, then each ceiling or baseline and ours over it."""
+    groups = dict.fromkeys(row.group for row in rows)
+    return "\n\n".join("\n".join(_aligned([row for row in rows if row.group == group])) for group in groups)
 
 
-def _cells(rows: Sequence[Row]) -> list[list[str]]:
+def _aligned(rows: Sequence[Row]) -> list[str]:
     names = list(dict.fromkeys(name for row in rows for name in row.beside))
-    head = [rows[0].group, "ours", "limit", "", *(cell for name in names for cell in (name, "ours/it")), "ok?"]
-    body = []
+    lines = [[rows[0].group, "ours", *(cell for name in names for cell in (name, "ours/it")), ""]]
     for row in rows:
-        limit = "" if row.limit is None else number_with_unit(row.limit, row.unit)
-        beside = []
+        cells = [row.what, number_with_unit(row.ours, row.unit)]
         for name in names:
-            value, ratio = row.beside.get(name), row.ratios.get(name)
-            beside += [
-                "" if value is None else number_with_unit(value, row.unit),
-                "" if ratio is None else f"{ratio:.2f}",
-            ]
-        verdict = {None: "", True: "yes", False: "NO"}[row.ok]
-        body.append([row.what, number_with_unit(row.ours, row.unit), limit, row.rule, *beside, verdict])
-    return [head, *body]
+            known, ratio = name in row.beside, row.ratios.get(name)
+            cells.append(number_with_unit(row.beside[name], row.unit) if known else "")
+            cells.append("" if ratio is None else f"{ratio:.2f}")
+        lines.append([*cells, "BROKEN" if row.broken else ""])
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return [
+        "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip()
+        for line in lines
+    ]  # fmt: skip
 
 
 def number_with_unit(value: float, unit: str) -> str:
@@ -170,14 +191,3 @@ def number_with_unit(value: float, unit: str) -> str:
     """
     digits = 2 if abs(value) < 10 else 1 if abs(value) < 100 else 0
     return f"{value:,.{digits}f} {unit}"
-
-
-def _aligned(cells: Sequence[Sequence[str]]) -> list[str]:
-    kept = [k for k in range(len(cells[0])) if any(row[k] for row in cells)]
-    widths = {k: max(len(row[k]) for row in cells) for k in kept}
-    left = {0, 3}  # text; the rest are numbers
-    lines = []
-    for row in cells:
-        line = "  ".join(row[k].ljust(widths[k]) if k in left else row[k].rjust(widths[k]) for k in kept)
-        lines.append(line.rstrip())
-    return lines

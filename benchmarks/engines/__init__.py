@@ -1,5 +1,5 @@
 """Whole vLLM engines: the time to a user's first token when the host holds the prompt's prefix.
 
-``python -m benchmarks.engines`` starts an engine for each way of offloading, side by side on one GPU, and takes the
-ways in turn; see README.md beside this file.
+``python -m benchmarks.engines`` starts an engine for each way of offloading, one after another, each alone on the GPU;
+see README.md in the folder above.
 """

@@ -53,7 +53,7 @@ class Measures:
     hit is the longer one of :func:`pace` before it and behind it.
     """
 
-    NAMES = ("fill", "fill_chats", "answers", "alone", "resident", "beside", "chats", "link")
+    NAMES = ("fill", "fill_chats", "alone", "resident", "beside", "chats", "link")
 
     def __init__(self, llm: Any, work: Work) -> None:
         from vllm import SamplingParams
@@ -67,11 +67,10 @@ class Measures:
         }
         self._contexts: list[list[int]] = []
         self._local = self._watch_lookups()
-        self._scheduled = self._watch_steps()
 
-    def sampling(self, count: int, **more: Any) -> Any:
+    def sampling(self, count: int) -> Any:
         """Return parameters of greedy sampling of ``count`` tokens."""
-        return self._sampling(temperature=0, max_tokens=count, ignore_eos=True, **more)
+        return self._sampling(temperature=0, max_tokens=count, ignore_eos=True)
 
     def _watch_lookups(self) -> list[int]:
         """Note how many tokens of each request the GPU's own cache held."""
@@ -87,19 +86,6 @@ class Measures:
 
             setattr(manager, name, noted)
         return found
-
-    def _watch_steps(self) -> list[tuple[int, int]]:
-        """Note how many tokens and requests each step schedules."""
-        scheduler = self.engine.engine_core.engine_core.scheduler
-        schedule, noted = scheduler.schedule, []
-
-        def watched(*given: Any, **named: Any) -> Any:
-            step = schedule(*given, **named)
-            noted.append((step.total_num_scheduled_tokens, len(step.num_scheduled_tokens)))
-            return step
-
-        scheduler.schedule = watched
-        return noted
 
     def prompt(self, held: int, number: int, suffix: int) -> dict[str, list[int]]:
         """Return the prompt of a hit: one of the held prefixes in turn, and new tokens."""
@@ -146,16 +132,6 @@ class Measures:
         self.settle()
         return {"seconds": now() - began}
 
-    def answers(self, held: int, suffix: int, hits: int, first: int) -> dict[str, Any]:
-        """Return the first token of some hits, one at a time, and its log probability; nothing is timed."""
-        sampling, found = self.sampling(1, logprobs=1), []
-        for k in range(hits):
-            self.empty_gpu()
-            (served,) = self.generate([self.prompt(held, first + k, suffix)], sampling)
-            (token,) = served.outputs[0].token_ids
-            found.append((token, served.outputs[0].logprobs[0][token].logprob))
-        return {"answers": found}
-
     # ---- one request at a time ---------------------------------------------------------------------------------------
 
     def alone(self, held: int, suffix: int, hits: int, first: int) -> dict[str, Any]:
@@ -199,8 +175,7 @@ class Measures:
 
         Returns:
             ``ttft`` of hits; ``itl``, times between tokens of the decoding requests in steps that had a hit in flight;
-            ``quiet``, the same in other steps; ``tokens``, ``seconds`` and ``cpu`` of all steps, and their
-            ``mean_pace``.
+            ``tokens``, ``seconds`` and ``cpu`` of all steps, and their ``mean_pace``.
         """
         work, engine = self.work, self.engine
         self.empty_gpu()
@@ -213,7 +188,6 @@ class Measures:
             engine.step()
         last: dict[str, float] = {}
         itl: list[float] = []
-        quiet: list[float] = []
         times: list[float] = []
         cached: list[int] = []
         paces: list[float] = []
@@ -233,8 +207,8 @@ class Measures:
             ended = now()
             for one in served:
                 if one.request_id.startswith("decode"):
-                    if one.request_id in last:
-                        (itl if loading else quiet).append(ended - last[one.request_id])
+                    if one.request_id in last and loading:
+                        itl.append(ended - last[one.request_id])
                     last[one.request_id] = ended
                     made += 1
                 elif one.finished:
@@ -244,8 +218,8 @@ class Measures:
         seconds, cpu, local = now() - began, cpu_seconds() - cpu, [*self._local]
         while engine.has_unfinished_requests():
             engine.step()
-        return {"ttft": times, "itl": itl, "quiet": quiet, "tokens": made, "seconds": seconds, "cpu": cpu,
-                "steps": steps, "unserved": len(waiting), "cached": cached, "local": local,
+        return {"ttft": times, "itl": itl, "tokens": made, "seconds": seconds, "cpu": cpu,
+                "unserved": len(waiting), "cached": cached, "local": local,
                 "mean_pace": fmean(paces)}  # fmt: skip
 
     def chats(self, first: int) -> dict[str, Any]:
@@ -253,7 +227,7 @@ class Measures:
 
         Returns:
             ``ttft`` of all turns; ``cached`` and ``prompted`` tokens, ``answered`` tokens; ``seconds`` and ``cpu``;
-            ``steps``, a triple for each step: tokens and requests of its schedule, and seconds; their ``mean_pace``.
+            the ``mean_pace`` of all steps.
         """
         self.empty_gpu()
         chats, engine = self.work.chats, self.engine
@@ -274,7 +248,6 @@ class Measures:
                 held_back.append((turn, session))
             return None
 
-        steps: list[tuple[int, int, float]] = []
         paces: list[float] = []
         began = now()
         while True:
@@ -286,11 +259,8 @@ class Measures:
                 engine.add_request(name, {"prompt_token_ids": texts[session]}, self.sampling(chats.answered))
             if not in_flight:
                 break
-            self._scheduled.clear()
             paces.append(pace(_STEP_LOOPS))
-            step_began = now()
             served = engine.step()
-            steps.append((*(self._scheduled or [(0, 0)])[-1], now() - step_began))
             for one in served:
                 session, asked = in_flight[one.request_id]
                 if len(one.outputs[0].token_ids) == 1:
@@ -302,7 +272,7 @@ class Measures:
                     answered += len(one.outputs[0].token_ids)
                     del in_flight[one.request_id]
         return {"ttft": times, "cached": cached, "prompted": prompted, "answered": answered, "seconds": now() - began,
-                "cpu": cpu_seconds() - cpu, "steps": steps, "mean_pace": fmean(paces)}  # fmt: skip
+                "cpu": cpu_seconds() - cpu, "mean_pace": fmean(paces)}  # fmt: skip
 
     # ---- the machine -------------------------------------------------------------------------------------------------
 

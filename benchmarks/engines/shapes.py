@@ -20,13 +20,11 @@ class Shape:
         title: its name in tables.
         config: the model's ``config.json``.
         token_nbytes: bytes of KV cache per token, of all layers.
-        at_once: number of its engines that fit one GPU of 139 GiB side by side, with their host pools in 80 GB.
     """
 
     title: str
     config: Mapping[str, Any]
     token_nbytes: int
-    at_once: int
 
 
 SHAPES = {
@@ -34,13 +32,13 @@ SHAPES = {
         "Llama-8B shape: 32 layers, 8 KV heads",
         {**_LLAMA, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
          "num_key_value_heads": 8},
-        token_nbytes=32 * 2 * 8 * 128 * 2, at_once=5,
+        token_nbytes=32 * 2 * 8 * 128 * 2,
     ),
     "gqa1": Shape(
         "80 layers, 1 KV head",
         {**_LLAMA, "hidden_size": 1024, "intermediate_size": 3584, "num_hidden_layers": 80, "num_attention_heads": 8,
          "num_key_value_heads": 1},
-        token_nbytes=80 * 2 * 1 * 128 * 2, at_once=10,
+        token_nbytes=80 * 2 * 1 * 128 * 2,
     ),
     # DeepSeek-V2-Lite's attention. All layers are dense: no kernel of mixtures of experts is needed.
     "mla": Shape(
@@ -49,13 +47,13 @@ SHAPES = {
          "intermediate_size": 10944, "num_hidden_layers": 27, "num_attention_heads": 16, "num_key_value_heads": 16,
          "kv_lora_rank": 512, "q_lora_rank": None, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
          "n_routed_experts": 64, "n_shared_experts": 2, "num_experts_per_tok": 6, "first_k_dense_replace": 27},
-        token_nbytes=27 * (512 + 64) * 2, at_once=8,
+        token_nbytes=27 * (512 + 64) * 2,
     ),
     "tiny": Shape(
         "4 layers, 2 KV heads",
         {**_LLAMA, "head_dim": 64, "torch_dtype": "float32", "hidden_size": 256, "intermediate_size": 512,
          "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2},
-        token_nbytes=4 * 2 * 2 * 64 * 4, at_once=4,
+        token_nbytes=4 * 2 * 2 * 64 * 4,
     ),
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""The parent: starts the engines of a batch side by side, and gives them their measures in turn."""
+"""The parent: starts one engine after another, and gives each its measures."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engines.columns import columns
 from benchmarks.engines.engine import MARK, Setup
+from benchmarks.engines.figures import columns
 from benchmarks.engines.shapes import Work
 from benchmarks.engines.ways import NO_OFFLOADING
 
@@ -65,7 +65,7 @@ class Phase:
         name: "short", "chats" or "long".
         fill: request that makes the host hold it.
         asks: the measures of a round.
-        share: share of a batch's time, where time is limited.
+        share: share of a visit's time, where time is limited.
     """
 
     name: str
@@ -75,7 +75,7 @@ class Phase:
 
 
 def phases(work: Work) -> list[Phase]:
-    """Return the phases of a batch, in order."""
+    """Return the phases of a visit, in order."""
     short, *long = work.held
     alone = [
         Ask("alone", short, suffix, work.hits if suffix == work.suffix else work.fewer) for suffix in work.suffixes
@@ -172,23 +172,22 @@ class Run:
     """What a run has found so far.
 
     Attributes:
+        work, device, graphs: see :class:`benchmarks.engines.engine.Setup`.
+        phases: names of the phases that are measured.
+        report: function that is called after every round, to save what is there.
         samples: one dictionary per measure, way and round.
         failed: why a way has no or fewer figures, by "shape: way".
-        facts: link rate, seconds of starts and fills, first tokens; by shape.
-        budget: seconds for everything, from ``began`` on.
-        report: function that is called after every round, to save what is there.
+        facts: by shape, the link's rate, and seconds of starts and fills.
     """
 
-    budget: float
-    report: Callable[[Run], None]
+    work: Work
+    device: str
+    graphs: str
+    phases: Sequence[str]
+    report: Callable[[], None]
     samples: list[Sample] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     facts: dict[str, dict[str, Any]] = field(default_factory=dict)
-    began: float = field(default_factory=time.monotonic)
-
-    def left(self) -> float:
-        """Return the seconds that are left."""
-        return self.budget - (time.monotonic() - self.began)
 
 
 def note(text: str) -> None:
@@ -196,113 +195,81 @@ def note(text: str) -> None:
     print(f"[{time.strftime('%H:%M:%S')}] {text}", file=sys.stderr, flush=True)
 
 
-class Batch:
-    """Engines of one shape that run side by side, or one engine that is alone on the GPU.
+class Visit:
+    """One start of an engine, alone on the GPU, and all its measures.
 
     Args:
         run: what the run has found so far.
         shape: key of the model.
-        number: number of the batch; only figures of one batch are compared.
-        ways: a way for each engine.
-        work: sizes.
-        device: "cuda" or "cpu".
-        graphs: key of the CUDA graphs.
-        first_round: number of the first round, if the ways had rounds before.
+        way: name of the way.
+        first_round: number of the first round, if the way had rounds before.
     """
 
-    def __init__(self, run: Run, shape: str, number: int, ways: Sequence[str], work: Work, device: str,
-                 graphs: str, first_round: int = 0) -> None:  # fmt: skip
-        self.run, self.shape, self.number, self.work, self.first_round = run, shape, number, work, first_round
-        self.facts = run.facts.setdefault(shape, {"started": {}, "filled": {}, "answers": {}})
-        began = time.monotonic()
-        self.engines = [Engine(Setup(shape, way, work, device, graphs)) for way in ways]
-        for engine in self.engines:
-            answer = self.checked(engine, engine.hear(START_S))
-            if answer:
-                self.facts["started"][engine.way] = answer["started"]
-                seconds, connector = time.monotonic() - began, answer["connector"] or "no connector"
-                note(f"{shape}, {engine.way}: started after {seconds:.0f} s; {connector}")
+    def __init__(self, run: Run, shape: str, way: str, first_round: int = 0) -> None:
+        self.run, self.shape, self.way, self.first_round = run, shape, way, first_round
+        self.facts = run.facts.setdefault(shape, {"started": {}, "filled": {}})
+        few = way == NO_OFFLOADING
+        self.rounds = min(run.work.rounds, SLOW_ROUNDS) if few else run.work.rounds
 
-    def checked(self, engine: Engine, answer: dict[str, Any]) -> dict[str, Any]:
+    def measure(self, ends: float) -> None:
+        """Start the engine, and take all phases, each for its share of the time until ``time.monotonic()`` is over."""
+        run, began = self.run, time.monotonic()
+        self.engine = Engine(Setup(self.shape, self.way, run.work, run.device, run.graphs))
+        try:
+            answer = self.checked(self.engine.hear(START_S))
+            if answer:
+                self.facts["started"][self.way] = answer["started"]
+                connector = answer["connector"] or "no connector"
+                note(f"{self.shape}, {self.way}: started after {time.monotonic() - began:.0f} s; {connector}")
+            wanted = [phase for phase in phases(run.work) if phase.name in run.phases]
+            for place, phase in enumerate(wanted):
+                if self.engine.died:
+                    break
+                share = phase.share / sum(later.share for later in wanted[place:])
+                self.phase(phase, time.monotonic() + (ends - time.monotonic()) * share)
+        finally:
+            if not self.engine.died:
+                self.engine.stop()
+
+    def checked(self, answer: dict[str, Any]) -> dict[str, Any]:
         """Return an answer; note an error, and return an empty dictionary in its place."""
         if "error" not in answer:
             return answer
-        key = f"{self.shape}: {engine.way}"
+        key = f"{self.shape}: {self.way}"
         if key not in self.run.failed:
             self.run.failed[key] = answer["error"]
             note(f"{key}: {answer['error']}")
         return {}
 
-    def alive(self) -> list[Engine]:
-        """Return the engines that still answer."""
-        return [engine for engine in self.engines if not engine.died]
+    def ask(self, do: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Return the engine's answer, or an empty dictionary if it has died or failed."""
+        return {} if self.engine.died else self.checked(self.engine.ask(do, arguments))
 
-    def together(self, do: str, arguments: dict[str, Any]) -> dict[str, dict[str, Any]]:
-        """Ask every engine at the same time, for requests that are not timed; return answers by way."""
-        engines = self.alive()
-        for engine in engines:
-            engine.send(do, arguments)
-        answers = {engine.way: self.checked(engine, engine.hear(ANSWER_S)) for engine in engines}
-        return {way: answer for way, answer in answers.items() if answer}
-
-    def measure(self, only: Sequence[str], seconds: float) -> None:
-        """Take all phases, each for its share of the seconds."""
-        wanted = [phase for phase in phases(self.work) if phase.name in only]
-        ends = time.monotonic() + seconds
-        for place, phase in enumerate(wanted):
-            left = ends - time.monotonic()
-            self.phase(phase, left * phase.share / sum(later.share for later in wanted[place:]))
-
-    def phase(self, phase: Phase, seconds: float) -> None:
-        """Fill the host, warm up, then take rounds until they are done or the seconds are over."""
-        ends = time.monotonic() + seconds
-        do, arguments = phase.fill
-        for way, answer in self.together(do, arguments).items():
-            self.facts["filled"][f"{way}: {phase.name}"] = round(answer["seconds"], 2)
-        held = phase.asks[0].held
-        if held:
-            checks = {"held": held, "suffix": self.work.suffix, "hits": self.work.fewer, "first": _APART * _WARM_UP}
-            for way, answer in self.together("answers", checks).items():
-                self.facts["answers"].setdefault(str(held), {})[way] = answer["answers"]
-        if "link" not in self.facts and (engines := self.alive()):
-            self.facts["link"] = self.checked(engines[0], engines[0].ask("link", {})).get("rate", 0.0)
+    def phase(self, phase: Phase, ends: float) -> None:
+        """Fill the host, warm up, then take rounds until they are done or the time is over."""
+        if filled := self.ask(*phase.fill):
+            self.facts["filled"][f"{self.way}: {phase.name}"] = round(filled["seconds"], 2)
+        if "link" not in self.facts and (link := self.ask("link", {})):
+            self.facts["link"] = link["rate"]
         for place, ask in enumerate(phase.asks):  # the first one of a kind is slower
             few = replace(ask, hits=min(ask.hits, 2))
-            for engine in self.alive():
-                self.checked(engine, engine.ask(ask.measure, few.arguments(engine.way, _WARM_UP + place + 1)))
-        note(f"{self.shape}, {phase.name}: ready")
-        for number in range(self.work.rounds):
+            self.ask(ask.measure, few.arguments(self.way, _WARM_UP + place + 1))
+        for number in range(self.rounds):
             if number and time.monotonic() > ends:
-                self.run.failed[f"{self.shape}: {phase.name}, batch {self.number + 1}"] = (
-                    f"cut short after {number} of {self.work.rounds} rounds: the time is over"
+                self.run.failed[f"{self.shape}: {phase.name}, {self.way}"] = (
+                    f"cut short after {number} of {self.rounds} rounds: the time is over"
                 )
                 break
             self.round(phase, self.first_round + number)
-            self.run.report(self.run)
+            self.run.report()
 
     def round(self, phase: Phase, number: int) -> None:
-        """Take every measure once, by every way in turn; another way is first in every round."""
+        """Take every measure once."""
         began = time.monotonic()
         for place, ask in enumerate(phase.asks):
-            for engine in rotated(self.alive(), number):
-                if engine.way == NO_OFFLOADING and number >= SLOW_ROUNDS:
-                    continue
-                answer = self.checked(
-                    engine, engine.ask(ask.measure, ask.arguments(engine.way, number * len(phase.asks) + place))
-                )
-                if answer:
-                    of = {"shape": self.shape, "batch": self.number, "round": number, "way": engine.way}
-                    of |= {"measure": ask.measure, "held": ask.held, "suffix": ask.suffix}
-                    self.run.samples.append(of | columns(ask.measure, answer))
-        note(f"{self.shape}, {phase.name}: round {number + 1}, {time.monotonic() - began:.1f} s")
-
-    def close(self) -> None:
-        """End all engines."""
-        for engine in self.alive():
-            engine.stop()
-
-
-def rotated(engines: Sequence[Engine], number: int) -> Iterator[Engine]:
-    """Yield all engines, beginning with another one in every round."""
-    for place in range(len(engines)):
-        yield engines[(place + number) % len(engines)]
+            answer = self.ask(ask.measure, ask.arguments(self.way, number * len(phase.asks) + place))
+            if answer:
+                of = {"shape": self.shape, "round": number, "way": self.way}
+                of |= {"measure": ask.measure, "held": ask.held, "suffix": ask.suffix}
+                self.run.samples.append(of | columns(ask.measure, answer))
+        note(f"{self.shape}, {self.way}, {phase.name}: round {number + 1}, {time.monotonic() - began:.1f} s")

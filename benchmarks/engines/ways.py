@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any
 
 _KVPLAN = "kvplan.engines.vllm"
 NO_OFFLOADING = "none"
-LAYERS = "layers"
 
 
 @dataclass(frozen=True)
@@ -53,12 +52,11 @@ WORDS = {
     "packed": Piece("BLHNC", env={"VLLM_KV_CACHE_LAYOUT": "BLHNC"}),  # all layers of a block in one piece
     "sync": Piece("sync", extra={"sync_load_budget_bytes": 8 << 30}),
     "chunks": Piece("chunks of 5 blocks", extra={"blocks_per_chunk": 5}),  # all measured prefixes are whole chunks
-    LAYERS: Piece("by layer", extra={"load_by_layer": True}),
+    "layers": Piece("by layer", extra={"load_by_layer": True}),
     "kernel": Piece("path kernel", extra={"kvplan": {"path": "kernel"}}),
     "staged": Piece("path staged", extra={"kvplan": {"path": "staged"}}),
     "copy_engine": Piece("path copy_engine", extra={"kvplan": {"path": "copy_engine"}}),
 }
-# In this order, so that the first five are the contenders where a GPU holds five engines.
 DEFAULT = ("own-packed", "own-packed-sync", "simple-packed", "kvplan", "kvplan-layers", "own", "own-sync", "simple",
            NO_OFFLOADING, "lmcache")  # fmt: skip
 
@@ -90,16 +88,6 @@ class Way:
     def ours(self) -> bool:
         """Whether it is kvplan's."""
         return self.base == "kvplan"
-
-    @property
-    def by_layer(self) -> bool:
-        """Whether kvplan loads layer by layer."""
-        return self.ours and LAYERS in self.name.split("-")
-
-    @property
-    def sync(self) -> bool:
-        """Whether vLLM's steps wait for their loads."""
-        return self.base == "own" and "sync" in self.name.split("-")
 
     @property
     def missing(self) -> bool:
@@ -136,27 +124,3 @@ def way_of(name: str) -> Way:
         config = {**BASES[base].config, "kv_role": "kv_both", "kv_connector_extra_config": extra}
     env = {key: value for piece in pieces for key, value in piece.env.items()}
     return Way(name, ", ".join(piece.title for piece in pieces), config, env, BASES[base].needs)
-
-
-def batches(ways: Sequence[str], at_once: int) -> list[list[str]]:
-    """Split ways into batches of engines that run side by side.
-
-    kvplan's way by layer (otherwise kvplan's last way) is in every batch: engines of different batches are compared
-    through it, since a machine's pace drifts.
-
-    Args:
-        ways: names, the most interesting first.
-        at_once: most engines per batch, at least 2.
-
-    >>> batches(["own-packed", "kvplan", "kvplan-layers", "own", "none"], 3)
-    [['own-packed', 'kvplan', 'kvplan-layers'], ['own', 'none', 'kvplan-layers']]
-    >>> batches(["own", "none"], 3), batches(["own", "simple", "none"], 2)
-    ([['own', 'none']], [['own', 'simple'], ['none']])
-    """
-    if len(ways) <= at_once:
-        return [list(ways)]
-    ours = [name for name in ways if way_of(name).ours]
-    anchor = ([name for name in ours if way_of(name).by_layer] or ours)[-1:]
-    others = [name for name in ways if name not in anchor]
-    size = at_once - len(anchor)
-    return [others[k : k + size] + anchor for k in range(0, len(others), size)]

@@ -1,18 +1,13 @@
-"""The environment of a run: the GPU, its driver and link, and the versions of the software."""
+"""The environment of a run: the GPU, its driver and link."""
 
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.sizes import Scale
-from benchmarks.record import Row, document
+from benchmarks.record import versions  # noqa: F401  # other suites ask this module for them
 
 PACKAGES = ("torch", "triton")
 # Streams share hardware queues, 8 by default. A run has an executor for every policy, and far more streams than an
@@ -29,11 +24,16 @@ _FIELDS = {
 }
 
 
-def gpu() -> dict[str, Any]:
-    """The GPU as torch and nvidia-smi know it; unknown facts are left out."""
+def gpu(count: int = 1) -> dict[str, Any]:
+    """The GPU as torch and nvidia-smi know it, and what joins the first of several; unknown facts are left out."""
     import torch
 
     properties = torch.cuda.get_device_properties(0)
+    link = {}
+    if count > 1:
+        from kvplan.cuda.peers import link_between
+
+        link = {"devices": count, "link": link_between(0, 1).words}
     return {
         "name": properties.name,
         "multiprocessors": properties.multi_processor_count,
@@ -41,11 +41,12 @@ def gpu() -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "connections": os.environ.get(CONNECTIONS, ""),
         **told_by_smi(),
+        **link,
     }
 
 
 def told_by_smi() -> dict[str, str]:
-    """Ask nvidia-smi about the first GPU; empty where there is no nvidia-smi."""
+    """Ask nvidia-smi about the first GPU; empty where there is no nvidia-smi, and without unknown fields."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return {}
@@ -54,48 +55,5 @@ def told_by_smi() -> dict[str, str]:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)  # noqa: S603
     except (OSError, subprocess.SubprocessError):
         return {}
-    return read_smi(done.stdout)
-
-
-def read_smi(text: str) -> dict[str, str]:
-    """Read the fields of one line of nvidia-smi; unknown fields are left out."""
-    values = [value.strip() for value in text.strip().splitlines()[0].split(",")] if text.strip() else []
+    values = [value.strip() for value in done.stdout.strip().partition("\n")[0].split(",")]
     return {name: value for name, value in zip(_FIELDS, values, strict=False) if value and not value.startswith("[")}
-
-
-def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str]:
-    """Versions of packages, where installed; by default of torch and Triton."""
-    found = {}
-    for package in packages:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
-
-
-def default_path(name: str, groups: Sequence[str]) -> Path:
-    """The file of a run's result. A run of some groups has a file of its own, so that it replaces no whole run."""
-    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-    return Path(__file__).parents[1] / "results" / f"{'-'.join(['gpu', slug, *groups])}.json"
-
-
-def gpu_document(
-    rows: Sequence[Row],
-    *,
-    scale: Scale,
-    started: Mapping[str, Any],
-    about: Mapping[str, Any],
-    failed: Mapping[str, str],
-) -> dict[str, Any]:
-    """The JSON document of one run on a GPU: that of the CPU's benchmarks, and facts of the GPU.
-
-    Args:
-        about: :func:`gpu`.
-        failed: by group, why it failed.
-    """
-    made = document(rows, scale=scale, started=started)
-    made["machine"]["gpu"] = dict(about)
-    made["versions"] |= versions()
-    made["failed"] = dict(failed)
-    return made

@@ -1,12 +1,18 @@
 """Triton kernels that kvplan is compared with: a ceiling of the SMs, and a baseline as engines ship it."""
 
+import torch
 import triton
 import triton.language as tl
+
+from kvplan.measure.baselines import Baseline, issued
+from kvplan.measure.rig import Line
+from kvplan.measure.workload import Work
 
 CEILING_WORDS = 4096  # 8-byte words that a program of the ceiling copies at a time: 32 KiB
 CEILING_WARPS = 32
 BASELINE_WORDS = 1024  # 8-byte words that a program of the baseline copies at a time: 8 KiB
 BASELINE_WARPS = 8
+PROGRAMS = "12 programs, 8-byte words"
 
 
 @triton.jit
@@ -34,3 +40,14 @@ def one_at_a_time(src, dst, nbytes, count, WORDS: tl.constexpr):  # noqa: N803
         for first in range(0, words, WORDS):
             at = first + lane
             tl.store(target + at, tl.load(source + at, mask=at < words), mask=at < words)
+
+
+def twelve_programs(line: Line, work: Work) -> Baseline:
+    """12 programs take descriptors one at a time, as engines ship it; these lie on the GPU beforehand, at no cost."""
+    src, dst, size = (torch.tensor(column, device=line.name) for column in work.plan.descriptors())
+
+    def issue() -> None:
+        with torch.cuda.stream(line.stream):
+            one_at_a_time[(12,)](src, dst, size, size.numel(), WORDS=BASELINE_WORDS, num_warps=BASELINE_WARPS)
+
+    return issued(PROGRAMS, line, work, issue)

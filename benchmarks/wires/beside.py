@@ -11,7 +11,7 @@ from functools import partial
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.wires.limits import KIB
+from benchmarks.wires.sizes import KIB
 from kvplan.measure.compute import DECODE_BATCH, Compute, Feeder
 from kvplan.measure.rig import SWITCH
 
@@ -114,8 +114,8 @@ class _Mark:
 def beside_decode(case: Case) -> Found:
     """Push one transfer after another while both processes compute; return the rate, and what compute lost."""
     scale = case.side.scale
-    load, store, a, b = case.plans(ROW)
-    case.check(ROW, load, store, a, b)
+    load, store, there, here = case.plans(ROW)
+    case.check(ROW, load, store, there, here)
     compute, rounds = Load(case.side.device), []
     for _ in range(scale.rounds):
         case.ask("decode")
@@ -134,8 +134,6 @@ def beside_decode(case: Case) -> Found:
         rounds.append((median(taken), len(taken), compute.end(begun, ended), far))
     seconds = median(one[0] for one in rounds)
     return {
-        "beside": {
-            "nbytes": store.nbytes, "GB/s": store.nbytes / seconds / 1e9, "transfers": sum(one[1] for one in rounds),
-            "sender": [one[2] for one in rounds], "receiver": [one[3] for one in rounds],
-        }
+        "nbytes": store.nbytes, "GB/s": store.nbytes / seconds / 1e9, "transfers": sum(one[1] for one in rounds),
+        "sender": [one[2] for one in rounds], "receiver": [one[3] for one in rounds],
     }  # fmt: skip

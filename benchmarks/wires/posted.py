@@ -1,14 +1,12 @@
-"""NIXL itself: a descriptor for each row, flat or strided, read or written; and one large message."""
+"""NIXL itself: a descriptor for each row, flat or strided, read or written."""
 
 from __future__ import annotations
 
 import time
-from statistics import median
 from typing import Any
 
 import numpy as np
 
-from benchmarks.wires.paced import PacedMessage
 from kvplan import Plan
 from kvplan.plan.nixl_lists import NixlList
 
@@ -56,23 +54,3 @@ def ways_of(nixl: Any, peer: str, load: Plan, store: Plan) -> dict[str, Posted]:
             mine, theirs = (dst, src) if operation == "READ" else (src, dst)
             made[f"{operation} {'strided' if strided else 'flat'}"] = Posted(nixl, peer, mine, theirs, operation)
     return made
-
-
-def one_message(nixl: Any, peer: str, mine: tuple[int, int], theirs: tuple[int, int], nbytes: int, memory: str,
-                repeats: int, paced: float = 0.0) -> dict[str, float]:  # fmt: skip
-    """Return the GB/s of one large message, read and written; ``mine`` and ``theirs`` are address and device.
-
-    With ``paced``, it goes no faster than over a card with so many GB/s.
-    """
-    found = {}
-    for operation in ("READ", "WRITE"):
-        post: Posted | PacedMessage
-        if paced:
-            post = PacedMessage(nixl, peer, mine, theirs, nbytes, memory, operation, paced)
-        else:
-            sides = (NixlList(np.array([(at, nbytes, device)], np.int64), memory) for at, device in (mine, theirs))
-            post = Posted(nixl, peer, *sides, operation)
-        post()
-        found[operation] = nbytes / median(post() for _ in range(repeats)) / 1e9
-        post.release()
-    return found

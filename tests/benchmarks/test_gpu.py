@@ -7,7 +7,7 @@ import pytest
 import kvplan
 from kvplan.measure.workload import DIRECTIONS, Geometry, between
 
-pytestmark = [pytest.mark.slow, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture

@@ -1,10 +1,8 @@
-"""Caches of ranks of live engines: other orders of tokens and heads, other head ranges, several sources at once."""
+"""Caches of ranks of live engines on two GPUs: other orders of tokens and heads, other head ranges."""
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -12,9 +10,8 @@ import numpy as np
 import torch
 
 import kvplan
-from benchmarks.gpu.peer.limits import FOUR_SHARE, HEADS_SHARE, ROUTES
-from benchmarks.gpu.peer.rig import Rig, better
-from benchmarks.gpu.rig import WARM_UPS, Way
+from benchmarks.gpu.peer.whole import ROUTES, better
+from benchmarks.gpu.rig import Rig, Way
 from benchmarks.gpu.sizes import spell
 from benchmarks.record import Row
 from kvplan.errors import TransferError
@@ -22,7 +19,7 @@ from kvplan.measure.baselines import COPY, INDEXING
 from kvplan.measure.rig import Line
 
 NHD, HND = "layer: kv block token head dim", "layer: kv block head token dim"
-NEEDED = 4  # GPUs of the last group
+WORDS = {NHD: "NHD", HND: "HND"}
 
 
 class Rank(NamedTuple):
@@ -42,45 +39,53 @@ class Rank(NamedTuple):
 
 
 class Move(NamedTuple):
-    """Blocks from source ranks to destination ranks, as one plan.
+    """All blocks of a rank to a rank that has its heads, in random order.
 
     Attributes:
-        plan: all pairs that are moved, joined.
-        pairs: sources and destinations that have heads in common, as (source, destination).
-        ids: block ids of the sources, and of the destinations.
-        link_nbytes: bytes that go from one GPU to another. On the CPU, which stands for all GPUs, it is all bytes.
+        plan: the transfer.
+        source, target: the ranks.
+        ids: block ids of the source, and of the target.
     """
 
     plan: kvplan.Plan
-    pairs: tuple[tuple[Rank, Rank], ...]
+    source: Rank
+    target: Rank
     ids: tuple[np.ndarray[Any, np.dtype[np.int64]], np.ndarray[Any, np.dtype[np.int64]]]
-    link_nbytes: int
 
-    def parts(self, source: Rank, target: Rank) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-        """Views of each layer's common heads, of source and destination, and the ids of the destination's blocks."""
-        common = range(max(source.heads.start, target.heads.start), min(source.heads.stop, target.heads.stop))
-        src, dst = (slice(common.start - rank.heads.start, common.stop - rank.heads.start) for rank in (source, target))
-        at = torch.from_numpy(self.ids[1]).to(target.gpu)
-        for one, other in zip(source.tensors, target.tensors, strict=True):
-            yield one[..., src, :], other[..., dst, :], at
+    @classmethod
+    def between(cls, source: Rank, target: Rank) -> Move:
+        """Plan it."""
+        random = np.random.default_rng(0)
+        here, there = (random.permutation(rank.layout.num_blocks).astype(np.int64) for rank in (source, target))
+        return cls(kvplan.compile(source.layout, target.layout).plan(here, there), source, target, (here, there))
+
+    def layers(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Views of each layer's heads that move, of source and target."""
+        first = self.source.heads.start - self.target.heads.start
+        heads = slice(first, first + len(self.source.heads))
+        for src, dst in zip(self.source.tensors, self.target.tensors, strict=True):
+            yield src, dst[..., heads, :]
+
+    def indices(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Block ids on the GPU of each side."""
+        here, there = map(torch.from_numpy, self.ids)
+        return here.to(self.source.gpu), there.to(self.target.gpu)
 
     def verify(self, name: str, move: Any) -> None:
-        """Invert the destinations' bytes, move the plan, and compare every byte.
+        """Invert the target's bytes, move the plan, and compare every byte.
 
         Raises:
             TransferError: a byte did not arrive.
         """
-        for _, target in self.pairs:
-            for tensor in target.tensors:
-                tensor.bitwise_not_()
-        for gpu in {target.gpu for _, target in self.pairs} - {"cpu"}:
-            torch.cuda.synchronize(gpu)
+        for tensor in self.target.tensors:
+            tensor.bitwise_not_()
+        if self.target.gpu != "cpu":
+            torch.cuda.synchronize(self.target.gpu)
         move()
-        for source, target in self.pairs:
-            blocks = torch.from_numpy(self.ids[0]).to(source.gpu)
-            for layer, (src, dst, at) in enumerate(self.parts(source, target)):
-                if not torch.equal(src[:, blocks].to(target.gpu), dst[:, at]):
-                    raise TransferError(f"{name}: not every byte of {self.plan!r} arrived, layer {layer}")
+        here, there = self.indices()
+        for layer, (src, dst) in enumerate(self.layers()):
+            if not torch.equal(src[:, here].to(self.target.gpu), dst[:, there]):
+                raise TransferError(f"{name}: not every byte of {self.plan!r} arrived, layer {layer}")
 
 
 def rank_of(rig: Rig, order: str, heads: range, gpu: str, blocks: int) -> Rank:
@@ -94,19 +99,6 @@ def rank_of(rig: Rig, order: str, heads: range, gpu: str, blocks: int) -> Rank:
     return Rank(layout, made if nhd else [one.transpose(2, 3) for one in made], heads, gpu)
 
 
-def move_of(sources: Sequence[Rank], targets: Sequence[Rank], only: Sequence[tuple[int, int]] = ()) -> Move:
-    """Plan all blocks in random order between ranks, or between some pairs of ranks only."""
-    programs = kvplan.reshard([rank.layout for rank in sources], [rank.layout for rank in targets], complete=False)
-    random = np.random.default_rng(0)
-    ids = tuple(random.permutation(ranks[0].layout.num_blocks).astype(np.int64) for ranks in (sources, targets))
-    pairs = [pair for pair in programs if not only or pair in only]
-    plans = [programs[pair].plan(*ids) for pair in pairs]
-    ranks = tuple((sources[one], targets[other]) for one, other in pairs)
-    link_nbytes = sum(plan.nbytes for plan, (source, target) in zip(plans, ranks, strict=True)
-                      if source.gpu != target.gpu or source.gpu == "cpu")  # fmt: skip
-    return Move(kvplan.join(plans), ranks, (ids[0], ids[1]), link_nbytes)
-
-
 def layouts(rig: Rig) -> Iterator[Row]:
     """A rank with some heads to a rank with all heads: orders that differ, and runs of 256 B to 4 KiB."""
     scale = rig.scale
@@ -116,112 +108,44 @@ def layouts(rig: Rig) -> Iterator[Row]:
         blocks = scale.head_blocks(len(heads))
         source = rank_of(rig, first, heads, rig.gpus[0], blocks)
         target = rank_of(rig, second, range(scale.heads), rig.gpus[1], blocks)
-        words = f"{_word(first)} -> {_word(second)}, TP {scale.heads // len(heads)} -> TP 1, {spell(run_nbytes)}"
-        yield from _both(rig, "layouts", words, move_of([source], [target]))
+        words = f"{WORDS[first]} -> {WORDS[second]}, TP {scale.heads // len(heads)} -> TP 1, {spell(run_nbytes)}"
+        moved = Move.between(source, target)
+        rows = {route: _row(rig, words, moved, route) for route in ROUTES}
+        yield from rows.values()
+        yield better(rows, f"{words}, the better of push and pull")
 
 
-def resharding(rig: Rig) -> Iterator[Row]:
-    """Two source ranks to one destination in one submission: both on one GPU, then one beside the destination.
-
-    The last case has no limit: its GPU also copies half of the bytes within its memory, and the figure is the other
-    half, which crosses the link.
-    """
-    half, blocks = rig.scale.heads // 2, rig.scale.head_blocks(rig.scale.heads)
-    target = rank_of(rig, HND, range(2 * half), rig.gpus[1], blocks)
-    for words, gpus in (("both on one GPU", (0, 0)), ("one on each GPU", (0, 1))):
-        sources = [rank_of(rig, NHD, range(k * half, (k + 1) * half), rig.gpus[gpu], blocks)
-                   for k, gpu in enumerate(gpus)]  # fmt: skip
-        moved = move_of(sources, [target])
-        if gpus == (0, 0):
-            yield from _both(rig, "resharding", f"two ranks, {words}", moved)
-        else:
-            yield _row(rig, "resharding", f"two ranks, {words}", moved, "pull")
-
-
-def _both(rig: Rig, group: str, words: str, moved: Move) -> Iterator[Row]:
-    """Rows of a push by the source's GPU and of a pull by the destination's, and of the better one."""
-    rows = {route: _row(rig, group, words, moved, route) for route in ROUTES}
-    yield from rows.values()
-    yield better(rows, f"{words}, the better of push and pull", HEADS_SHARE)
-
-
-def _row(rig: Rig, group: str, words: str, moved: Move, route: str) -> Row:
-    """A row of the bytes that cross the link, over the time in which all bytes have arrived."""
-    gpu, peer = rig.gpus[:2] if route == "push" else rig.gpus[1::-1]
-    begin = partial(rig.executor(gpu).submit, moved.plan)
+def _row(rig: Rig, words: str, moved: Move, route: str) -> Row:
+    """A row of a push by the source's GPU, or of a pull by the target's."""
+    gpu, peer = rig.gpus if route == "push" else rig.gpus[::-1]
+    begin, nbytes = partial(rig.kept_executor("auto", gpu).submit, moved.plan), moved.plan.nbytes
     moved.verify("auto", lambda: begin().synchronize())
-    ways = {"ours": Way(moved.link_nbytes, begin), COPY: rig.copy(gpu, peer, route, moved.link_nbytes)}
-    apart = {source.gpu for source, _ in moved.pairs}.isdisjoint(target.gpu for _, target in moved.pairs)
-    if apart and not rig.on_cpu:
-        ways[INDEXING] = _indexing(rig.line(gpu, peer), moved, route)
-    row = rig.row(group, f"{words}, {route}", rig.speeds(ways), route)
-    return replace(row, detail=dict(row.detail) | {"moved_nbytes": moved.plan.nbytes})
+    ways = {"ours": Way(nbytes, begin), COPY: rig.copy(gpu, peer, route, nbytes)}
+    if not rig.on_cpu:
+        ways[INDEXING] = _indexing(rig.line(route, gpu, peer), moved, route)
+    return rig.row("layouts", f"{words}, {route}", rig.speeds(ways), route)
 
 
 def _indexing(line: Line, moved: Move, route: str) -> Way:
-    """torch: the blocks' common heads are gathered for each layer, copied to the other GPU at once, and scattered."""
+    """torch: the blocks' heads are gathered for each layer, copied to the other GPU at once, and scattered."""
     assert line.far is not None  # two GPUs
     source, target = (line, line.far) if route == "push" else (line.far, line)
-    held: list[Any] = []  # of each pair and layer: gathered, arrived
-    for one, other in moved.pairs:
-        for src, _, at in moved.parts(one, other):
-            shape = (2, at.numel(), *src.shape[2:])
-            held.append([torch.empty(shape, dtype=torch.int16, device=name) for name in (source.name, target.name)])
-    blocks = torch.from_numpy(moved.ids[0]).to(source.name)
-    views = [part for one, other in moved.pairs for part in moved.parts(one, other)]
+    views, (here, there) = list(moved.layers()), moved.indices()
+    shapes = [(2, there.numel(), *src.shape[2:]) for src, _ in views]
+    gathered, arrived = ([torch.empty(shape, dtype=torch.int16, device=side.name) for shape in shapes]
+                         for side in (source, target))  # fmt: skip
 
     def issue() -> None:
         with torch.cuda.stream(source.stream), torch.cuda.stream(target.stream):
-            for (src, _, _), (gathered, _) in zip(views, held, strict=True):
-                gathered.copy_(src[:, blocks])
-            for gathered, arrived in held:
-                arrived.copy_(gathered, non_blocking=True)
-            for (_, dst, at), (_, arrived) in zip(views, held, strict=True):
-                dst.index_copy_(1, at, arrived)
+            for (src, _), staging in zip(views, gathered, strict=True):
+                staging.copy_(src[:, here])
+            for near, far in zip(gathered, arrived, strict=True):
+                far.copy_(near, non_blocking=True)
+            for (_, dst), staging in zip(views, arrived, strict=True):
+                dst.index_copy_(1, there, staging)
 
     def begin() -> Any:
         return line.start(moved.plan.nbytes, issue)
 
     moved.verify(INDEXING, lambda: begin().synchronize())
     return Way(moved.plan.nbytes, begin)
-
-
-def four(rig: Rig) -> Iterator[Row]:
-    """Two ranks to two ranks of other head ranges, on four GPUs, all at once; each destination pulls.
-
-    Each source sends a half of its heads to each destination, so no GPU has more to do than the others.
-    """
-    if len(rig.gpus) < NEEDED:
-        rig.not_run["four"] = f"it needs {NEEDED} GPUs; there are {len(rig.gpus)}"
-        return
-    half, quarter = rig.scale.heads // 2, rig.scale.heads // 4
-    blocks, gpus = rig.scale.head_blocks(half), rig.gpus
-    sources = [rank_of(rig, NHD, range(k * half, (k + 1) * half), gpus[k], blocks) for k in range(2)]
-    middle = rank_of(rig, HND, range(quarter, quarter + half), gpus[2], blocks)
-    outer = [rank_of(rig, HND, heads, gpus[3], blocks)
-             for heads in (range(quarter), range(quarter + half, 2 * half))]  # fmt: skip
-    moves = {"the middle heads": (gpus[2], move_of(sources, [middle])),
-             "the outer heads": (gpus[3], move_of(sources, outer))}  # fmt: skip
-    alone_begin = partial(rig.executor(gpus[2]).submit, move_of(sources, [middle], only=[(0, 0)]).plan)
-    alone = rig.speeds({"pair": Way(alone_begin().result().nbytes, alone_begin)})["pair"].gbps
-    begins = {}
-    for name, (gpu, moved) in moves.items():
-        begins[name] = partial(rig.executor(gpu).submit, moved.plan)
-        moved.verify(name, lambda begin=begins[name]: begin().synchronize())
-    for name, seconds in _at_once(rig, begins).items():
-        gbps = moves[name][1].plan.nbytes / seconds / 1e9
-        yield Row("four", f"{name}, all at once", "GB/s", gbps, {"one pair alone": alone}, FOUR_SHARE * alone,
-                  f"{FOUR_SHARE:g} x one pair alone", more_is_better=True)  # fmt: skip
-
-
-def _at_once(rig: Rig, begins: Mapping[str, Any]) -> dict[str, float]:
-    """Median seconds of each transfer, by its own events, while the others run."""
-    taken: dict[str, list[float]] = {name: [] for name in begins}
-    for _ in range(WARM_UPS + rig.scale.repeats):
-        for name, flight in {name: begin() for name, begin in begins.items()}.items():
-            taken[name].append(flight.result().seconds)
-    return {name: statistics.median(some[WARM_UPS:]) for name, some in taken.items()}
-
-
-def _word(order: str) -> str:
-    return "NHD" if order == NHD else "HND"

@@ -19,7 +19,6 @@ from typing import Any
 import torch
 
 import kvplan
-from benchmarks.wires.beside import StandIn
 from kvplan import Agent, Executor, Policy
 from kvplan.measure.compute import Compute
 from kvplan.measure.grid import PEER_BLOCK_RUNS
@@ -38,12 +37,11 @@ def measured(device: str, owner: str, blocks: int, turns: int = TURNS) -> dict[s
     with ExitStack() as stack:
         other = PoolOwner(owner, nbytes, [geometry], LOCAL)
         stack.callback(other.close)
-        buffers = Buffers(nbytes, device, peer=None if device == "cpu" else owner)
+        buffers = Buffers(nbytes, device, peer=owner)
         executor = stack.enter_context(Executor(device, Policy()))
         agent = stack.enter_context(Agent("layered", {}, transports=("cuda_ipc", "shm"), executor=executor))
         peer, moved = agent.meet(other.card()), work(buffers, geometry)
-        compute: Compute | StandIn = StandIn() if device == "cpu" else Compute(device, *SIZES)
-        stream = getattr(compute, "stream", None)
+        compute = Compute(device, *SIZES)
         near, pool = moved.src.layout, peer.layouts[pool_name(geometry)]
         plans = [
             kvplan.compile(near.slice(layers=[layer]), pool.slice(layers=[layer])).plan(moved.src_ids, moved.dst_ids)
@@ -58,14 +56,10 @@ def measured(device: str, owner: str, blocks: int, turns: int = TURNS) -> dict[s
             for k, plan in enumerate(plans):
                 compute.enqueue()
                 mark = compute.mark()
-                if stream is None:  # a transfer of the CPU cannot wait for it
-                    compute.drain()
-                    ended[turn] = time.monotonic_ns()
-                flying.append(peer.submit(plan, after=stream, note=f"{turn} {k}".encode()))
-            if stream is not None:
-                while not mark.query():
-                    pass
-                ended[turn] = time.monotonic_ns()
+                flying.append(peer.submit(plan, after=compute.stream, note=f"{turn} {k}".encode()))
+            while not mark.query():
+                pass
+            ended[turn] = time.monotonic_ns()
             for transfer in flying:
                 transfer.synchronize()
         seen = other.arrivals()
@@ -81,13 +75,11 @@ def main() -> None:
     """Measure, print and save."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--owner", type=int, default=max(torch.cuda.device_count() - 1, 0))
-    parser.add_argument("--cpu", action="store_true", help="host memory, by shm")
     parser.add_argument("--blocks", type=int, default=64)
     parser.add_argument("--turns", type=int, default=TURNS)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    where = ("cpu", "cpu") if given.cpu else ("cuda:0", f"cuda:{given.owner}")
-    found = measured(*where, given.blocks, given.turns)
+    found = measured("cuda:0", f"cuda:{given.owner}", given.blocks, given.turns)
     print(f"{found['layers']} layers of {found['layer_nbytes']:,} bytes: the last one is seen {found['tail_us']:.0f} "
           f"us after its compute; alone, {found['alone_us']:.0f} us after its submit")  # fmt: skip
     if given.json:

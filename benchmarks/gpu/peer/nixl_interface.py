@@ -16,6 +16,7 @@ import argparse
 import json
 import multiprocessing
 import time
+from math import inf
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,10 +25,11 @@ import numpy as np
 import torch
 
 from benchmarks.gpu.environment import gpu
-from benchmarks.gpu.environment import versions as packages
 from benchmarks.record import versions
 from kvplan.engines.nixl import Agent
 from kvplan.engines.nixl.own_class import agent_class
+from kvplan.measure.baselines import COPY, large_copy
+from kvplan.measure.rig import Line, timed
 
 LAYERS, TURNS, IN_FLIGHT, SERIES = 80, 30, 4, 5
 
@@ -134,18 +136,11 @@ def in_flight(agent, operation: str, here, there, chosen, nbytes: int) -> float:
     return TURNS * nbytes / (time.perf_counter() - begun) / 1e9
 
 
-def large_copy(gpu: int, nbytes: int) -> float:
+def one_large_copy(gpu: int, nbytes: int) -> float:
     """Return GB/s of one large copy between both GPUs, in this process."""
     src, dst = (torch.empty(nbytes, dtype=torch.uint8, device=f"cuda:{k}") for k in (gpu, 0))
-    times = []
-    for _ in range(TURNS):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        dst.copy_(src, non_blocking=True)
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) / 1e3)
-    return nbytes / median(times) / 1e9
+    begin = large_copy(Line("cuda:0", f"cuda:{gpu}"), src, dst)
+    return nbytes / timed({COPY: begin}, seconds=inf, most=TURNS)[COPY].seconds / 1e9
 
 
 def main() -> None:
@@ -158,9 +153,9 @@ def main() -> None:
     given = parser.parse_args()
     result: dict[str, Any] = {
         "machine": {"gpu": gpu() | {"owner": given.owner}},
-        "versions": versions() | packages(("torch", "nixl", "nixl-cu12", "nixl-cu13")),
+        "versions": versions(("torch", "nixl", "nixl-cu12", "nixl-cu13")),
         "rows": given.rows, "nbytes": given.nbytes, "layers": LAYERS,
-        "large_copy_gbps": large_copy(given.owner, given.rows * given.nbytes),
+        "large_copy_gbps": one_large_copy(given.owner, given.rows * given.nbytes),
     }  # fmt: skip
     print(f"one large copy: {result['large_copy_gbps']:.0f} GB/s")
     for kind in ("kvplan", "nixl"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import textwrap
 
@@ -10,7 +11,7 @@ import pytest
 from benchmarks.engines import turns
 from benchmarks.engines.__main__ import main
 from benchmarks.engines.shapes import SMOKE
-from benchmarks.engines.turns import Batch, Run
+from benchmarks.engines.turns import Run, Visit
 
 pytestmark = pytest.mark.slow
 
@@ -32,16 +33,15 @@ for line in sys.stdin:
     if do == "beside" and way == "own-sync":
         sys.exit("out of memory")
     hits = given.get("hits", 1)
-    answer = {"ttft": [0.03] * hits, "cpus": [0.1 / hits] * hits, "cpu": 0.1, "seconds": 0.1, "rate": 5e10,
-              "answers": [[1, -0.5]]}  # fmt: skip
+    answer = {"ttft": [0.03] * hits, "cpus": [0.1 / hits] * hits, "cpu": 0.1, "seconds": 0.1, "rate": 5e10}  # fmt: skip
     if do == "alone":
         answer |= {"cached": [given["held"]], "local": [0], "tokens": [given["first"]]}
     if do == "resident":
         answer |= {"local": [given["held"]]}
     if do == "beside":
-        answer |= {"itl": [0.005], "quiet": [0.004], "tokens": 9, "unserved": 0}
+        answer |= {"itl": [0.005], "tokens": 9, "unserved": 0}
     if do == "chats":
-        answer |= {"cached": 9, "prompted": 10, "answered": 5, "steps": [[3, 1, 0.02], [1, 1, 0.01]]}
+        answer |= {"cached": 9, "prompted": 10, "answered": 5}
     say(**answer)
 """
 
@@ -56,23 +56,19 @@ def child(tmp_path, monkeypatch):
     monkeypatch.setattr(turns, "START_S", 10.0)
 
 
-def run_of(*ways):
-    run = Run(float("inf"), lambda run: None)
-    batch = Batch(run, "tiny", 0, ways, SMOKE, "cpu", "decode")
-    batch.measure(("short", "chats", "long"), float("inf"))
-    batch.close()
-    return run
-
-
 def test_engines_that_die_are_told_and_the_others_go_on(child):
-    run = run_of("simple", "own-sync", "kvplan")
+    run = Run(SMOKE, "cpu", "decode", ("short", "chats", "long"), lambda: None)
+    for way in ("simple", "own-sync", "kvplan"):
+        Visit(run, "tiny", way).measure(float("inf"))
     assert "no such layout" in run.failed["tiny: simple"]
     assert "out of memory" in run.failed["tiny: own-sync"]
-    assert {one["way"] for one in run.samples if one["measure"] == "chats"} == {"kvplan"}
+    assert {sample["way"] for sample in run.samples if sample["measure"] == "chats"} == {"kvplan"}
 
 
 def test_a_smoke_run_prints_its_tables_and_saves(child, tmp_path, capsys):
     output = tmp_path / "out.json"
-    assert main(["--smoke", "--ways", "kvplan,kvplan-layers", "--out", str(output)]) == 0
-    assert "| kvplan, by layer |" in capsys.readouterr().out
-    assert '"kvplan.benchmark"' in output.read_text()
+    assert main(["--smoke", "--ways", "kvplan,kvplan-layers", "--output", str(output)]) == 0
+    printed, made = capsys.readouterr().out, json.loads(output.read_text())
+    assert "chats: tokens/s, kvplan, by layer" in printed
+    assert {row["group"] for row in made["rows"]} == {"tiny"}
+    assert {sample["way"] for sample in made["samples"]} == {"kvplan", "kvplan-layers"}
