@@ -71,11 +71,6 @@ def check_disjoint(components: Sequence[Component], budget: Budget | None = None
                     "than what it steps over)"
                 )
     tables = {component.form.table for component in components}
-    if len(tables) == len(set(boxes.values())) == 1 and None in tables:  # the usual case: equally spaced, of one form
-        spaced = _progression(sorted(component.address for component in components))
-        nbytes, factors = next(iter(boxes.values()))
-        if spaced is not None and nests((*spaced, *factors, (nbytes, 1))):
-            return
     every = [_Box(c.address, *boxes[id(c.form)], owner) for owner, c in enumerate(components)]
     if tables != {None} and not _blocks_apart(every, tables):
         every = list(_in_each_block(components, every))
@@ -128,27 +123,6 @@ def _overlaps_itself(box: _Box, budget: Budget) -> bool:
     return _overlaps_itself(inside, budget) or any(
         _clash([inside, inside._replace(first=inside.first + k * stride)], budget) is not None for k in near
     )
-
-
-def _progression(addresses: Sequence[int]) -> Factors | None:
-    """Return loops from the first address that visit ascending addresses; None if there are no such loops.
-
-    >>> _progression((0, 8, 100, 108, 200, 208))
-    ((3, 100), (2, 8))
-    """
-    if len(addresses) == 1:
-        return ()
-    step = addresses[1] - addresses[0]
-    count = 1
-    while count < len(addresses) and addresses[count] - addresses[count - 1] == step:
-        count += 1
-    if len(addresses) % count:
-        return None
-    heads = addresses[::count]
-    if any(addresses[k] != heads[k // count] + k % count * step for k in range(len(addresses))):
-        return None
-    outer = _progression(heads)
-    return None if outer is None else (*outer, (count, step))
 
 
 def _blocks_apart(every: Sequence[_Box], tables: Iterable[tuple[int, ...] | None]) -> bool:

@@ -105,6 +105,8 @@ def allocate(
             f"{quoted(notation)} makes tensors of several sizes, and a pool with a name is one allocation; write layer "
             "behind the ':'"
         )
+    if wish.layers is not None:
+        raise LayoutError("the layers of like have several sizes; give no layers=, or slice like")
     wishes = [wish._replace(heads=heads if each.heads == like.heads else None) for each in alike]
     pools = [allocated(pages(notation, *some), some[0], **memory) for some in zip(alike, wishes, strict=True)]
     return KVLayout.merge(pools)

@@ -274,7 +274,7 @@ def check_written_once(plans: Sequence[Plan]) -> None:
     """Check that no two plans write the same byte. Units are compared as they were asked for, before any merge.
 
     Raises:
-        OverlapError: two plans write the same byte; the message names the block, its block and the plans.
+        OverlapError: two plans write the same byte; the message names the block and the plans.
     """
     written = [_Written(*part, number) for number, plan in enumerate(plans) for part in plan.parts if part.nbytes]
     programs = {program.program for plan in plans for program in plan.programs}

@@ -92,7 +92,7 @@ class Line:
         self.reported = self.renewed = self.active = False
         self.heard_at, self.said_at = now, 0.0
         self._numbers: dict[Hashable, int] = {}
-        self._sent = self._heard = self._programs = 0
+        self._sent = self._heard = 0
 
     def say(
         self, kind: int, body: bytes = b"", *, mine: bool = False, transfer: int = 0, chunk: int = 0, slot: int = 0
@@ -113,12 +113,14 @@ class Line:
         groups, key = program.program.groups, cast("Hashable", (id(program), program, side))
         if groups and not isinstance(program, CopyProgram):  # rows: any program of such rows is the same
             key = groups[0].nbytes, groups[0].src.step(), program.src.device, program.dst.device, side
-        if key not in self._numbers:
-            number, self._programs = self._programs % MOST_PROGRAMS, self._programs + 1
-            self._numbers = {known: its for known, its in self._numbers.items() if its != number}
-            self._numbers[key] = number
-            new[number] = document_of_program(program, side)
-        return self._numbers[key]
+        number = self._numbers.pop(key, None)
+        if number is None:
+            document, number = document_of_program(program, side), len(self._numbers)
+            if number == MOST_PROGRAMS:  # the one that was used the longest time ago: no transfer has more programs
+                number = self._numbers.pop(next(iter(self._numbers)))
+            new[number] = document
+        self._numbers[key] = number  # the last one now
+        return number
 
 
 class Moving:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from kvplan.agents.packed import messages
-from kvplan.agents.packed.line import OPEN, OVER, Line, Moving
+from kvplan.agents.packed.line import ENDED, OPEN, OVER, Line, Moving
 from kvplan.agents.packed.messages import Inbox, Message
 from kvplan.agents.packed.packed_transfer import PackedTransfer
 from kvplan.agents.packed.programs import Offer, read_program
@@ -272,12 +272,13 @@ class Traffic:
         moved = False
         for flight in list(self.writes):
             moving, line = flight.moving, flight.moving.line
+            failed = moving.error is not None or line.state >= ENDED
             try:
-                over = moving.error is None and line.wire.over(flight.what)
+                over = not failed and line.wire.over(flight.what)
             except Exception as error:  # noqa: BLE001  # what else of the line moves is not known
-                over = False
+                over, failed = False, True  # also of a transfer that has ended well: its receiver has said so
                 self._lose(line, f"a write failed: {error}")
-            if over or (moving.error is not None and line.wire.release(flight.what)):
+            if over or (failed and line.wire.release(flight.what)):
                 self.writes.remove(flight)
                 moving.writing -= 1
                 moving.moved_at = self._now()

@@ -7,7 +7,7 @@ from contextlib import suppress
 from threading import get_ident
 from typing import Any
 
-from kvplan.base.process import check_process, compiling
+from kvplan.base.process import compiling
 from kvplan.cost.model import Candidate
 from kvplan.cost.policy import Policy, layer_edges
 from kvplan.cost.profile import DeviceProfile
@@ -89,7 +89,7 @@ class GpuBackend(Resources):
         if not device.is_current():  # as in few submits
             with device.current():
                 return self.submit(plan, after, by_layer=by_layer, urgent=urgent)
-        check_process(self.generation)
+        self.check_open()  # before anything is borrowed; again below, with the lock
         stream = None if after is None else stream_handle(after)
         if stream is None:
             stream = current_stream(device.ordinal)

@@ -71,11 +71,6 @@ class Selection:
         self._profiles: dict[int, DeviceProfile] = {}  # by the number of the other GPU; -1 is for the device alone
         self._known: WeakKeyDictionary[PlannedBy, Known] = WeakKeyDictionary()  # by the first program of a plan
 
-    @property
-    def profile(self) -> DeviceProfile:
-        """Return the profile of the device. The first use looks it up."""
-        return self._profile(-1)
-
     def choose(self, plan: Plan, edges: Edges | None = None) -> Choice:
         """Choose the path for a plan, before any bytes move.
 

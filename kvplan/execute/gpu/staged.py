@@ -52,23 +52,27 @@ class Slots:
         self._backend, self.address, self.nbytes = backend, address, nbytes
         self.slot_nbytes = self._next = 0
         self.filled = self.freed = np.empty(0, dtype=np.int64)
-        self._users: dict[Streams, ref[GpuTransfer]] = {}  # the last one of each lane
+        self._lanes: set[Streams] = set()  # whose transfers use the slots
+        self._before: list[ref[GpuTransfer]] = []  # the last ones of each lane that were issued before the slots grew
 
     def enter(self, transfer: GpuTransfer, granule: int) -> None:
         """Let a transfer use slots that hold a granule.
 
         The streams of a lane, and the events of the slots, keep the transfers of one lane in order. If other lanes
-        use the slots, or did when they were smaller, the transfer follows their end.
+        use the slots, or any did when they were smaller, the transfer follows the last ones that were issued: this one
+        may still fail.
         """
-        lane, smaller = transfer.lane, self.slot_nbytes < granule
-        users = [(other, user()) for other, user in self._users.items()]
-        transfer.behind = [user for other, user in users if user and not user.over and (smaller or other is not lane)]
-        self._users[lane] = ref(transfer)
-        if smaller:
+        if self.slot_nbytes < granule:
+            self._before = [known for known in self._before if known() is not None]
+            self._before += [ref(lane.last) for lane in self._lanes if lane.last is not None]
             nbytes = max(self.nbytes // SLOTS // GRAIN * GRAIN, granule)
             events = [self._backend.handles.event() for _ in range(2 * (self.nbytes // nbytes))]
             self.filled, self.freed = np.array(events, dtype=np.int64).reshape(2, -1)  # the old ones stay in use
             self._next, self.slot_nbytes = 0, nbytes
+        self._lanes.add(transfer.lane)
+        users = [known() for known in self._before]
+        users += [lane.last for lane in self._lanes if lane is not transfer.lane]
+        transfer.behind = [user for user in users if user is not None and not user.over]
 
     def reserve(self, chunks: int) -> int:
         """Return the slot of the first of some chunks."""

@@ -43,7 +43,7 @@ class Faults:
 class Write:
     def __init__(self, wire: SimulatedWire, local: int, remote: int, nbytes: int, note: bytes) -> None:
         self.wire, self.local, self.remote, self.nbytes, self.note = wire, local, remote, nbytes, note
-        self.state = "moving"
+        self.state, self.arrived = "moving", False
         self.transfer = Message.of(note).transfer
 
     def move(self, network: Network) -> None:
@@ -54,9 +54,11 @@ class Write:
             ctypes.memmove(self.remote, self.local, network.rng.randrange(self.nbytes + 1))
             self.state = "failed: the wire says so"
             return
-        ctypes.memmove(self.remote, self.local, self.nbytes)
-        self.state = "done"
-        network.notes.append((self.wire.mine, self.wire.peer, self.note))
+        if not self.arrived:
+            ctypes.memmove(self.remote, self.local, self.nbytes)
+            network.notes.append((self.wire.mine, self.wire.peer, self.note))
+        self.arrived = True
+        self.state = network.outcome
 
 
 class SimulatedWire:
@@ -150,6 +152,7 @@ class Network:
         self.places: dict[str, Place] = {}
         self.notes: list[tuple[str, str, bytes]] = []
         self.writes: list[Write] = []
+        self.outcome = "done"  # of a write that has arrived, as its sender hears of it
         self.stalled: set[str] = set()  # places that do nothing
         self.dead: set[str] = set()
         self.stuck: set[int] = set()  # numbers of transfers whose writes do not move

@@ -11,6 +11,7 @@ import pytest
 
 import kvplan
 from kvplan import KVLayout, KVPlanError, TransferError
+from kvplan.agents.packed.line import MOST_PROGRAMS
 from kvplan.agents.packed.messages import CHUNK, GO, HELLO, MAGIC, ORDER, Message
 from tests.agents.packed.simulated_wire import Faults, Network
 from tests.interrupts import Interrupt
@@ -157,6 +158,22 @@ def test_slots_come_back_only_when_a_peer_answers_whose_connection_was_cut(netwo
     network.settle()
     ended(network, pull(near, far))
     assert (near.blocks == far.blocks).all()
+
+
+@pytest.mark.parametrize("outcome", ["failed: the peer is gone", "moving"])
+def test_a_write_that_arrived_and_whose_end_is_not_heard_keeps_no_slot(network, pair, outcome):
+    near, far = pair
+    ended(network, push(near, far, range(4)))
+    network.outcome = "moving"
+    ended(network, push(near, far, range(4)))
+    network.outcome = outcome
+    near.end.part("far", "it has gone")
+    network.run(lambda: "far" not in near.end.peers)
+    network.outcome = "done"
+    network.settle()
+    ended(network, push(near, far))
+    assert (near.blocks == far.blocks).all()
+    network.settle()
 
 
 def test_a_peer_that_is_forgotten_before_it_answers_keeps_nothing(network, pair):
@@ -332,6 +349,23 @@ def test_many_programs_on_one_line(network, pair):
         transfer = near.end.submit("far", program.plan([turn % BLOCKS], [3]), reading=True)
         ended(network, transfer)
         assert (near.blocks[3, layer] == far.blocks[turn % BLOCKS, layer]).all()
+    network.settle()
+
+
+def test_a_new_program_takes_no_number_of_one_that_the_transfer_uses_too(network, pair):
+    near, far = pair
+
+    def program(layer):
+        layouts = KVLayout.from_tensors("block layer dim", far.memory), near.layout
+        return kvplan.compile(*(layout.slice(layers=[layer]) for layout in layouts))
+
+    programs = [program(0) for _ in range(MOST_PROGRAMS)]
+    for each in programs:
+        ended(network, near.end.submit("far", each.plan([0], [0]), reading=True))
+    plan = kvplan.join([programs[0].plan([3], [3]), program(1).plan([4], [4])])
+    ended(network, near.end.submit("far", plan, reading=True))
+    assert (near.blocks[3, 0] == far.blocks[3, 0]).all()
+    assert (near.blocks[4, 1] == far.blocks[4, 1]).all()
     network.settle()
 
 

@@ -21,6 +21,10 @@ def pairs_of(machine: Simulated, route: str, pool: Paged = POOL) -> list[Pair]:
     return [way(machine, route, CACHE, pool, seed=seed) for seed in (1, 11, 21)]
 
 
+def ids_of_larger(route: str) -> Ids:
+    return Ids(range(24), range(4)) if route == "store" else Ids(range(4), range(24))
+
+
 def ring_of(machine: Simulated) -> kvplan.Executor:
     policy = kvplan.Policy(path="staged", staging_bytes=8 << 10)
     machine.executors.append(made := kvplan.Executor("cuda:0", policy, favouring("staged")))
@@ -28,18 +32,23 @@ def ring_of(machine: Simulated) -> kvplan.Executor:
 
 
 @both_ways
+@pytest.mark.parametrize("forms", [(POOL, POOL, POOL), (POOL, LARGER, LARGER), (LARGER, LARGER, LARGER)])
 @pytest.mark.parametrize("failing", ["normal", "high"])
 @pytest.mark.parametrize("second", ["normal", "high"])
-def test_a_submit_that_fails_takes_no_slot_from_transfers_in_flight(route: str, failing: str, second: str) -> None:
+def test_a_submit_that_fails_takes_no_slot_from_transfers_in_flight(
+    route: str, forms: tuple[Paged, Paged, Paged], failing: str, second: str
+) -> None:
     for seed in range(SEEDS):
         with Simulated(seed) as machine:
-            executor, pairs = ring_of(machine), pairs_of(machine, route)
-            failed = executor.submit(pairs[2].program.plan(*IDS), after=threading.Event())
+            executor = ring_of(machine)
+            pairs = [pairs_of(machine, route, form)[k] for k, form in enumerate(forms)]
+            ids = [IDS if form is POOL else ids_of_larger(route) for form in forms]
+            failed = executor.submit(pairs[1].program.plan(*ids[1]), after=threading.Event())
             failed.cancel()
-            executor.submit(pairs[0].plan(IDS))
+            executor.submit(pairs[0].plan(ids[0]))
             with pytest.raises(kvplan.TransferError):
-                executor.submit(pairs[2].program.plan(*IDS), after=failed, priority=failing).synchronize(PATIENCE)
-            executor.submit(pairs[1].plan(IDS), priority=second).synchronize(PATIENCE)
+                executor.submit(pairs[1].program.plan(*ids[1]), after=failed, priority=failing).synchronize(PATIENCE)
+            executor.submit(pairs[2].plan(ids[2]), priority=second).synchronize(PATIENCE)
             executor.close()
             for pair in pairs:
                 pair.check()
@@ -48,7 +57,7 @@ def test_a_submit_that_fails_takes_no_slot_from_transfers_in_flight(route: str, 
 @both_ways
 @pytest.mark.parametrize("prepared", [False, True])
 def test_larger_slots_are_written_behind_the_transfers_in_smaller_ones(route: str, prepared: bool) -> None:
-    ids = Ids(range(24), range(4)) if route == "store" else Ids(range(4), range(24))
+    ids = ids_of_larger(route)
     for seed in range(SEEDS):
         with Simulated(seed) as machine:
             executor, small, large = ring_of(machine), pairs_of(machine, route), pairs_of(machine, route, LARGER)
