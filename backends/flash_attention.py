@@ -55,10 +55,5 @@ def describe(
     """
     entries, paired = layers_of(kv_caches, kv_dim=0, expected=_EXPECTED, other="flashinfer")
     return KVLayout.from_tensors(
-        PAIR if paired else PLANES,
-        entries,
-        layer_start=layer_start,
-        head_start=head_start,
-        layers=layers,
-        seams=seams,
+        PAIR if paired else PLANES, entries, layer_start=layer_start, head_start=head_start, layers=layers, seams=seams
     )

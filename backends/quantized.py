@@ -241,12 +241,7 @@ def with_scales(
                               "heads, or with heads and scales; or say whole_blocks=True")  # fmt: skip
         found.append(
             KVLayout.from_tensors(
-                f"layer: {block} {axes}",
-                column,
-                sizes=sizes,
-                layers=cache.layers,
-                head_start=cache.heads[0],
-                part=part,
+                f"layer: {block} {axes}", column, sizes=sizes, layers=cache.layers, head_start=cache.heads[0], part=part
             )
         )
     return KVLayout.merge(found)

@@ -51,7 +51,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvplan.backends._tensors import check_option, steps_of
-from kvplan.backends._vllm_forms import FORMS, Form, check_options, parts_of, rocm_form
+from kvplan.backends._vllm_forms import FORMS, Form, Options, check_options, parts_of, rocm_form
 from kvplan.backends._vllm_orders import place
 from kvplan.base.integers import integer, integers, optional_integer
 from kvplan.errors import LayoutError
@@ -126,60 +126,58 @@ def describe(
     2
     """
     check_option("form", form, FORMS)
+    options = Options(
+        optional_integer("head_size_v", head_size_v, least=0), optional_integer("heads", heads, least=1),
+        optional_integer("block_tokens", block_tokens, least=1), isa, version,
+    )  # fmt: skip
     row = FORMS[form]
-    head_size_v = optional_integer("head_size_v", head_size_v, least=0)
-    heads = optional_integer("heads", heads, least=1)
-    block_tokens = optional_integer("block_tokens", block_tokens, least=1)
     if form == "rocm":
-        form = rocm_form(version)
-        row, version = FORMS[form], None
-    check_options(form, row, head_size_v, heads, block_tokens, isa, version)
+        row, options = FORMS[rocm_form(version)], options._replace(version=None)
+    check_options(row, options)
     if form == "fused" and head_size_v == 0:
-        form, row, head_size_v = "latent", FORMS["latent"], None
-    caches, numbers = _layers(kv_caches, form, row, names, layer_start, layers)
+        row, options = FORMS["latent"], options._replace(head_size_v=None)
+    caches, numbers = _layers(kv_caches, row, names, layer_start, layers)
     alike: dict[object, list[int]] = {}
     for k, cache in enumerate(caches):
         alike.setdefault((tuple(cache.shape), steps_of(cache), str(cache.dtype)), []).append(k)
     found = [
         KVLayout.from_tensors(
             f"layer: {dims}", tensors, sizes=sizes, layers=[numbers[k] for k in held], head_start=head_start,
-            part=name, seams=seams,
+            part=name, seams=seams
         )
         for held in alike.values()
-        for name, dims, tensors, sizes in parts_of(form, row, [caches[k] for k in held], part, head_size_v, heads,
-                                                 block_tokens, isa, version)
+        for name, dims, tensors, sizes in parts_of(row, [caches[k] for k in held], part, options)
     ]  # fmt: skip
     return found[0] if len(found) == 1 else KVLayout.merge(found)
 
 
 def _layers(
-    kv_caches: Any, form: str, row: Form, names: Sequence[str] | None, layer_start: int, layers: Sequence[int] | None
+    kv_caches: Any, form: Form, names: Sequence[str] | None, layer_start: int, layers: Sequence[int] | None
 ) -> tuple[list[Any], list[int]]:
     """Return the tensors of the layers, and the numbers of the layers."""
     if isinstance(kv_caches, Mapping):
-        return _named_layers(kv_caches, form, row, names, layer_start, layers)
+        return _named_layers(kv_caches, form, names, layer_start, layers)
     if names is not None:
         raise LayoutError(f"names are given and kv_caches is a {type(kv_caches).__name__}; names pick from a dict of "
                           "layer name to tensor")  # fmt: skip
     rank = len(kv_caches.shape) if hasattr(kv_caches, "shape") else None
-    if rank == row.rank:
+    if rank == form.rank:
         kv_caches = [kv_caches]
-    elif rank == row.rank + 1:
+    elif rank == form.rank + 1:
         kv_caches = [kv_caches[k] for k in range(kv_caches.shape[0])]
     elif rank is not None:
-        _check_rank("kv_caches", kv_caches, form, row)
+        _check_rank("kv_caches", kv_caches, form)
     elif not isinstance(kv_caches, list | tuple):
         raise LayoutError(f"kv_caches is a {type(kv_caches).__name__}; give a dict of layer name to tensor, a list "
                           "with one tensor a layer, or one tensor")  # fmt: skip
     for k, cache in enumerate(kv_caches):
-        _check_rank(f"kv_caches[{k}]", cache, form, row)
+        _check_rank(f"kv_caches[{k}]", cache, form)
     return list(kv_caches), _numbers(layers, layer_start, len(kv_caches))
 
 
 def _named_layers(
     kv_caches: Mapping[str, Any],
-    form: str,
-    row: Form,
+    form: Form,
     names: Sequence[str] | None,
     layer_start: int,
     layers: Sequence[int] | None,
@@ -190,7 +188,7 @@ def _named_layers(
     for name in picked:
         if name not in kv_caches:
             raise LayoutError(f"no layer {name!r} in kv_caches; it has {', '.join(map(repr, kv_caches))}")
-        _check_rank(f"kv_caches[{name!r}]", kv_caches[name], form, row)
+        _check_rank(f"kv_caches[{name!r}]", kv_caches[name], form)
     if layer_start:
         raise LayoutError(f"layer_start is {layer_start}, and the names of kv_caches tell the layers; leave it out")
     given = [_number(name) for name in picked] if layers is None else _numbers(layers, 0, len(picked))
@@ -224,14 +222,14 @@ def _number(name: str) -> int:
     return numbers[0]
 
 
-def _check_rank(name: str, cache: Any, form: str, row: Form) -> None:
+def _check_rank(name: str, cache: Any, form: Form) -> None:
     if not hasattr(cache, "shape"):
-        raise LayoutError(f"{name} is a {type(cache).__name__}; form={form!r} has tensors {row.shape} a layer")
+        raise LayoutError(f"{name} is a {type(cache).__name__}; form={form.name!r} has tensors {form.shape} a layer")
     shape = tuple(cache.shape)
-    if len(shape) != row.rank:
-        fits = [other for other, one in FORMS.items() if one.rank == len(shape)]
+    if len(shape) != form.rank:
+        fits = [other for other in FORMS if FORMS[other].rank == len(shape)]
         hint = f"; of {len(shape)} dims are {', '.join(fits)}" if fits else ""
-        raise LayoutError(f"{name} has shape {shape}, {len(shape)} dims; form={form!r} is {row.shape}{hint}")
-    if row.pair is not None and shape[row.pair] != 2:
-        raise LayoutError(f"{name} has shape {shape}, whose dim {row.pair} is {shape[row.pair]}; form={form!r} is "
-                          f"{row.shape}, with K and V in that dim")  # fmt: skip
+        raise LayoutError(f"{name} has shape {shape}, {len(shape)} dims; form={form.name!r} is {form.shape}{hint}")
+    if form.pair is not None and shape[form.pair] != 2:
+        raise LayoutError(f"{name} has shape {shape}, whose dim {form.pair} is {shape[form.pair]}; form={form.name!r} "
+                          f"is {form.shape}, with K and V in that dim")  # fmt: skip

@@ -34,9 +34,9 @@ from kvplan.layout.views import views
 from kvplan.plan.copy_program import CopyProgram, compile_quietly
 from kvplan.plan.plan import Plan, direction_of
 from kvplan.program.explain import fitted
+from kvplan.program.matching import UnwrittenHeads
 from kvplan.program.passes import passes
 from kvplan.program.program import Extents, Program, RunGroup
-from kvplan.program.unwritten import UnwrittenHeads
 
 PLAN_EXAMPLES = """examples:
   kvplan plan examples/specs/gpu_split_kv.toml \\

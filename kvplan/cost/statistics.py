@@ -62,7 +62,7 @@ def facts_in(plan: Plan, group: RunGroup, edges: Edges) -> GroupFacts:
     if key not in known:
         pieces = [group]
         if len(edges) > 2:
-            pieces = [piece for _, cuts in cut_groups(plan, edges) for whole, piece in cuts if whole is group]
+            pieces = [piece for _, cuts in cut_groups(plan, edges) for whole, piece, _ in cuts if whole is group]
         sizes, alignments, granules, terms = zip(*(facts_of(piece, plan.direction) for piece in pieces), strict=True)
         added = {path: tuple(map(sum, zip(*(one[path] for one in terms), strict=True))) for path in terms[0]}
         known[key] = GroupFacts(sum(sizes), min(alignments), max(granules), added)

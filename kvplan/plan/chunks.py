@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -18,11 +18,10 @@ from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.strides import Int64Array
 from kvplan.plan.chunk_order import Section, sections_of
 from kvplan.plan.descriptors import Part, Seams
-from kvplan.plan.layers import even_edges
+from kvplan.plan.layers import cut_programs, even_edges
 from kvplan.plan.placement import unit_addresses
-from kvplan.plan.plan import ById, Plan, PlanSource, direction_of, seams_of
+from kvplan.plan.plan import Plan, PlannedBy, PlanSource, direction_of, seams_of
 from kvplan.plan.row_plans import RowProgram
-from kvplan.program.program import Program
 
 SIDES = ("src", "dst")
 
@@ -36,7 +35,7 @@ class Outline(NamedTuple):
         units: number of units.
     """
 
-    program: ById
+    program: PlannedBy
     skips: tuple[int, int]
     units: int
 
@@ -53,7 +52,7 @@ class Piece(NamedTuple):
     """
 
     source: int
-    program: ById
+    program: PlannedBy
     group: int
     section: Section
     units: int
@@ -89,19 +88,6 @@ class Chunk(NamedTuple):
     group: int
 
 
-class HalfProgram:
-    """The program of plans between one layout and a ring; see :class:`kvplan.plan.plan.PlannedBy`."""
-
-    def __init__(self, src: KVLayout, dst: KVLayout) -> None:
-        self.src, self.dst = src, dst
-        self.program = Program(1, 1, 1, ())
-
-    def of_layers(self, layers: tuple[int, ...]) -> HalfProgram:
-        """Return the program: it has no layers."""
-        del layers
-        return self
-
-
 class Chunks:
     """A transfer in chunks of whole units, each of them at most a slot.
 
@@ -130,9 +116,10 @@ class Chunks:
 
     def __init__(self, outlines: Sequence[Outline], most: int, groups: int = 1) -> None:
         self.outlines = tuple(outlines)
-        self.layers, programs = by_layer(self.outlines, groups)
+        cut = layer_pieces(self.outlines, groups)
+        self.layers = tuple([layers for layers, _ in cut])
         self.chunks: list[Chunk] = []
-        for number, some in enumerate(programs):
+        for number, (_, some) in enumerate(cut):
             pieces = [
                 Piece(source, program, row, section, self.outlines[source].units)
                 for source, program in some
@@ -200,7 +187,7 @@ class Chunks:
         known = self._halves.get((side, id(ring)))
         if known is None:
             pairs = tuple([(ring, layout) if side else (layout, ring) for layout in own])
-            programs = tuple([HalfProgram(*pair) for pair in pairs])
+            programs = tuple([RowProgram(*pair) for pair in pairs])
             marks = seams_of(own), seams_of([ring])
             seams = Seams(*(marks[::-1] if side else marks))
             known = self._halves[side, id(ring)] = _Shared(programs, pairs, direction_of(*pairs[0]), seams)
@@ -208,7 +195,7 @@ class Chunks:
 
 
 class _Shared(NamedTuple):
-    programs: tuple[HalfProgram, ...]
+    programs: tuple[RowProgram, ...]
     layouts: tuple[tuple[KVLayout, KVLayout], ...]
     direction: str
     seams: Seams
@@ -235,33 +222,16 @@ def outlines_of(plan: Plan) -> list[Outline]:
     return [Outline(source.program, source.skips, source.units) for source in sources_of(plan)]
 
 
-_Programs = list[tuple[int, ById]]
+_Programs = list[tuple[int, PlannedBy]]
 
 
-def by_layer(outlines: Sequence[Outline], groups: int) -> tuple[tuple[frozenset[int], ...], list[_Programs]]:
-    """Cut the programs by layers; return the layers of each group, and its programs, each with its outline's number."""
-    every = [set(outline.program.src.layers) for outline in outlines]
-    layers = sorted(set[int]().union(*every))
-    whole = (frozenset(layers),), [[(k, outline.program) for k, outline in enumerate(outlines)]]
+def layer_pieces(outlines: Sequence[Outline], groups: int) -> list[tuple[frozenset[int], _Programs]]:
+    """Cut the programs by layers; return each group's layers, and its programs, each with its outline's number."""
+    programs = [outline.program for outline in outlines]
+    layers = sorted({layer for program in programs for layer in program.src.layers})
     edges = even_edges(len(layers), groups)
-    if len(edges) < 3:
-        return whole
-    cut: list[_Programs] = []
-    names = tuple([frozenset(layers[a:b]) for a, b in pairwise(edges)])
-    for some in names:
-        cut.append([])
-        for k, outline in enumerate(outlines):
-            wanted = tuple(sorted(every[k] & some))
-            part = outline.program.of_layers(wanted) if wanted else outline.program
-            if _units(part.program) != _units(outline.program.program):
-                return whole
-            if wanted:
-                cut[-1].append((k, part))
-    return names, cut
-
-
-def _units(program: Program) -> tuple[int, int, int]:
-    return program.unit_tokens, program.src_units, program.dst_units
+    pieces = cut_programs(programs, layers, edges) if len(edges) > 2 else None
+    return pieces or [(frozenset(layers), list(enumerate(programs)))]
 
 
 def _cut(pieces: Sequence[Piece], most: int, group: int) -> Iterator[Chunk]:

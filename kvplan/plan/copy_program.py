@@ -19,11 +19,9 @@ from kvplan.layout.kvlayout import KVLayout
 from kvplan.plan.descriptors import Part, Seams
 from kvplan.plan.placement import Side, count_units, own_block_ids, place, sides, skipped_units
 from kvplan.plan.plan import Plan, PlanSource, check_not_read, direction_of, shares_memory
-from kvplan.program.element_types import check_element_types, first_retyped
-from kvplan.program.matching import match
+from kvplan.program.matching import UnwrittenHeads, check_element_types, first_retyped, match, unwritten_heads
 from kvplan.program.passes import check_copies, compile_geometry, passes
 from kvplan.program.program import Program
-from kvplan.program.unwritten import UnwrittenHeads, unwritten_heads
 
 log = logging.getLogger("kvplan.plan")
 

@@ -1,22 +1,42 @@
-"""Split a plan by layers into several plans that move the same bytes, so that each layer arrives before the next."""
+"""Split plans and programs by layers, so that each layer arrives before the next; all pieces move the same bytes."""
 
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
 from kvplan.layout.strides import Int64Array
 from kvplan.plan.descriptors import Part
-from kvplan.plan.plan import Plan, PlannedBy, narrowed
+from kvplan.plan.plan import Plan, PlannedBy
 from kvplan.program.program import Program, RunGroup
 
 Layers = frozenset[int]
 Skips = tuple[int, int]
 Edges = tuple[int, ...]
-Cut = tuple[RunGroup, RunGroup]  # a run group of a plan, and the run group of some of its layers
+
+
+class Cut(NamedTuple):
+    """A run group of a plan, and what it is for some layers.
+
+    Attributes:
+        whole: the run group of the plan.
+        group: the run group of some of its layers.
+        step: (2, 1) int64: bytes from the addresses of a unit of ``whole`` to those of ``group``, on both sides.
+    """
+
+    whole: RunGroup
+    group: RunGroup
+    step: Int64Array
+
+    @classmethod
+    def between(cls, whole: RunGroup, group: RunGroup) -> Cut:
+        """Return the cut of a run group, with its step."""
+        step = [[group.src_base - whole.src_base], [group.dst_base - whole.dst_base]]
+        return cls(whole, group, np.array(step, dtype=np.int64))
 
 
 def even_edges(layers: int, groups: int) -> Edges:
@@ -29,65 +49,36 @@ def even_edges(layers: int, groups: int) -> Edges:
     return tuple(layers * k // count for k in range(count + 1))
 
 
-@dataclass(frozen=True, eq=False)
-class LayerCuts:
-    """The pieces that a plan of one part is cut into: one run group each. They serve every plan of the same program.
-
-    Piece ``k`` moves ``groups[k]`` at the plan's units, shifted by ``steps[:, k]`` bytes.
-
-    Attributes:
-        layers: for each piece, the global numbers of its layers; pieces are in order of layers.
-        groups: for each piece, its run group.
-        steps: (2, pieces) int64: bytes from the source and destination address of a unit to the piece's addresses.
-    """
-
-    layers: tuple[Layers, ...]
-    groups: tuple[RunGroup, ...]
-    steps: Int64Array
-
-
-# For each run group, its cuts; None if it cannot be cut so.
-_known: weakref.WeakKeyDictionary[RunGroup, dict[Edges, LayerCuts | None]] = weakref.WeakKeyDictionary()
-
-
-def cuts_of(plan: Plan, edges: Edges) -> LayerCuts | None:
-    """Return how a plan is cut by layers, if it has one part and so has each piece.
-
-    The cuts are kept with the part's run group, so the next plan of the program finds them in a microsecond.
+def cut_programs(
+    programs: Sequence[PlannedBy], layers: Sequence[int], edges: Edges
+) -> list[tuple[Layers, list[tuple[int, PlannedBy]]]] | None:
+    """Cut programs by layers.
 
     Args:
-        plan: the plan to cut.
+        programs: the programs.
+        layers: global numbers of all their layers, ascending.
         edges: number of layers before each piece, and after the last.
 
     Returns:
-        The cuts; None if the plan is not cut, or has several parts or programs, or a piece has several run groups.
-
-    >>> import kvplan
-    >>> gpu = kvplan.KVLayout.from_tensors("layer block token dim", np.zeros((4, 8, 16, 64), np.int8))
-    >>> host = kvplan.KVLayout.from_tensors("block layer token dim", np.zeros((8, 4, 16, 64), np.int8))
-    >>> cuts = cuts_of(kvplan.compile(gpu, host).plan([1, 2], [3, 4]), (0, 2, 4))
-    >>> [sorted(layers) for layers in cuts.layers], cuts.steps.tolist()
-    ([[0, 1], [2, 3]], [[0, 16384], [0, 2048]])
+        For each piece, the global numbers of its layers, and its programs, each with its number; None if a program of
+        fewer layers would have units of another size.
     """
-    if len(plan.parts) != 1 or len(plan.programs) != 1:
-        return None
-    group = plan.parts[0].group
-    known = _known.get(group)
-    if known is None:
-        known = _known.setdefault(group, {})
-    if edges not in known:
-        known[edges] = _cut(plan, edges)
-    return known[edges]
+    pieces = []
+    for some in (frozenset(layers[a:b]) for a, b in pairwise(edges)):
+        cut = []
+        for number, program in enumerate(programs):
+            wanted = tuple(layer for layer in program.src.layers if layer in some)
+            if wanted:
+                part = program.of_layers(wanted)
+                if _units(part.program) != _units(program.program):
+                    return None
+                cut.append((number, part))
+        pieces.append((some, cut))
+    return pieces
 
 
-def _cut(plan: Plan, edges: Edges) -> LayerCuts | None:
-    whole, pieces = plan.parts[0].group, cut_groups(plan, edges)
-    # A plan that is not cut keeps its own run group, which its cuts must not keep alive.
-    if len(pieces) == 1 or any(len(cuts) != 1 for _, cuts in pieces):
-        return None
-    groups = tuple(group for _, ((_, group),) in pieces)
-    steps = [[g.src_base - whole.src_base for g in groups], [g.dst_base - whole.dst_base for g in groups]]
-    return LayerCuts(tuple(layers for layers, _ in pieces), groups, np.array(steps, dtype=np.int64))
+def _units(program: Program) -> tuple[int, int, int]:
+    return program.unit_tokens, program.src_units, program.dst_units
 
 
 def split_layers(plan: Plan, edges: Edges) -> list[tuple[Layers, Plan]]:
@@ -109,76 +100,72 @@ def split_layers(plan: Plan, edges: Edges) -> list[tuple[Layers, Plan]]:
     >>> [(sorted(layers), part) for layers, part in split_layers(plan, (0, 2, 4))]
     [([0, 1], Plan(host of 2 units, 4096 bytes)), ([2, 3], Plan(host of 2 units, 4096 bytes))]
     """
-    cuts = cuts_of(plan, edges)
-    if cuts is not None:
-        units = np.add(plan.parts[0].units, cuts.steps.T[:, :, None], order="C")
-        pieces = zip(cuts.layers, cuts.groups, units, strict=True)
-        return [(layers, narrowed(plan, [(Part(group, some), plan.skips[0])])) for layers, group, some in pieces]
+    pieces = cut_groups(plan, edges)
+    if len(pieces) == 1 and all(whole is group for whole, group, _ in pieces[0][1]):
+        return [(pieces[0][0], plan)]
     held: dict[RunGroup, list[tuple[Part, Skips]]] = {}
     for part, skip in zip(plan.parts, plan.skips, strict=True):
         held.setdefault(part.group, []).append((part, skip))
-    cut = cut_groups(plan, edges)
-    if len(cut) == 1 and all(full is group for full, group in cut[0][1]):
-        return [(cut[0][0], plan)]
     made = []
-    for layers, groups in cut:
+    for layers, cuts in pieces:
         moved: list[tuple[Part, Skips]] = []
-        for full, group in groups:
-            step = np.array([[group.src_base - full.src_base], [group.dst_base - full.dst_base]], dtype=np.int64)
-            moved += [(Part(group, part.units + step), skip) for part, skip in held[full]]
-        made.append((layers, narrowed(plan, moved)))
+        for whole, group, step in cuts:
+            moved += [(Part(group, part.units + step), skip) for part, skip in held[whole]]
+        made.append((layers, _narrowed(plan, moved)))
     return made
 
 
-def cut_groups(plan: Plan, edges: Edges) -> list[tuple[Layers, list[Cut]]]:
+def _narrowed(plan: Plan, held: Sequence[tuple[Part, Skips]]) -> Plan:
+    """Return a plan of only these parts, which are given with their skips. Its units and layouts stay the same."""
+    parts, skips = tuple(part for part, _ in held), tuple(skip for _, skip in held)
+    nbytes = sum(part.nbytes for part in parts)
+    return Plan(parts, plan.units, nbytes, plan.direction, plan.layouts, plan.seams, skips, plan.programs)
+
+
+# The pieces of a program's plans, by their edges and run groups. They refer to no program.
+_Pieces = list[tuple[Layers, list[Cut]]]
+_known: weakref.WeakKeyDictionary[PlannedBy, dict[tuple[Edges, Sequence[RunGroup]], _Pieces]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def cut_groups(plan: Plan, edges: Edges) -> _Pieces:
     """Cut the run groups of a plan as :func:`split_layers` does, without looking at any unit.
 
     Returns:
         For each piece, the global numbers of its layers, and its run groups: each with the run group of the plan that
         it is a part of. If the plan cannot be split, the one piece has the run groups of the plan.
     """
-    layers = plan.layers
-    whole = [(frozenset(layers), [(group, group) for group in dict.fromkeys(part.group for part in plan.parts)])]
-    owners = _owners(plan)
-    if owners is None:
+    groups = tuple(dict.fromkeys([part.group for part in plan.parts]))
+    if len(plan.programs) != 1:
+        return _cut(plan, groups, edges)
+    known = _known.setdefault(plan.programs[0], {})
+    pieces = known.get((edges, groups))
+    if pieces is None:
+        pieces = known[edges, groups] = _cut(plan, groups, edges)
+    return pieces
+
+
+def _cut(plan: Plan, groups: Sequence[RunGroup], edges: Edges) -> _Pieces:
+    whole = [(frozenset(plan.layers), [Cut.between(group, group) for group in groups])]
+    left, owners, of_axes = set(groups), [], []
+    for program in plan.programs:
+        mine = {(group.src, group.dst): group for group in program.program.groups if group in left}
+        if mine:
+            owners.append(program)
+            of_axes.append(mine)
+            left.difference_update(mine.values())
+    pieces = None if left else cut_programs(owners, plan.layers, edges)
+    if pieces is None:
         return whole
     made = []
-    for some in (frozenset(layers[a:b]) for a, b in pairwise(edges)):
+    for layers, programs in pieces:
         cuts: list[Cut] = []
-        for program, mine in owners:
-            wanted = tuple(layer for layer in program.src.layers if layer in some)
-            if not wanted:
-                continue
-            found = _cuts(program.of_layers(wanted).program, program.program, mine)
-            if found is None:
-                return whole
-            cuts += found
-        made.append((some, cuts))
-    return made
-
-
-def _owners(plan: Plan) -> list[tuple[PlannedBy, list[RunGroup]]] | None:
-    """Return each program of the plan with the run groups that it made; None if a run group belongs to no program."""
-    left = {part.group for part in plan.parts}
-    owners = []
-    for program in plan.programs:
-        mine = [group for group in program.program.groups if group in left]
-        if mine:
-            owners.append((program, mine))
-            left.difference_update(mine)
-    return None if left else owners
-
-
-def _cuts(sliced: Program, whole: Program, mine: list[RunGroup]) -> list[Cut] | None:
-    """Return the run groups of ``sliced``, each with the one of ``mine`` that it is cut from; None if units differ."""
-    units = [(made.unit_tokens, made.src_units, made.dst_units) for made in (sliced, whole)]
-    if units[0] != units[1]:
-        return None
-    by_axes = {(group.src, group.dst): group for group in mine}
-    made = []
-    for group in sliced.groups:
-        full = by_axes.get((group.src, group.dst))
-        if full is None:
-            return None
-        made.append((full, group))
+        for number, program in programs:
+            for group in program.program.groups:
+                full = of_axes[number].get((group.src, group.dst))
+                if full is None:
+                    return whole
+                cuts.append(Cut.between(full, group))
+        made.append((layers, cuts))
     return made

@@ -49,10 +49,8 @@ def loops_for(work: int) -> ModuleType:
     Args:
         work: number of contiguous copies, or of units, to plan.
     """
-    return loaded or _chosen(work)
-
-
-def _chosen(work: int) -> ModuleType:
+    if loaded is not None:
+        return loaded
     if spares(work):
         from kvplan.plan import loops_numpy
 

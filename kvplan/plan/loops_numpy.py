@@ -109,12 +109,13 @@ def place_units(
     again[np.unique(numbers, return_index=True)[1]] = False
     if again.any():
         return TWICE, int(numbers[np.argmax(again)])
-    _place_side(src_ids, src_skip, src_axes, src_tables, out[:, 0])
-    _place_side(dst_ids, dst_skip, dst_axes, dst_tables, out[:, 1])
+    place_side(src_ids, src_skip, src_axes, src_tables, out[:, 0])
+    place_side(dst_ids, dst_skip, dst_axes, dst_tables, out[:, 1])
     return PLACED, 0
 
 
-def _place_side(ids: Int64Array, skip: int, axes: Int64Array, tables: Int64Array, out: Int64Array) -> None:
+def place_side(ids: Int64Array, skip: int, axes: Int64Array, tables: Int64Array, out: Int64Array) -> None:
+    """Write the addresses of one side's units to ``out`` (groups, units); see :class:`kvplan.plan.placement.Side`."""
     for group, (base, stride, row) in enumerate(axes[:, :3].tolist()):
         blocks = tables[row, ids] if row >= 0 else ids * stride
         out[group] = (base + blocks[:, None] + axes[group, 3:]).ravel()[skip : skip + out.shape[1]]

@@ -7,6 +7,7 @@ first row of the next block. They depend on the program only, not on block ids; 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from math import gcd
 from typing import NamedTuple
@@ -37,19 +38,14 @@ class Merge(NamedTuple):
     ends: Int64Array
 
 
-class _Reach(NamedTuple):
-    """The lowest and the highest unit address of a run group."""
-
-    low: int
-    high: int
-
-
 @lru_cache(maxsize=64)
 def possible_merges(groups: tuple[RunGroup, ...]) -> tuple[Merge, ...] | None:
     """Return every merge that units of these run groups can have; None if there are too many candidates."""
     steps = gcd(*(group.src.step() for group in groups)), gcd(*(group.dst.step() for group in groups))
-    runs = [_absolute(number, group) for number, group in enumerate(groups)]
-    owner, src, dst, size = (np.concatenate(column) for column in zip(*runs, strict=True))
+    src, dst, size = np.concatenate([group.packed for group in groups], axis=1)
+    owner = np.repeat(np.arange(len(groups)), [group.packed.shape[1] for group in groups])
+    bases = np.array([(group.src_base, group.dst_base) for group in groups], dtype=np.int64)
+    src, dst = src + bases[owner, 0], dst + bases[owner, 1]
     start_keys, end_keys = _keys((src, dst), (src + size, dst + size), steps)
     order = np.argsort(start_keys, kind="stable")
     first = np.searchsorted(start_keys[order], end_keys, side="left")
@@ -60,14 +56,13 @@ def possible_merges(groups: tuple[RunGroup, ...]) -> tuple[Merge, ...] | None:
     before = np.repeat(np.arange(src.size), matches)
     within = np.arange(matches.sum()) - np.repeat(np.cumsum(matches) - matches, matches)
     after = order[np.repeat(first, matches) + within]
-    bases = np.array([(group.src_base, group.dst_base) for group in groups], dtype=np.int64)
     # From the unit of the run that ends to the unit of the run that begins.
     src_gap = (src + size)[before] - src[after] + bases[owner[after], 0] - bases[owner[before], 0]
     dst_gap = (dst + size)[before] - dst[after] + bases[owner[after], 1] - bases[owner[before], 1]
     # A run that is adjacent to itself is a chain. Two units of one part never have the same destination.
     own = (before == after) | ((owner[before] == owner[after]) & (dst_gap == 0))
-    possible = ~own & _within(groups, "src", owner[before], owner[after], src_gap)
-    possible &= _within(groups, "dst", owner[before], owner[after], dst_gap)
+    possible = ~own & _within([(g.src, g.src_base) for g in groups], owner[before], owner[after], src_gap)
+    possible &= _within([(g.dst, g.dst_base) for g in groups], owner[before], owner[after], dst_gap)
     before, after, src_gap, dst_gap = (column[possible] for column in (before, after, src_gap, dst_gap))
     ends = (dst + size)[before] - bases[owner[before], 1]
     cases = np.stack((owner[before], owner[after], src_gap, dst_gap), axis=1)
@@ -82,11 +77,6 @@ def possible_merges(groups: tuple[RunGroup, ...]) -> tuple[Merge, ...] | None:
         Merge(int(case[0]), int(case[1]), int(case[2]), int(case[3]), met)
         for case, met in zip(unique, np.split(ends[order], cuts), strict=True)
     )
-
-
-def _absolute(number: int, group: RunGroup) -> tuple[Int64Array, Int64Array, Int64Array, Int64Array]:
-    src, dst, size = group.offsets
-    return np.full(src.size, number, dtype=np.int64), src + group.src_base, dst + group.dst_base, size
 
 
 _Pairs = tuple[Int64Array, Int64Array]
@@ -105,19 +95,17 @@ def _keys(starts: _Pairs, ends: _Pairs, steps: tuple[int, int]) -> tuple[Int64Ar
     return keys[: starts[0].size], keys[starts[0].size :]
 
 
-def _reach(axis: BlockAxis, base: int) -> _Reach:
+def _reach(axis: BlockAxis, base: int) -> tuple[int, int]:
+    """Return the lowest and the highest unit address of a side of a run group."""
     offsets = axis.table or (0, sum((count - 1) * stride for count, stride in axis.factors))
-    return _Reach(base + min(offsets) + min(axis.units), base + max(offsets) + max(axis.units))
+    return base + min(offsets) + min(axis.units), base + max(offsets) + max(axis.units)
 
 
 def _within(
-    groups: tuple[RunGroup, ...], side: str, before: Int64Array, after: Int64Array, gap: Int64Array
+    sides: Sequence[tuple[BlockAxis, int]], before: Int64Array, after: Int64Array, gap: Int64Array
 ) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Return, for each gap, whether two units of these run groups can have this distance."""
-    if side == "src":
-        reaches = [_reach(group.src, group.src_base) for group in groups]
-    else:
-        reaches = [_reach(group.dst, group.dst_base) for group in groups]
-    low = np.array([reach.low for reach in reaches], dtype=np.int64)
-    high = np.array([reach.high for reach in reaches], dtype=np.int64)
-    return (gap >= low[after] - high[before]) & (gap <= high[after] - low[before])
+    """Return, for each gap, whether units of two run groups can have this distance; sides are their axes and bases."""
+    low, high = np.array([_reach(*side) for side in sides], dtype=np.int64).T
+    near: np.ndarray[tuple[int], np.dtype[np.bool_]]
+    near = (gap >= low[after] - high[before]) & (gap <= high[after] - low[before])
+    return near

@@ -16,7 +16,7 @@ from kvplan.errors import BlockIndexError, OverlapError
 from kvplan.layout.address_ranges import check_places
 from kvplan.layout.strides import Int64Array
 from kvplan.plan.loops import loops_for
-from kvplan.plan.loops_numpy import PLACED, SRC_OUTSIDE, TWICE
+from kvplan.plan.loops_numpy import PLACED, SRC_OUTSIDE, TWICE, place_side
 from kvplan.program.program import BlockAxis, Program
 
 _INT64 = np.dtype(np.int64)
@@ -60,11 +60,8 @@ def _side(groups: list[tuple[BlockAxis, int]], units: int) -> Side:
     return Side(axes, stacked, units, groups[0][0].num_blocks)
 
 
-def block_ids(ids: Any, name: str) -> Int64Array:
-    """Return block ids as a writable C-contiguous int64 array. If the caller's array has this form, return it itself.
-
-    Another thread may change the caller's array at any time, and the compiled loops run without Python's lock (GIL).
-    Code that reads ids more than once must use :func:`own_block_ids`. :func:`place` reads each id once.
+def own_block_ids(ids: Any, name: str) -> Int64Array:
+    """Return a copy of block ids as a C-contiguous int64 array, so that no other thread changes them after a check.
 
     Args:
         ids: a sequence of int, a numpy array of any integer type (also read-only or strided), or a torch CPU tensor.
@@ -73,17 +70,15 @@ def block_ids(ids: Any, name: str) -> Int64Array:
     Raises:
         BlockIndexError: the ids are not one-dimensional, not integers, ragged, or larger than int64 allows.
 
-    >>> block_ids([3, 1, 2], "src_blocks")
+    >>> own_block_ids([3, 1, 2], "src_blocks")
     array([3, 1, 2])
     """
     if type(ids) is np.ndarray and ids.dtype is _INT64 and ids.ndim == 1:
-        flags = ids.flags
-        if flags.c_contiguous and flags.writeable:
-            return ids
+        return ids.copy()
     if hasattr(ids, "data_ptr") and str(ids.device) != "cpu":
         raise BlockIndexError(f"{name} is on {ids.device}; block ids are planned on the CPU: pass ids.cpu()")
     try:
-        array = np.asarray(ids.numpy() if hasattr(ids, "data_ptr") else ids)
+        array = np.array(ids.numpy() if hasattr(ids, "data_ptr") else ids, order="C")
     except (ValueError, TypeError, OverflowError, RuntimeError) as error:
         raise BlockIndexError(f"{name} is ragged or holds no integers: {error}") from None
     if array.ndim != 1:
@@ -92,22 +87,9 @@ def block_ids(ids: Any, name: str) -> Int64Array:
         return np.empty(0, dtype=np.int64)
     if array.dtype.kind not in "iu":
         raise BlockIndexError(f"{name} holds {array.dtype}; block ids are integers")
-    if array.dtype.kind == "u" and array.dtype.itemsize == 8:
-        array = array.copy()  # another thread may change the original after the check
-        if int(array.max()) > np.iinfo(np.int64).max:
-            raise BlockIndexError(f"{name}[{int(array.argmax())}] is {int(array.max())}, past the largest int64")
-    return np.array(array, dtype=np.int64, order="C")
-
-
-def own_block_ids(ids: Any, name: str) -> Int64Array:
-    """Return a copy of block ids, so that no other thread can change them after they were checked.
-
-    >>> given = np.array([3, 1, 2])
-    >>> own_block_ids(given, "src_blocks") is given
-    False
-    """
-    made = block_ids(ids, name)
-    return made.copy() if made is ids else made
+    if array.dtype.kind == "u" and int(array.max()) > np.iinfo(np.int64).max:
+        raise BlockIndexError(f"{name}[{int(array.argmax())}] is {int(array.max())}, past the largest int64")
+    return array.astype(np.int64, copy=False)
 
 
 def skipped_units(src_skip: Any, dst_skip: Any) -> tuple[int, int]:
@@ -242,14 +224,8 @@ def unit_addresses(side: Side, group: int, ids: Int64Array, skip: int, count: in
     """
     if int(ids.min()) < 0 or int(ids.max()) >= side.num_blocks:
         raise outside(name, ids, int(((ids < 0) | (ids >= side.num_blocks)).argmax()), side.num_blocks)
-    base, stride, table, *units = side.axes[group].tolist()
-    if side.units == 1:
-        within: Any = units[0]
-    else:
-        numbers = np.arange(skip, skip + count)
-        ids, within = ids[numbers // side.units], side.axes[group, 3:][numbers % side.units]
-    blocks = ids * stride if table < 0 else side.tables[table][ids]
-    made: Int64Array = blocks + (base + within)
+    made = np.empty(count, dtype=np.int64)
+    place_side(ids, skip, side.axes[group : group + 1], side.tables, made[None])
     return made
 
 

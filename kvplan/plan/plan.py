@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from operator import itemgetter
+from operator import add, itemgetter
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -15,13 +15,13 @@ from kvplan.errors import KVPlanError, OverlapError, PathError
 from kvplan.layout.components import touching_seams
 from kvplan.layout.inverse import find
 from kvplan.layout.kvlayout import KVLayout
+from kvplan.layout.records import Shifts
 from kvplan.layout.strides import Int64Array
 from kvplan.plan.descriptors import Part, Seams, StridedRows, flat, strided, together
 from kvplan.plan.loops_numpy import Descriptors
 from kvplan.plan.nixl_lists import NixlList, check_side, nixl_lists
 from kvplan.plan.placement import Side
-from kvplan.plan.plan_pickling import Starts, moved, starts_of
-from kvplan.program.program import Program, RunGroup, merge_ranges
+from kvplan.program.program import Program, Run, RunGroup, merge_ranges
 
 NO_SEAMS = Seams(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
 
@@ -46,19 +46,12 @@ class PlannedBy(Protocol):
     dst: KVLayout
     program: Program
 
-    def of_layers(self, layers: tuple[int, ...]) -> PlannedBy:
-        """Return the program of these layers only; the layers are global numbers."""
-
-
-class ById(PlannedBy, Protocol):
-    """A program that makes plans from block ids."""
-
     @property
     def sides(self) -> tuple[Side, Side]:
         """Both sides as arrays: where the block of each id lies."""
 
-    def of_layers(self, layers: tuple[int, ...]) -> ById:
-        """Return the program of these layers only."""
+    def of_layers(self, layers: tuple[int, ...]) -> PlannedBy:
+        """Return the program of these layers only; the layers are global numbers."""
 
 
 class PlanSource(NamedTuple):
@@ -71,7 +64,7 @@ class PlanSource(NamedTuple):
         units: number of units.
     """
 
-    program: ById
+    program: PlannedBy
     ids: tuple[Int64Array, Int64Array]
     skips: tuple[int, int]
     units: int
@@ -203,13 +196,6 @@ def _loaded(values: tuple[Any, ...], starts: Starts) -> Plan:
     return replace(plan, parts=parts, seams=seams)
 
 
-def narrowed(plan: Plan, held: Sequence[tuple[Part, tuple[int, int]]]) -> Plan:
-    """Return a plan of only these parts, which are given with their skips. Its units and layouts stay the same."""
-    parts, skips = tuple(part for part, _ in held), tuple(skip for _, skip in held)
-    nbytes = sum(part.nbytes for part in parts)
-    return Plan(parts, plan.units, nbytes, plan.direction, plan.layouts, plan.seams, skips, plan.programs)
-
-
 def join(plans: Sequence[Plan]) -> Plan:
     """Join several plans into one plan, for example the plans of a hybrid model's KV-cache groups.
 
@@ -277,16 +263,22 @@ def check_written_once(plans: Sequence[Plan]) -> None:
         OverlapError: two plans write the same byte; the message names the block and the plans.
     """
     written = [_Written(*part, number) for number, plan in enumerate(plans) for part in plan.parts if part.nbytes]
-    programs = {program.program for plan in plans for program in plan.programs}
-    owners = {group: program for program in programs for group in program.groups}
     for near in _near(written):
-        of_group: dict[RunGroup, list[_Written]] = {}
-        for each in near:
-            of_group.setdefault(each.group, []).append(each)
-        for same in of_group.values():  # two units of one run group are equal, or have no byte in common
-            _check_apart(plans, [(each, each.units[1] + each.group.hulls[1][0], 1) for each in same])
-        if len({owners.get(group, group) for group in of_group}) > 1:  # groups of one program never meet
-            _check_apart(plans, [(each, *each.ranges()) for each in near])
+        # Two units of one run group are equal, or have no byte in common: their addresses are enough.
+        alike = all(each.group is near[0].group for each in near)
+        starts, sizes = zip(*((each.units[1], 1) if alike else each.ranges() for each in near), strict=True)
+        start, end = np.concatenate(starts), np.concatenate(list(map(add, starts, sizes)))
+        order = np.argsort(start, kind="stable")
+        clash = np.flatnonzero(start[order[1:]] < end[order[:-1]])
+        if clash.size:
+            both = order[clash[0] : clash[0] + 2]
+            numbers = np.repeat([each.plan for each in near], [first.size for first in starts])
+            one, other = sorted(numbers[both].tolist())
+            address = int(start[both[1]])
+            raise OverlapError(
+                f"two of the joined plans write address {address:#x}: plans {one} and {other} both write "
+                f"{_block_at(plans[one], address)}; each destination is written once"
+            )
 
 
 class _Written(NamedTuple):
@@ -312,7 +304,7 @@ def _near(written: Sequence[_Written]) -> Iterator[list[_Written]]:
     near: list[_Written] = []
     reach = 0
     for (start, end), each in sorted(((each.hull(), each) for each in written), key=itemgetter(0)):
-        if start >= reach and near:
+        if start >= reach:
             if len(near) > 1:
                 yield near
             near = []
@@ -320,24 +312,6 @@ def _near(written: Sequence[_Written]) -> Iterator[list[_Written]]:
         reach = max(reach, end)
     if len(near) > 1:
         yield near
-
-
-def _check_apart(plans: Sequence[Plan], several: Sequence[tuple[_Written, Int64Array, Int64Array | int]]) -> None:
-    """Check that ranges, given by first addresses and lengths, have no address in common."""
-    start = np.concatenate([first for _, first, _ in several])
-    end = np.concatenate([first + size for _, first, size in several])
-    order = np.argsort(start, kind="stable")
-    clash = np.flatnonzero(start[order[1:]] < end[order[:-1]])
-    if not clash.size:
-        return
-    both = order[clash[0] : clash[0] + 2]
-    number = np.repeat([each.plan for each, _, _ in several], [first.size for _, first, _ in several])
-    one, other = sorted(number[both].tolist())
-    address = int(start[both[1]])
-    raise OverlapError(
-        f"two of the joined plans write address {address:#x}: plans {one} and {other} both write "
-        f"{_block_at(plans[one], address)}; each destination is written once"
-    )
 
 
 def _block_at(plan: Plan, address: int) -> str:
@@ -378,3 +352,48 @@ def shares_memory(src: KVLayout, dst: KVLayout) -> bool:
             return True
         ends[side] = max(ends[side], end)
     return False
+
+
+Starts = tuple[tuple[int, ...], ...]  # per side, each region's address before pickling; () without a shared pool
+
+
+def starts_of(layouts: Sequence[tuple[KVLayout, KVLayout]]) -> Starts:
+    """Return the addresses of the regions of a plan's layouts in this process; () if no region is in a shared pool."""
+    if not any(region.pool for pair in layouts for layout in pair for region in layout.regions):
+        return ()
+    return tuple([tuple(region.address for pair in layouts for region in pair[side].regions) for side in (0, 1)])
+
+
+def moved(
+    parts: tuple[Part, ...], seams: Seams, layouts: Sequence[tuple[KVLayout, KVLayout]], starts: Starts
+) -> tuple[tuple[Part, ...], Seams]:
+    """Return the parts and seams of a plan, moved as far as its layouts' regions have moved since :func:`starts_of`."""
+    if not starts:
+        return parts, seams
+    src, dst = (
+        Shifts.between(starts[side], [region for pair in layouts for region in pair[side].regions]) for side in (0, 1)
+    )
+    made = {part.group: _moved_group(part.group, src, dst) for part in parts}
+    parts = tuple(Part(made[part.group][0], part.units + made[part.group][1]) for part in parts)
+    return parts, Seams(src.moved(seams.src), dst.moved(seams.dst))
+
+
+def _moved_group(group: RunGroup, src: Shifts, dst: Shifts) -> tuple[RunGroup, Int64Array]:
+    """Move the runs of a run group with their regions; return the group and the bytes that its units move, (2, 1).
+
+    All blocks of a run are in one pool. The runs of one group may be in several pools, whose distances change.
+    """
+    src_offset, dst_offset, nbytes = group.offsets
+    src_far, dst_far = src.of(src_offset + group.src_base), dst.of(dst_offset + group.dst_base)
+    alike = bool((src_far == src_far[0]).all() and (dst_far == dst_far[0]).all())
+    if alike and not src_far[0] and not dst_far[0]:
+        return group, np.zeros((2, 1), dtype=np.int64)
+    if alike:
+        runs, far = group.runs, (int(src_far[0]), int(dst_far[0]))
+    else:
+        src_offset, dst_offset = src_offset + src_far, dst_offset + dst_far
+        far = int(src_offset.min()), int(dst_offset.min())
+        rows = zip((dst_offset - far[1]).tolist(), (src_offset - far[0]).tolist(), nbytes.tolist(), strict=True)
+        runs = tuple(Run(first, to, size, ()) for to, first, size in sorted(rows))
+    moved = replace(group, src_base=group.src_base + far[0], dst_base=group.dst_base + far[1], runs=runs)
+    return moved, np.array(far, dtype=np.int64)[:, None]

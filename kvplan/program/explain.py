@@ -82,12 +82,12 @@ def _refine(made: Passes) -> Iterator[str]:
         largest = shared * program.unit_tokens
         yield f"blocks of both sides are multiples of {largest} tokens: a split token axis is cut unevenly by that"
     yield "loops are count(+source stride|+destination stride), in bytes, outermost first"
-    rows = [f"{len(refined.pairs)} x {_loops(box.loops)}" for refined in made.refined for box in refined.boxes]
+    rows = [f"{len(shape.pairs)} x {_loops(box.loops)}" for shape in made.shapes for box in shape.boxes]
     yield from _some(rows)
 
 
 def _coalesce(made: Passes) -> Iterator[str]:
-    yield from _some([f"{len(c.pairs)} x {_run(run)}" for c in made.coalesced for run in c.runs])
+    yield from _some([f"{len(shape.pairs)} x {_run(run)}" for shape in made.shapes for run in shape.runs])
 
 
 def _fuse(program: Program) -> Iterator[str]:

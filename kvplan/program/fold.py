@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from itertools import product
+from itertools import pairwise, product
 from math import prod
-from typing import NamedTuple
 
 from kvplan.layout.strides import Loop, coalesce
 from kvplan.program.program import Run
@@ -20,10 +19,19 @@ def merge_and_fold(runs: list[Run]) -> list[Run]:
     """
     while True:
         before = runs
-        runs = [run._replace(nbytes=nbytes, loops=loops)
-                for run in _fold(_merge(runs)) for nbytes, loops in (coalesce(run.nbytes, run.loops),)]  # fmt: skip
+        runs = list(map(coalesced, _fold(_merge(runs))))
         if runs == before:
             return runs
+
+
+def coalesced(run: Run) -> Run:
+    """Drop loops of one step, and merge loops whose copies touch on both sides.
+
+    >>> coalesced(Run(0, 0, 1, ((2, 64, 128), (16, 1, 1))))
+    Run(src=0, dst=0, nbytes=16, loops=((2, 64, 128),))
+    """
+    nbytes, loops = coalesce(run.nbytes, run.loops)
+    return Run(run.src, run.dst, nbytes, loops)
 
 
 def _merge(runs: list[Run]) -> list[Run]:
@@ -39,15 +47,6 @@ def _merge(runs: list[Run]) -> list[Run]:
     return merged
 
 
-class _Line(NamedTuple):
-    """Equally spaced runs: the first run, their number, and the steps in bytes."""
-
-    first: Run
-    length: int
-    src_step: int
-    dst_step: int
-
-
 def _fold(runs: list[Run]) -> list[Run]:
     """Turn equally spaced runs of equal shape into one run with one more loop."""
     shapes: dict[tuple[int, tuple[Loop, ...]], list[Run]] = defaultdict(list)
@@ -56,35 +55,26 @@ def _fold(runs: list[Run]) -> list[Run]:
     folded: list[Run] = []
     for alike in shapes.values():
         lines = list(_lines(sorted(alike, key=lambda run: (run.src, run.dst))))
-        even = len({line[1:] for line in lines}) == 1
-        for line in lines:
+        even = len({step for _, step in lines}) == len({len(line) for line, _ in lines}) == 1
+        for line, step in lines:
             # Two runs are always equally spaced: a lone pair is folded only if all other runs make equal pairs.
-            if line.length > 2 or (even and line.length > 1):
-                loop = (line.length, line.src_step, line.dst_step)
-                folded.append(line.first._replace(loops=(loop, *line.first.loops)))
+            if len(line) > 2 or (even and len(line) > 1):
+                folded.append(line[0]._replace(loops=((len(line), *step), *line[0].loops)))
             else:
-                folded.extend(
-                    line.first._replace(src=line.first.src + k * line.src_step, dst=line.first.dst + k * line.dst_step)
-                    for k in range(line.length)
-                )
+                folded += line
     return folded
 
 
-def _lines(runs: list[Run]) -> Iterator[_Line]:
-    """Cut a sorted list of runs, from the front, into its longest equally spaced stretches."""
+def _lines(runs: list[Run]) -> Iterator[tuple[list[Run], tuple[int, int]]]:
+    """Cut a sorted list of runs, from the front, into its longest equally spaced stretches; each with its step."""
+    steps = [(b.src - a.src, b.dst - a.dst) for a, b in pairwise(runs)]
     at = 0
     while at < len(runs):
-        first, count, step = runs[at], 1, (0, 0)
-        if at + 1 < len(runs):
-            step = (runs[at + 1].src - first.src, runs[at + 1].dst - first.dst)
-            count = 2
-            while at + count < len(runs):
-                last, following = runs[at + count - 1], runs[at + count]
-                if (following.src - last.src, following.dst - last.dst) != step:
-                    break
-                count += 1
-        yield _Line(first, count, *step)
-        at += count
+        end = at + 1
+        while end < len(runs) and steps[end - 1] == steps[at]:
+            end += 1
+        yield runs[at:end], steps[at] if end > at + 1 else (0, 0)
+        at = end
 
 
 def unrolled(run: Run) -> int:

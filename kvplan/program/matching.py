@@ -1,16 +1,17 @@
-"""The first pass of the compiler: pair the content, and its heads, that both layouts hold."""
+"""The first pass: pair the content that both layouts hold, check its types, find what stays unwritten."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from kvplan.base.numbers import number_ranges
 from kvplan.base.quoting import other_case
 from kvplan.errors import IncompatibleLayoutsError
 from kvplan.layout.components import Component, Geometry
-from kvplan.layout.slicing import common_heads
+from kvplan.layout.dtypes import agree
+from kvplan.layout.slicing import Heads, common_heads, heads_held
 from kvplan.layout.strides import extent
 
 
@@ -227,3 +228,102 @@ def heads_of(pairs: Iterable[Pair], *, headed: bool = False) -> list[tuple[range
         )
         found[pair.layer, pair.part] = heads, src, dst
     return list(dict.fromkeys(found.values()))
+
+
+def first_retyped(src: Geometry, dst: Geometry) -> Pair | None:
+    """Return the first pair whose element types do not agree, or None."""
+    here, there = ({component.dtype for component in side.components} for side in (src, dst))
+    if all(agree(one, other) for one in here for other in there):  # as for most pairs, which are then not matched
+        return None
+    return next((pair for pair in match(src, dst) if not agree(pair.src.dtype, pair.dst.dtype)), None)
+
+
+def check_element_types(src: Geometry, dst: Geometry) -> None:
+    """Check that the element types of every pair agree. Plain bytes (integers, unknown types) agree with every type.
+
+    Args:
+        src, dst: the two sides, which compile.
+
+    Raises:
+        IncompatibleLayoutsError: both types are known, and their formats differ.
+
+    >>> from kvplan import KVLayout
+    >>> spec = {"notation": "block token dim", "sizes": {"block": 4, "token": 16, "dim": 64}}
+    >>> a, b, plain = (KVLayout.from_spec(spec | {"dtype": one}).geometry for one in ("bf16", "fp16", "int16"))
+    >>> check_element_types(a, plain)
+    >>> check_element_types(a, b)
+    Traceback (most recent call last):
+        ...
+    kvplan.errors.IncompatibleLayoutsError: layer 0 'kv' is bf16 in the source and fp16 in the destination. A copy \
+converts no numbers: bytes of bf16 would be read as fp16. Give both sides one dtype; or, if the bytes are meant to be \
+read so, describe one side as uint8, or compile with reinterpret=True (--reinterpret)
+    """
+    pair = first_retyped(src, dst)
+    if pair is not None:
+        held, read = pair.src.dtype, pair.dst.dtype
+        raise IncompatibleLayoutsError(
+            f"layer {pair.layer} {pair.part!r} is {held} in the source and {read} in the destination. A copy converts "
+            f"no numbers: bytes of {held} would be read as {read}. Give both sides one dtype; or, if the bytes are "
+            "meant to be read so, describe one side as uint8, or compile with reinterpret=True (--reinterpret)"
+        )
+
+
+class UnwrittenHeads(NamedTuple):
+    """Heads that the destination holds, and that no unit of a program writes.
+
+    Attributes:
+        layers: global numbers of the layers in which the destination holds them.
+        parts: names of the parts.
+        heads: global numbers of the heads.
+        held: number of heads that the destination holds in these layers and parts.
+        whole: whether these layers and parts are all content with heads that the program writes.
+    """
+
+    layers: tuple[int, ...]
+    parts: tuple[str, ...]
+    heads: tuple[int, ...]
+    held: int
+    whole: bool
+
+    def __str__(self) -> str:
+        named = f"{len(self.heads)} of {self.held} heads of the destination ({number_ranges(self.heads)})"
+        where = "" if self.whole else f", in layers {number_ranges(self.layers)}, parts {' '.join(self.parts)},"
+        return f"{named}{where} {'is' if len(self.heads) == 1 else 'are'} never written by this program"
+
+
+def unwritten_heads(dst: Geometry, pairs: Sequence[Pair]) -> tuple[UnwrittenHeads, ...]:
+    """Return the heads of the destination that no pair writes, one entry for each set of heads.
+
+    Args:
+        dst: the destination.
+        pairs: the pairs that :func:`kvplan.program.matching.match` found.
+
+    >>> from kvplan import KVLayout
+    >>> from kvplan.program.matching import match
+    >>> sizes = {"block": 4, "token": 16, "dim": 64}
+    >>> rank, pool = (KVLayout.from_spec({"notation": "kv block token head dim", "sizes": sizes | {"head": heads}})
+    ...               for heads in (2, 8))
+    >>> print(*unwritten_heads(pool.geometry, match(rank.geometry, pool.geometry)))
+    6 of 8 heads of the destination (2-7) are never written by this program
+    """
+    held = heads_held(dst.components)
+    written: dict[tuple[int, str], set[int]] = {}
+    there: dict[tuple[int, str], Heads] = {}
+    for pair in pairs:
+        heads = held[pair.layer, pair.dst.part]
+        if heads is not None:
+            moved = pair.heads if pair.src.form.headed else heads
+            written.setdefault((pair.layer, pair.part), set()).update(moved)
+            there[pair.layer, pair.part] = heads
+    found: dict[tuple[tuple[int, ...], int], list[tuple[int, str]]] = {}
+    for name, heads in there.items():
+        left = tuple(head for head in heads if head not in written[name])
+        if left:
+            found.setdefault((left, len(heads)), []).append(name)
+    return tuple(
+        UnwrittenHeads(
+            tuple(sorted({layer for layer, _ in names})), tuple(dict.fromkeys(part for _, part in names)), left, count,
+            len(names) == len(there),
+        )
+        for (left, count), names in found.items()
+    )  # fmt: skip

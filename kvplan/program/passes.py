@@ -7,6 +7,7 @@ the result of each pass, and :meth:`kvplan.CopyProgram.explain` prints these res
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
@@ -16,31 +17,23 @@ from typing import NamedTuple
 from kvplan.base.limits import LIMITS
 from kvplan.errors import IncompatibleLayoutsError
 from kvplan.layout.components import Component, Form, Geometry
-from kvplan.layout.strides import Int64Array, Loop, Piece, check_refined, coalesce, extent, offset, offsets_of, refine
-from kvplan.program.fold import limit_loops, merge_and_fold, unrolled
+from kvplan.layout.strides import Int64Array, Piece, check_refined, extent, offset, offsets_of, refine
+from kvplan.program.fold import coalesced, limit_loops, merge_and_fold, unrolled
 from kvplan.program.matching import Pair, match
 from kvplan.program.program import BlockAxis, Program, Run, RunGroup
 
 
-class Box(NamedTuple):
-    """Copies of single bytes of one unit: nested loops, with offsets from the components' addresses."""
+class Shape(NamedTuple):
+    """All pairs of one shape, and what copies one unit of each pair, with offsets from the components' addresses.
 
-    src: int
-    dst: int
-    loops: tuple[Loop, ...]
-
-
-class Refined(NamedTuple):
-    """All pairs of one shape, and the boxes that copy one unit of each pair."""
+    Attributes:
+        pairs: the pairs.
+        boxes: copies of single bytes, as the second pass makes them: nested loops.
+        runs: the same copies after the third pass.
+    """
 
     pairs: tuple[Pair, ...]
-    boxes: tuple[Box, ...]
-
-
-class Coalesced(NamedTuple):
-    """All pairs of one shape, and the runs that copy one unit of each pair."""
-
-    pairs: tuple[Pair, ...]
+    boxes: tuple[Run, ...]
     runs: tuple[Run, ...]
 
 
@@ -50,8 +43,7 @@ class Passes:
 
     pairs: tuple[Pair, ...]
     unit_tokens: int
-    refined: tuple[Refined, ...]
-    coalesced: tuple[Coalesced, ...]
+    shapes: tuple[Shape, ...]
     program: Program
 
 
@@ -70,11 +62,10 @@ def passes(src: Geometry, dst: Geometry) -> Passes:
     pairs = match(src, dst)
     unit_tokens = choose_unit(pairs, src.block_tokens, dst.block_tokens)
     units = (src.block_tokens // unit_tokens, dst.block_tokens // unit_tokens)
-    refined = refine_pairs(pairs, units)
-    coalesced = tuple(Coalesced(r.pairs, tuple(_coalesce_box(box) for box in r.boxes)) for r in refined)
-    groups = fuse(coalesced, units, (src.num_blocks, dst.num_blocks))
+    shapes = tuple(Shape(alike, boxes, tuple(map(coalesced, boxes))) for alike, boxes in refine_pairs(pairs, units))
+    groups = fuse(shapes, units, (src.num_blocks, dst.num_blocks))
     opaque = all(pair.src.form.opaque and pair.dst.form.opaque for pair in pairs)
-    return Passes(pairs, unit_tokens, refined, coalesced, Program(unit_tokens, *units, groups, opaque))
+    return Passes(pairs, unit_tokens, shapes, Program(unit_tokens, *units, groups, opaque))
 
 
 # ---- pass 2: refine ----------------------------------------------------------------------------------------------
@@ -137,8 +128,10 @@ def _repeats(offsets: Int64Array, unit: int) -> bool:
     return bool((stretches - stretches[:, :1] == stretches[0]).all())
 
 
-def refine_pairs(pairs: tuple[Pair, ...], units: tuple[int, int]) -> tuple[Refined, ...]:
+def refine_pairs(pairs: tuple[Pair, ...], units: tuple[int, int]) -> Iterator[tuple[tuple[Pair, ...], tuple[Run, ...]]]:
     """Refine tokens, heads and content of both sides to common loops, once for each pair of forms.
+
+    Yields all pairs of one shape, and the copies of single bytes of one unit of each pair.
 
     Args:
         pairs: the pairs of the first pass.
@@ -147,7 +140,6 @@ def refine_pairs(pairs: tuple[Pair, ...], units: tuple[int, int]) -> tuple[Refin
     shapes: dict[tuple[int, int, int, int, int], list[Pair]] = defaultdict(list)
     for pair in pairs:
         shapes[id(pair.src.form), id(pair.dst.form), pair.src_dim, pair.dst_dim, pair.nbytes].append(pair)
-    refined = []
     for alike in shapes.values():
         pair = alike[0]
         a, b = pair.src.form, pair.dst.form
@@ -160,30 +152,22 @@ def refine_pairs(pairs: tuple[Pair, ...], units: tuple[int, int]) -> tuple[Refin
             refine(a.dim, pair.src_dim, b.dim, pair.dst_dim, pair.nbytes),
         )
         check_refined(prod(map(len, axes)))
-        refined.append(Refined(tuple(alike), tuple(_box(pieces) for pieces in product(*axes))))
-    return tuple(refined)
+        yield tuple(alike), tuple(_box(pieces) for pieces in product(*axes))
 
 
-def _box(pieces: tuple[Piece, ...]) -> Box:
+def _box(pieces: tuple[Piece, ...]) -> Run:
     loops = tuple(loop for piece in pieces for loop in piece.loops)
-    return Box(sum(piece.src for piece in pieces), sum(piece.dst for piece in pieces), loops)
-
-
-# ---- pass 3: coalesce --------------------------------------------------------------------------------------------
-
-
-def _coalesce_box(box: Box) -> Run:
-    return Run(box.src, box.dst, *coalesce(1, box.loops))
+    return Run(sum(piece.src for piece in pieces), sum(piece.dst for piece in pieces), 1, loops)
 
 
 # ---- pass 4: fuse ------------------------------------------------------------------------------------------------
 
 
-def fuse(coalesced: tuple[Coalesced, ...], units: tuple[int, int], num_blocks: tuple[int, int]) -> tuple[RunGroup, ...]:
+def fuse(shapes: tuple[Shape, ...], units: tuple[int, int], num_blocks: tuple[int, int]) -> tuple[RunGroup, ...]:
     """Place the runs of every pair, merge runs that are adjacent on both sides, fold runs that are equally spaced."""
-    check_copies(sum(len(shape.pairs) * len(shape.runs) for shape in coalesced), LIMITS.listed, "runs")
+    check_copies(sum(len(shape.pairs) * len(shape.runs) for shape in shapes), LIMITS.listed, "runs")
     placed: dict[tuple[BlockAxis, BlockAxis], list[Run]] = defaultdict(list)
-    for shape in coalesced:
+    for shape in shapes:
         forms = (shape.pairs[0].src.form, shape.pairs[0].dst.form)
         axes = [_block_axis(*side) for side in zip(forms, units, num_blocks, strict=True)]
         runs = placed[axes[0], axes[1]]

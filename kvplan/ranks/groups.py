@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from kvplan.base.integers import optional_integer
 from kvplan.errors import BlockIndexError, KVPlanError, LayoutError
 from kvplan.plan.copy_program import CopyProgram
-from kvplan.plan.placement import block_ids
+from kvplan.plan.placement import own_block_ids
 from kvplan.plan.plan import Plan, join
 from kvplan.ranks.rank_pair import PairProgram
 
@@ -96,7 +96,7 @@ class Groups:
         plans = []
         for k, program in enumerate(self.programs):
             try:
-                ids = block_ids(lists[0][k], "src_blocks"), block_ids(lists[1][k], "dst_blocks")
+                ids = own_block_ids(lists[0][k], "src_blocks"), own_block_ids(lists[1][k], "dst_blocks")
                 skips = self._skips(k, firsts[0][k], firsts[1][k]) if len(ids[0]) or len(ids[1]) else (0, 0)
                 plans.append(program.plan(*ids, *skips))
             except KVPlanError as error:

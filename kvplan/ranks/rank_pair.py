@@ -19,7 +19,7 @@ from kvplan.layout.strides import Int64Array
 from kvplan.plan.copy_program import CopyProgram, compile_quietly
 from kvplan.plan.placement import count_units, outside, own_block_ids, skipped_units
 from kvplan.plan.plan import Plan, check_not_read, shares_memory, unite
-from kvplan.program.element_types import check_element_types
+from kvplan.program.matching import check_element_types
 from kvplan.ranks.shards import Shard, Share
 
 

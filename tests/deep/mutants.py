@@ -151,8 +151,8 @@ MUTANTS = (
     ),
     Mutant(
         "program/fold.py",
-        "if (following.src - last.src, following.dst - last.dst) != step:",
-        "if following.dst - last.dst != step[1]:",
+        "steps[end - 1] == steps[at]",
+        "steps[end - 1][1] == steps[at][1]",
         COPYING,
     ),
     Mutant(
@@ -172,7 +172,7 @@ MUTANTS = (
         COPYING,
     ),
     Mutant(
-        "program/element_types.py",
+        "program/matching.py",
         "not agree(pair.src.dtype, pair.dst.dtype)), None)",
         "False), None)",
         f'"{TABLE}[compile: bf16 in the source ... fp16 in the destination ... reinterpret=True]"',
@@ -252,8 +252,8 @@ MUTANTS = (
     ),
     Mutant(
         "plan/layers.py",
-        "[g.dst_base - whole.dst_base for g in groups]",
-        "[0 for g in groups]",
+        "[group.dst_base - whole.dst_base]",
+        "[0]",
         "laws/test_joined_plans.py",
     ),
     Mutant(

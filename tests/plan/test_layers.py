@@ -35,3 +35,6 @@ def test_layers_are_dealt_out_evenly(count, sizes):
     assert [len(layers) for layers, _ in made] == sizes
     assert [layer for layers, _ in made for layer in sorted(layers)] == [3, 4, 5, 6, 7]
     assert [part.nbytes for _, part in made] == [32 * size for size in sizes]
+    other = kvplan.compile(cache, host).plan([3, 0], [1, 2])  # the cuts are kept, the units are its own
+    again = [part for _, part in split_layers(other, even_edges(5, count))]
+    assert moves(kvplan.join(again)) == moves(other)

@@ -14,9 +14,16 @@ from kvplan.cost.policy import HOST_ROUTES
 from kvplan.cost.statistics import counted
 from kvplan.plan.layers import even_edges, split_layers
 from kvplan.plan.plan import Plan
-from tests.plan.small_caches import LAYERED, PAGED, zeros
 from tests.simulated.objects import Tensor
 from tests.strategies import Case, cases, neighbour_cases
+
+LAYERED = "layer block token dim"  # layers outermost: a block is a run a layer
+PAGED = "block layer token dim"  # blocks outermost: a block is contiguous
+
+
+def zeros(*shape: int) -> np.ndarray:
+    return np.zeros(shape, np.int8)
+
 
 # 4 layers of 8 blocks of 16 tokens of 64 bytes: a run of one layer and block has 1,024 bytes, a block 4,096.
 

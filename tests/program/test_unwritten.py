@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import kvplan
 from kvplan import KVLayout
-from kvplan.program.unwritten import UnwrittenHeads
+from kvplan.program.matching import UnwrittenHeads
 from tests.profiles import examples
 
 NOTATIONS = ("layer block kv token head dim", "layer head: block token (kv dim)", "kv layer block head token dim")

@@ -13,7 +13,7 @@ from kvplan.agents.packed.ring import Place, Ring
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.plan.chunks import Chunks, Outline
 from kvplan.plan.copy_program import CopyProgram
-from kvplan.plan.plan import ById, Plan
+from kvplan.plan.plan import Plan, PlannedBy
 
 MOST_PROGRAMS = 64  # that a line knows in one direction, and that a transfer may have
 GREETS, OPEN, ENDED, OVER = range(4)  # states of a line; in the last one nothing of the peer is written any more
@@ -108,7 +108,7 @@ class Line:
         self._heard += numbered
         return not numbered or message.sequence == self._heard
 
-    def number(self, program: ById, side: int, new: dict[int, Any]) -> int:
+    def number(self, program: PlannedBy, side: int, new: dict[int, Any]) -> int:
         """Return the number of a program of which this end has a side; add it to those that are new to the peer."""
         groups, key = program.program.groups, cast("Hashable", (id(program), program, side))
         if groups and not isinstance(program, CopyProgram):  # rows: any program of such rows is the same

@@ -15,8 +15,7 @@ from kvplan.base.process import check_process
 from kvplan.base.threads import Call, Latch
 from kvplan.errors import KVPlanError, TransferError
 from kvplan.execute.transfer import Transfer, TransferResult, call_when_done, cancellation, check_after, check_layer
-from kvplan.plan.chunks import by_layer as layers_of
-from kvplan.plan.chunks import outlines_of, sources_of
+from kvplan.plan.chunks import layer_pieces, outlines_of, sources_of
 from kvplan.plan.plan import Plan
 
 GROUPS = 8  # most groups of layers of a transfer by layer; as many as layers if each waits for an object of its own
@@ -126,7 +125,7 @@ class PackedTransfer(LatchedTransfer, Moving):
         LatchedTransfer.__init__(self, plan)
         own = tuple(dict.fromkeys(pair[reading] for pair in plan.layouts))
         Moving.__init__(self, outlines, groups, sends=not reading, urgent=priority == "high", note=note, own=own)
-        self.layers, _ = layers_of(outlines, groups)
+        self.layers = tuple([layers for layers, _ in layer_pieces(outlines, groups)])
         self.peer, self.until, self.patience, self.opened = peer, until, patience, 0
         self._gates, self.left = gates_of(plan, self.layers, after)
         self._end, self._sources = end, sources_of(plan)

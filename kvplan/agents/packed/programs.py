@@ -16,7 +16,7 @@ from kvplan.layout.dump import built_from_dump, document_of
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.strides import Int64Array
 from kvplan.plan.copy_program import CopyProgram, compile_quietly
-from kvplan.plan.plan import ById
+from kvplan.plan.plan import PlannedBy
 from kvplan.plan.row_plans import RowProgram
 
 FAR = 1 << 46  # bytes of a layout that stands for any memory of a device
@@ -87,7 +87,7 @@ class Offer:
 NOTHING = Offer()
 
 
-def document_of_program(program: ById, side: int) -> dict[str, Any]:
+def document_of_program(program: PlannedBy, side: int) -> dict[str, Any]:
     """Return a program as a message has it.
 
     Args:
@@ -109,7 +109,7 @@ class PeerProgram(NamedTuple):
         own: layouts of this process that hold its side; () for rows, whose memory may change.
     """
 
-    program: ById
+    program: PlannedBy
     own: tuple[KVLayout, ...] = ()
 
 
