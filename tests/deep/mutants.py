@@ -336,8 +336,10 @@ MUTANTS = (
         "base, copied = transfer.scratch(nbytes).address, 0",
         f'"{ARRIVES}[simulated-kernel-device-many rows]"',
     ),
-    Mutant("execute/gpu/staged.py", "(smaller or other is not lane)", "False", RINGS),
-    Mutant("execute/gpu/staged.py", "(smaller or other is not lane)", "other is not lane", RINGS),
+    Mutant("execute/gpu/staged.py", "users = [known() for known in self._before]", "users = []", RINGS),
+    Mutant(
+        "execute/gpu/staged.py", "users += [lane.last for lane in self._lanes if lane is not transfer.lane]", "", RINGS
+    ),
     Mutant(
         "execute/gpu/staged.py",
         "extents += (last + 1) * seams.size",
