@@ -338,9 +338,6 @@ MUTANTS = (
     ),
     Mutant("execute/gpu/staged.py", "users = [known() for known in self._before]", "users = []", RINGS),
     Mutant(
-        "execute/gpu/staged.py", "users += [lane.last for lane in self._lanes if lane is not transfer.lane]", "", RINGS
-    ),
-    Mutant(
         "execute/gpu/staged.py",
         "extents += (last + 1) * seams.size",
         "extents += seams.size",
