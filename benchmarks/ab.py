@@ -103,7 +103,7 @@ def run(checkout: Path, python: Sequence[str]) -> Rows:
         result = Path(folder) / "result.json"
         words = [sys.executable, *python, "--out", str(result)]  # every benchmark takes --output, or --out alone
         paths = os.pathsep.join([str(checkout.resolve()), *filter(None, [os.environ.get("PYTHONPATH")])])
-        done = subprocess.run(  # noqa: S603  # the words are ours and the caller's
+        done = subprocess.run(  # the words are ours and the caller's
             words,
             cwd=checkout,
             env=os.environ | {"PYTHONPATH": paths},

@@ -143,7 +143,7 @@ def points(device: str, until: float) -> Iterator[Point]:
     buffers = Buffers(2 * MOST_NBYTES, device, host_nbytes=HOST_HEADS * MOST_NBYTES)
     grid = [Case(pair, way, run, blocks) for pair in PAIRS for run in RUN_NBYTES for blocks in BLOCKS
             for way in DIRECTIONS]  # fmt: skip
-    random.Random(7).shuffle(grid)  # noqa: S311  # not secret
+    random.Random(7).shuffle(grid)  # not secret
     with ExitStack() as stack:
         executors = {(kind, path): stack.enter_context(Executor(device, Policy(path=path, overlap=kind)))
                      for kind in OVERLAPS for path in (*TERMS, "auto")}  # fmt: skip

@@ -123,7 +123,7 @@ def importing(scale: Scale) -> list[Row]:
     command = [sys.executable, "-c", _IMPORT]
     numpy_seconds, own_seconds, loaded = [], [], set()
     for attempt in range(scale.imports + 1):
-        output = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout  # noqa: S603
+        output = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
         if attempt:  # the first one writes bytecode
             numpy_took, own_took, heavy = json.loads(output)
             numpy_seconds.append(numpy_took)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from kvplan.layout.kvlayout import KVLayout
     from kvplan.layout.places import Place, locate
     from kvplan.memory.allocate import allocate
-    from kvplan.plan.copy_program import CopyProgram, compile  # noqa: A004
+    from kvplan.plan.copy_program import CopyProgram, compile
     from kvplan.plan.descriptors import StridedRows
     from kvplan.plan.loops_numpy import Descriptors
     from kvplan.plan.plan import Plan, join

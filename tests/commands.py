@@ -65,7 +65,7 @@ def fails(capsys, *argv, code=2):
 def python(*argv, **env):
     """A fresh interpreter in the repository."""
     known = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS")}
-    return subprocess.run(  # noqa: PLW1510
+    return subprocess.run(
         [sys.executable, *argv], cwd=ROOT, env=known | env, capture_output=True, text=True, encoding="utf-8"
     )
 

@@ -31,14 +31,14 @@ frozen = 0  # modules
 
 
 def pytest_collection_finish():
-    global frozen  # noqa: PLW0603
+    global frozen
     frozen = freeze()
 
 
 @pytest.fixture(scope="module", autouse=True)
 def modules_frozen():
     """Engines import a thousand modules when they start, which stay, too."""
-    global frozen  # noqa: PLW0603
+    global frozen
     yield
     if len(sys.modules) > frozen + 300:
         frozen = freeze()

@@ -14,9 +14,9 @@ Files = set[tuple[int, str]]
 def open_files() -> Files:
     """Return the descriptors of this process, with what each is for."""
     found: Files = set()
-    for number in map(int, os.listdir(FOLDER)):  # noqa: PTH208
+    for number in map(int, os.listdir(FOLDER)):
         try:
-            found.add((number, os.readlink(f"{FOLDER}/{number}")))  # noqa: PTH115
+            found.add((number, os.readlink(f"{FOLDER}/{number}")))
         except FileNotFoundError:  # the listing's own, or another thread has closed it
             continue
     return found

@@ -5,7 +5,7 @@ stream runs ahead of the others for a while. So a wait that is missing between t
 some seeds. The copies of a batch, and the rows of a kernel, have no order either.
 """
 
-# ruff: noqa: N802  # the names of CUDA
+# the names of CUDA
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class SimulatedDriver(SharedMemory):
                 if self.lost and not name.startswith(KEPT):
                     return LOST
                 return code or method(*arguments) or SUCCESS
-            except BaseException as error:  # noqa: BLE001  # C code has called
+            except BaseException as error:  # C code has called
                 self.mistakes.append(error)
                 return UNKNOWN
 
@@ -170,7 +170,7 @@ class SimulatedDriver(SharedMemory):
         def works() -> bool:
             try:
                 work()
-            except BaseException as error:  # noqa: BLE001  # in whichever thread lets streams go on
+            except BaseException as error:  # in whichever thread lets streams go on
                 self.mistakes.append(error)
             return True
 

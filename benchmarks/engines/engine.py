@@ -164,7 +164,7 @@ def serve(llm: Any, setup: Setup) -> None:
         gc.collect()
         try:
             say(**known[request["do"]](**request["with"]))
-        except Exception as error:  # noqa: BLE001  # the parent decides; other measures may work
+        except Exception as error:  # the parent decides; other measures may work
             traceback.print_exc()
             say(error=f"{type(error).__name__}: {error}")
 

@@ -97,9 +97,9 @@ class Engine:
     def __init__(self, setup: Setup) -> None:
         self.way = setup.way
         self.died = ""
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the process
+        self._errors = tempfile.TemporaryFile()  # closed with the process
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-        self._process = subprocess.Popen(  # noqa: S603
+        self._process = subprocess.Popen(
             [*COMMAND, json.dumps(asdict(setup))], text=True, cwd=ROOT,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, env={**os.environ, "PYTHONPATH": path},
             start_new_session=True,  # so that its children can be ended, too

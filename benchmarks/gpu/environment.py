@@ -52,7 +52,7 @@ def told_by_smi() -> dict[str, str]:
         return {}
     command = [program, "--id=0", f"--query-gpu={','.join(_FIELDS.values())}", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)  # noqa: S603
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):
         return {}
     values = [value.strip() for value in done.stdout.strip().partition("\n")[0].split(",")]

@@ -16,7 +16,7 @@ PROGRAMS = "12 programs, 8-byte words"
 
 
 @triton.jit
-def contiguous(src, dst, count, WORDS: tl.constexpr):  # noqa: N803
+def contiguous(src, dst, count, WORDS: tl.constexpr):
     """Copy 8-byte words from one buffer to another; neighbours are joined to words of 16 bytes.
 
     Nothing is masked: ``count``, in words, is a multiple of WORDS.
@@ -27,7 +27,7 @@ def contiguous(src, dst, count, WORDS: tl.constexpr):  # noqa: N803
 
 
 @triton.jit(do_not_specialize=["count"])
-def one_at_a_time(src, dst, nbytes, count, WORDS: tl.constexpr):  # noqa: N803
+def one_at_a_time(src, dst, nbytes, count, WORDS: tl.constexpr):
     """Copy descriptors one after another, each by one program, in words of 8 bytes.
 
     ``src``, ``dst`` and ``nbytes`` are int64 columns in GPU memory; every size is a multiple of 8.

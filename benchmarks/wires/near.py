@@ -24,7 +24,7 @@ def measure(wire: Wire, scale: Scale, device: str, far: Connection, answer: Conn
     """Measure a wire and send what was found; ``far`` leads to the other process."""
     try:
         answer.send((_measured(wire, scale, device, far, what), ""))
-    except BaseException as error:  # noqa: BLE001  # the other end of the pipe reports it
+    except BaseException as error:  # the other end of the pipe reports it
         answer.send(({}, f"{type(error).__name__}: {error}"))
     finally:
         far.send(("end",))

@@ -326,7 +326,7 @@ class PeerTransfer(LatchedTransfer):
         assert inner is not None  # a transfer without it is over
         try:
             result = inner.result()
-        except Exception as problem:  # noqa: BLE001  # any error is the transfer's
+        except Exception as problem:  # any error is the transfer's
             self._cancelled = inner.cancel()
             held = f"{self._destination()} may hold a part of the bytes"
             self._finish(None, self._cancellation() if self._cancelled else self._problem(str(problem), held))

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from functools import cached_property
 else:
 
-    class cached_property(functools.cached_property):  # noqa: N801  # the name of functools' decorator
+    class cached_property(functools.cached_property):  # the name of functools' decorator
         """Compute an attribute once for each object, and keep it in the object's ``__dict__``.
 
         ``functools.cached_property`` of Python 3.11 holds a lock while it computes. A fork during that time leaves the
@@ -29,7 +29,7 @@ else:
         8192
         """
 
-        def __get__(self, instance, owner=None):  # noqa: ANN001, ANN204
+        def __get__(self, instance, owner=None):
             if instance is None:
                 return self
             return instance.__dict__.setdefault(self.attrname, self.func(instance))

@@ -78,5 +78,5 @@ def _converted(value: Any) -> int | None:
         return None
     try:
         return index(value)
-    except Exception:  # noqa: BLE001  # a foreign ``__index__`` may raise any error, as for a tensor without memory
+    except Exception:  # a foreign ``__index__`` may raise any error, as for a tensor without memory
         return None

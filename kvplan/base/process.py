@@ -40,7 +40,7 @@ def compiling() -> AbstractContextManager[Any]:
 
 
 def _forked() -> None:
-    global _forks  # noqa: PLW0603
+    global _forks
     _forks += 1
     _compiling.release()
 

@@ -18,7 +18,7 @@ class _Short(Repr):
         super().__init__()
         self.maxlevel, self.maxstring, self.maxother = 2, QUOTED, QUOTED
 
-    def repr_int(self, x: int, level: int) -> str:  # noqa: ARG002  # as reprlib calls it
+    def repr_int(self, x: int, level: int) -> str:  # as reprlib calls it
         """Return a number, which may be too long to print."""
         return repr(x) if abs(x) < 1 << 64 else f"a number of {x.bit_length()} bits"
 

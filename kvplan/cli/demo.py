@@ -23,7 +23,7 @@ from kvplan.errors import KVPlanError, LayoutError
 from kvplan.execute.executor import Executor
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.memory.allocate import allocate
-from kvplan.plan.copy_program import compile  # noqa: A004
+from kvplan.plan.copy_program import compile
 from kvplan.plan.plan import join
 
 STALL_SECONDS = 120.0  # an engine that gives no token for this time has failed

@@ -73,7 +73,7 @@ def adapter(name: str) -> Adapter:
     try:
         module = import_module(f"kvplan.backends.{name}")
         signature = inspect.signature(module.describe)
-    except Exception as error:  # noqa: BLE001  # one broken adapter does not hide the others
+    except Exception as error:  # one broken adapter does not hide the others
         return Adapter(name, None, None, f"{type(error).__name__}: {' '.join(str(error).split())}")
     names = [one.replace(annotation=inspect.Parameter.empty) for one in signature.parameters.values()]
     summary = (module.__doc__ or "").strip().partition("\n")[0]

@@ -129,7 +129,7 @@ def _verified(src: KVLayout, dst: KVLayout, *, reinterpret: bool) -> tuple[str, 
     from kvplan.memory.reserve import reserve
     from kvplan.verification.verify import block_counts, verify
 
-    drawn = random.Random(0)  # noqa: S311  # the same blocks each time
+    drawn = random.Random(0)  # the same blocks each time
     counts = block_counts(src, dst, None)
     ids = [drawn.sample(range(side.num_blocks), some) for side, some in zip((src, dst), counts, strict=True)]
     try:

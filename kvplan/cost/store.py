@@ -29,7 +29,7 @@ _log = logging.getLogger("kvplan")
 def folder() -> Path:
     """Return the folder of the user's profiles, by the XDG base directory specification."""
     told = os.environ.get("XDG_CACHE_HOME", "")
-    cache = told if Path(told).is_absolute() else os.path.expanduser("~/.cache")  # noqa: PTH111  # raises no error
+    cache = told if Path(told).is_absolute() else os.path.expanduser("~/.cache")  # raises no error
     return Path(cache, "kvplan", "profiles")
 
 
@@ -96,7 +96,7 @@ def find(here: Machine, there: Machine | None = None, link: PeerLink | None = No
     command = f"`kvplan calibrate{' --peer cuda:M' * bool(peer)}`"
     this = f"{here.gpu} to {peer}" if peer else here.gpu
     for path in [*map(Path, filter(None, os.environ.get(CHOSEN, "").split(os.pathsep))), own]:
-        if path == own and (notes or not os.path.exists(own)):  # noqa: PTH110  # its folder may be unreadable
+        if path == own and (notes or not os.path.exists(own)):  # its folder may be unreadable
             continue  # the user chose another file than this one, or there is none
         try:
             profile = read(path)
@@ -104,7 +104,7 @@ def find(here: Machine, there: Machine | None = None, link: PeerLink | None = No
                 continue
             if not profile.gpu or not here.gpu or profile.kind == this:
                 return profile
-            raise KVPlanError(f"{path}: is of {profile.kind}, and this is {this}")  # noqa: TRY301  # told as the others
+            raise KVPlanError(f"{path}: is of {profile.kind}, and this is {this}")  # told as the others
         except KVPlanError as error:
             notes.append(f"{error}; run {command}")
     for note in notes:

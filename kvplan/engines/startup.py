@@ -21,7 +21,7 @@ def prepare(executor: Executor, programs: Iterable[Plans] = (), *, by_layer: boo
         try:
             plan = None if program is None else program.plan([0], [0])
             executor.prepare(plan, by_layer=by_layer)
-        except Exception as error:  # noqa: BLE001  # the engine starts in any case
+        except Exception as error:  # the engine starts in any case
             what = "loops" if program is None else program
             logger.warning("%r: transfers will be refused, or the first one will wait: %s: %s", what,
                            type(error).__name__, error)  # fmt: skip

@@ -111,7 +111,7 @@ def gather(device: str = "cuda:0", *, busy: bool = False, root: Path = ROOT) -> 
     def ask(name: str, question: Callable[..., Any], *of: Any) -> Any:
         try:
             return question(*of)
-        except Exception as error:  # noqa: BLE001  # the other facts are wanted, whatever goes wrong with this one
+        except Exception as error:  # the other facts are wanted, whatever goes wrong with this one
             missing[name] = " ".join(str(error).split()) or type(error).__name__
             return None
 

@@ -27,7 +27,7 @@ from kvplan.measure.baselines import Baseline, Maker
 from kvplan.measure.rig import Begin, Line
 from kvplan.measure.rows import Missing
 from kvplan.measure.workload import TO_CACHE, Buffers, Geometry, Side, Work, side_of, work
-from kvplan.plan.copy_program import compile  # noqa: A004
+from kvplan.plan.copy_program import compile
 from kvplan.plan.plan import Plan
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class OtherProcess:
 
     def __init__(self, **first: Any) -> None:
         command = [sys.executable, "-m", CHILD]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # noqa: S603
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         try:
             self.offered = self.ask(**first)
         except BaseException:

@@ -245,7 +245,7 @@ def timed(
             for _ in range(warm_ups):
                 begin().synchronize()
         left = dict(ways)
-        turns = random.Random(0)  # noqa: S311  # a way behind a long one is slower; no way always is
+        turns = random.Random(0)  # a way behind a long one is slower; no way always is
         while left:
             for name, begin in turns.sample(list(left.items()), len(left)):
                 if rehearsed:

@@ -27,7 +27,7 @@ from kvplan.measure.processes import BY_NIXL, PoolOwner, pool_name, pools
 from kvplan.measure.rig import Progress, silent, timed
 from kvplan.measure.wire_posts import Posted, measured, slot_bytes, wire_ends
 from kvplan.measure.workload import Geometry
-from kvplan.plan.copy_program import compile  # noqa: A004
+from kvplan.plan.copy_program import compile
 
 SECONDS = 20.0
 # If the call that posts takes more than half as long for a byte as the whole transfer, the CPU that posts moves bytes.

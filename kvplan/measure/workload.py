@@ -14,7 +14,7 @@ import numpy as np
 from kvplan.cost.policy import ROUTES
 from kvplan.errors import KVPlanError, TransferError
 from kvplan.layout.kvlayout import KVLayout
-from kvplan.plan.copy_program import CopyProgram, compile  # noqa: A004
+from kvplan.plan.copy_program import CopyProgram, compile
 from kvplan.plan.plan import Plan
 
 if TYPE_CHECKING:

@@ -96,7 +96,7 @@ def opened_file(stretch: Stretch, *, writable: bool) -> int:
     if not stretch.path.endswith(" (deleted)"):
         with contextlib.suppress(OSError):
             return _same(os.open(stretch.path, flags | os.O_NOFOLLOW), stretch.file)
-    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208  # these links are followed below, if at all
+    for name in os.listdir("/proc/self/fd"):  # these links are followed below, if at all
         with contextlib.suppress(OSError):
             told = os.fstat(int(name))  # a descriptor of another file is not opened, because that may have effects
             if (told.st_dev, told.st_ino) == stretch.file:
@@ -139,7 +139,7 @@ def shareable(nbytes: int) -> mmap.mmap:
     one, and the process needs the others.
     """
     try:
-        used = len(os.listdir("/proc/self/fd"))  # noqa: PTH208  # only their number
+        used = len(os.listdir("/proc/self/fd"))  # only their number
         if used < resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2:
             return sealed_memory(nbytes)
     except (OSError, AttributeError):

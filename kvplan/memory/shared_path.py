@@ -12,7 +12,7 @@ from typing import Any
 from kvplan.base.quoting import quoted
 from kvplan.errors import LayoutError
 
-FOLDER = Path("/dev/shm")  # noqa: S108  # where shm_open keeps its files
+FOLDER = Path("/dev/shm")  # where shm_open keeps its files
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 

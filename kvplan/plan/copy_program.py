@@ -30,7 +30,7 @@ log = logging.getLogger("kvplan.plan")
 _in_use: WeakValueDictionary[tuple[int, int], CopyProgram] = WeakValueDictionary()
 
 
-def compile(src: KVLayout, dst: KVLayout, *, reinterpret: bool = False) -> CopyProgram:  # noqa: A001  # the contract's name
+def compile(src: KVLayout, dst: KVLayout, *, reinterpret: bool = False) -> CopyProgram:  # the contract's name
     """Compile the copy program from one layout to another. The program is cached for this pair of layouts.
 
     Components are matched by (layer, part), heads by their global numbers, and blocks by their common unit of tokens.

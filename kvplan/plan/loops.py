@@ -59,7 +59,7 @@ def loops_for(work: int) -> ModuleType:
 
 
 def _loaded() -> ModuleType:
-    global loaded  # noqa: PLW0603
+    global loaded
     with compiling():
         from kvplan.plan import loops_numba
 

@@ -257,7 +257,7 @@ def running_cache(transformers, model_type):
             warnings.simplefilter("ignore")
             model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
             output = model(input_ids=torch.zeros((1, 8), dtype=torch.long), use_cache=True)
-    except Exception:  # noqa: BLE001  # a class may fail on this device, or without a file, in any way
+    except Exception:  # a class may fail on this device, or without a file, in any way
         return None
     return content, getattr(output.get("past_key_values") or output.get("cache_params"), "layers", [])
 

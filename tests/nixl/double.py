@@ -23,10 +23,10 @@ def _kind(name):
     return type(f"nixl{name}Error", (Exception,), {})
 
 
-nixlNotPostedError, nixlNotFoundError, nixlInvalidParamError = map(_kind, ("NotPosted", "NotFound", "InvalidParam"))  # noqa: N816
-nixlMismatchError, nixlRemoteDisconnectError = map(_kind, ("Mismatch", "RemoteDisconnect"))  # noqa: N816
-nixlBackendError, nixlNoTelemetryError = map(_kind, ("Backend", "NoTelemetry"))  # noqa: N816
-nixlRepostActiveError, nixlCancelledError = map(_kind, ("RepostActive", "Cancelled"))  # noqa: N816
+nixlNotPostedError, nixlNotFoundError, nixlInvalidParamError = map(_kind, ("NotPosted", "NotFound", "InvalidParam"))
+nixlMismatchError, nixlRemoteDisconnectError = map(_kind, ("Mismatch", "RemoteDisconnect"))
+nixlBackendError, nixlNoTelemetryError = map(_kind, ("Backend", "NoTelemetry"))
+nixlRepostActiveError, nixlCancelledError = map(_kind, ("RepostActive", "Cancelled"))
 
 
 class Network:
@@ -65,10 +65,10 @@ class Descriptors(list):
         super().__init__(tuple(row) for row in rows)
         self.kind = kind
 
-    def getType(self):  # noqa: N802
+    def getType(self):
         return SimpleNamespace(name=f"{self.kind}_SEG")
 
-    def descCount(self):  # noqa: N802
+    def descCount(self):
         return len(self)
 
     def __reduce__(self):

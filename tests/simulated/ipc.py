@@ -5,7 +5,7 @@ pieces, as torch's expandable segments have it, is files of memory: another proc
 does a visitor within one process.
 """
 
-# ruff: noqa: N802  # the driver's names
+# the driver's names
 
 from __future__ import annotations
 

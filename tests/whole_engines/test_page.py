@@ -67,7 +67,7 @@ def storm(running):
             try:
                 found = running.complete(prompt(7 * number), ANSWERED if whole else UNREAD, chunks=chunks)
                 assert len(found) == ANSWERED or not whole
-            except Exception as error:  # noqa: BLE001  # the thread cannot raise it
+            except Exception as error:  # the thread cannot raise it
                 failed.append(f"request {number}: {type(error).__name__}: {error}")
 
     threads = [threading.Thread(target=client, args=(own,), daemon=True) for own in range(CLIENTS)]

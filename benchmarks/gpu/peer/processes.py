@@ -45,7 +45,7 @@ def measured(folder: Path) -> dict[str, Document]:
 
 
 def _document(command: Sequence[str], path: Path) -> Document:
-    done = subprocess.run([*command, str(path)], cwd=ROOT, timeout=SECONDS, check=False)  # noqa: S603
+    done = subprocess.run([*command, str(path)], cwd=ROOT, timeout=SECONDS, check=False)
     if not path.exists():
         raise SystemExit(f"{' '.join(command)} ended with {done.returncode}")
     read: Document = json.loads(path.read_text())

@@ -89,7 +89,7 @@ class NixlTransfer(Transfer):
     def _ask(self, call: Callable[[], str]) -> None:
         try:
             state = call()
-        except Exception as error:  # noqa: BLE001  # any error of NIXL is the transfer's
+        except Exception as error:  # any error of NIXL is the transfer's
             self.end(in_words(error))
         else:
             self.end(state if state in (MOVING, DONE) else f"NIXL reports the state {state}")

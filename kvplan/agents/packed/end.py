@@ -380,7 +380,7 @@ class End:
                     if transfer.opened and line.state == OPEN and (opened or not transfer.number):
                         self.traffic.order(line, transfer)
                     moved |= opened
-            except Exception as error:  # noqa: BLE001  # it is the transfer's
+            except Exception as error:  # it is the transfer's
                 self.traffic.fail(transfer, str(error))
             if transfer.ended or (transfer.number and not transfer.gated):
                 self._waiting.remove(transfer)
@@ -443,7 +443,7 @@ class End:
                     self._end_line(line, "one of its messages was lost, or came twice")
                 elif message.kind != WORD:
                     self.traffic.hear(line, message)
-        except Exception as error:  # noqa: BLE001  # whatever a peer sends, the other peers go on
+        except Exception as error:  # whatever a peer sends, the other peers go on
             log.warning("a message of %s: %s: %s", peer, type(error).__name__, error)
             if line is not None:
                 self._end_line(line, f"a message of it cannot be right: {error}")

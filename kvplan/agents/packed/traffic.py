@@ -223,7 +223,7 @@ class Traffic:
             moving.begun |= not moving.sends
             plan = moving.chunk_plan(chunk, self._ring, slot)
             copy = self._mover.submit(plan, moving.left, priority="high" if moving.urgent else "normal")
-        except Exception as error:  # noqa: BLE001  # it is the transfer's
+        except Exception as error:  # it is the transfer's
             self._give_back(moving, slot)
             self.fail(moving, f"a chunk could not be copied: {error}")
             return
@@ -261,7 +261,7 @@ class Traffic:
             body = moving.ids_there(chunk)
             message = Message(messages.CHUNK, line.mine, 0, moving.mine, moving.number, chunk, body=body)
             write = line.wire.write(self._ring.address(slot), there, nbytes, message.note())
-        except Exception as error:  # noqa: BLE001  # it is the transfer's, and the line says the rest
+        except Exception as error:  # it is the transfer's, and the line says the rest
             self._give_back(moving, slot)
             self.fail(moving, str(error))
             return
@@ -275,7 +275,7 @@ class Traffic:
             failed = moving.error is not None or line.state >= ENDED
             try:
                 over = not failed and line.wire.over(flight.what)
-            except Exception as error:  # noqa: BLE001  # what else of the line moves is not known
+            except Exception as error:  # what else of the line moves is not known
                 over, failed = False, True  # also of a transfer that has ended well: its receiver has said so
                 self._lose(line, f"a write failed: {error}")
             if over or (failed and line.wire.release(flight.what)):

@@ -151,13 +151,13 @@ def find_wire(wire: str, memory: str) -> WireProfile:
     """
     guess, told = replace(default_wire(memory), wire=wire), os.environ.get(CHOSEN, "")
     path = Path(told) if told else wire_path(wire, memory)
-    if not told and not os.path.exists(path):  # noqa: PTH110  # nor may its folder be unreadable
+    if not told and not os.path.exists(path):  # nor may its folder be unreadable
         return guess
     try:
         found = read_as(path, from_json)
         if found.memory == memory:
             return found
-        raise KVPlanError(f"{path}: is of {found.memory}; expected {memory}")  # noqa: TRY301  # told as the others
+        raise KVPlanError(f"{path}: is of {found.memory}; expected {memory}")  # told as the others
     except KVPlanError as error:
         _log.warning("profile of a wire not used: %s", error)
         return replace(guess, note=f"{error}; {guess.note}")

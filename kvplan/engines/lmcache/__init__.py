@@ -22,7 +22,7 @@ from kvplan.errors import KVPlanError, LayoutError
 from kvplan.execute.executor import Executor
 from kvplan.execute.transfer import Transfer
 from kvplan.layout.kvlayout import KVLayout
-from kvplan.plan.copy_program import compile  # noqa: A004
+from kvplan.plan.copy_program import compile
 from kvplan.plan.plan import Plan, join
 
 WRITTEN_FOR = versions.LMCACHE.written_for  # the version of LMCache whose members are used here

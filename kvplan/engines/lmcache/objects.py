@@ -19,7 +19,7 @@ from kvplan.errors import BlockIndexError, KVPlanError, LayoutError
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.slicing import split_blocks
 from kvplan.layout.strides import Int64Array
-from kvplan.plan.copy_program import CopyProgram, compile  # noqa: A004
+from kvplan.plan.copy_program import CopyProgram, compile
 from kvplan.plan.plan import Plan
 
 MOST_PAIRS = 256  # most programs that are kept; a buffer with objects of one size needs one or two

@@ -301,7 +301,7 @@ class Peers:
             if plan is None or not way.wants(plan):
                 return None
             return TakenTransfer(self.real, way, plan, bytes_of(note), lambda note: by_nixl(note, at, to))
-        except Exception as error:  # noqa: BLE001  # NIXL makes it, or refuses it
+        except Exception as error:  # NIXL makes it, or refuses it
             log.warning("NIXL moves a transfer: %r", error)
             return None
 

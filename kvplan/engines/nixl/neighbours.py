@@ -279,7 +279,7 @@ def guarded(what: str, level: int = logging.WARNING) -> Iterator[None]:
     """Log an error of kvplan, instead of raising it in the engine: NIXL can do all that kvplan does."""
     try:
         yield
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         log.log(level, "%s: %s: %s", what, type(error).__name__, error)
 
 

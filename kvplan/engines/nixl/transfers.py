@@ -31,11 +31,11 @@ class Telemetry(NamedTuple):
         descCount: descriptors moved.
     """
 
-    startTime: int  # noqa: N815  # NIXL's names
-    postDuration: int  # noqa: N815
-    xferDuration: int  # noqa: N815
-    totalBytes: int  # noqa: N815
-    descCount: int  # noqa: N815
+    startTime: int  # NIXL's names
+    postDuration: int
+    xferDuration: int
+    totalBytes: int
+    descCount: int
 
 
 @dataclass(eq=False)
@@ -105,7 +105,7 @@ class TakenTransfer:
             return self._pass_on()
         try:
             self._moving = neighbour.submit(self._plan)
-        except Exception as error:  # noqa: BLE001  # NIXL can still move it
+        except Exception as error:  # NIXL can still move it
             return self._pass_on(self._gone() or str(error))
         self._posted = perf_counter()
         return "PROC"
@@ -140,7 +140,7 @@ class TakenTransfer:
             if gone is None and not getattr(moving, "begun", True):
                 return self._pass_on(str(error))
             self._error = nixl_error(self._real, "RemoteDisconnect" if gone else "Backend", str(error))
-        except Exception as error:  # noqa: BLE001  # of NIXL; see below
+        except Exception as error:  # of NIXL; see below
             self._error = error
         else:
             start, post, whole = (int(seconds * 1e6) for seconds in (start, post, whole))

@@ -16,7 +16,7 @@ from kvplan.errors import BlockIndexError, LayoutError
 from kvplan.execute.executor import Executor
 from kvplan.execute.transfer import Transfer
 from kvplan.layout.strides import Int64Array
-from kvplan.plan.copy_program import CopyProgram, compile  # noqa: A004
+from kvplan.plan.copy_program import CopyProgram, compile
 
 
 class HostTransfers:

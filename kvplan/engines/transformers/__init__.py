@@ -23,7 +23,7 @@ from kvplan.execute.executor import Executor
 from kvplan.execute.transfer import Transfer
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.memory.allocate import allocate
-from kvplan.plan.copy_program import compile  # noqa: A004
+from kvplan.plan.copy_program import compile
 from kvplan.ranks.groups import Groups
 
 WRITTEN_FOR = versions.TRANSFORMERS.written_for  # the version of transformers whose members are used here

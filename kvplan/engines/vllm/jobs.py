@@ -14,7 +14,7 @@ from kvplan.base.integers import integer, integers
 from kvplan.engines.vllm.pages import Page, layouts_of
 from kvplan.errors import BlockIndexError, LayoutError
 from kvplan.layout.strides import Int64Array
-from kvplan.plan.copy_program import CopyProgram, compile  # noqa: A004  # the contract's name
+from kvplan.plan.copy_program import CopyProgram, compile  # the contract's name
 from kvplan.plan.placement import own_block_ids
 from kvplan.plan.plan import Plan, unite
 from kvplan.ranks.shards import Turn

@@ -86,7 +86,7 @@ class _Flight:
         try:
             stream = current_stream(device)
             self.transfer.wait(stream) if layer is None else self.transfer.wait_layer(layer, stream)
-        except Exception as error:  # noqa: BLE001  # the forward pass goes on; the jobs are reported
+        except Exception as error:  # the forward pass goes on; the jobs are reported
             self.fail(error)
 
     def fail(self, error: Exception) -> None:

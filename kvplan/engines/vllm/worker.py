@@ -74,7 +74,7 @@ class Job:
         for transfer, _ in self.transfers:
             try:
                 transfer.await_issue() if issued else transfer.synchronize()
-            except Exception as error:  # noqa: BLE001  # any error is this job's; jobs of other requests must go on
+            except Exception as error:  # any error is this job's; jobs of other requests must go on
                 self.fail(error)
 
     def result(self) -> JobResult:
@@ -127,7 +127,7 @@ class Queue:
                 # Stores read blocks that the stream writes, and loads overwrite blocks that it has read.
                 after = current_stream(self._executor.device)
                 transfer = self._executor.submit(move.plan, after, by_layer=move.by_layer)
-            except Exception as error:  # noqa: BLE001  # as in Job.wait
+            except Exception as error:  # as in Job.wait
                 for job in mine:
                     job.fail(error)
                 continue
@@ -140,7 +140,7 @@ class Queue:
         """Plan all jobs together; if that fails, plan each of them alone, so that only a wrong job fails."""
         try:
             return self._plan(specs, *whole)
-        except Exception as error:  # noqa: BLE001  # as in Job.wait
+        except Exception as error:  # as in Job.wait
             if len(jobs) == 1:
                 jobs[0].fail(error)
                 return []

@@ -136,7 +136,7 @@ class Lane:
         try:
             if not (transfer.over or self._may_begin(transfer)):
                 return False
-        except BaseException as problem:  # noqa: BLE001  # it is the transfer's; the next one must still run
+        except BaseException as problem:  # it is the transfer's; the next one must still run
             error = problem
         with self.backend.inside():
             if error is not None:

@@ -236,7 +236,7 @@ def load() -> None:
     words, none, bounds, line = np.zeros(32, np.int64), np.empty(0, np.int64), np.arange(4), np.ones(15, np.int64)
     write_launches(two, line[None], 1, 0, 0, 0, 0, 0, 0, words, rows)
     write_chunks(
-        two, True, 0, 1, one, one, np.ones((3, 3), np.int64), bounds, none,  # noqa: FBT003
+        two, True, 0, 1, one, one, np.ones((3, 3), np.int64), bounds, none,
         0, 0, 0, one, one, 1, 1, line, 1, 0, 0, 0, words, 0, 1,
-        0, 0, 0, 0, False, 0, 0, np.zeros((3, 4), np.int64), np.zeros(2, np.int64), rows,  # noqa: FBT003
+        0, 0, 0, 0, False, 0, 0, np.zeros((3, 4), np.int64), np.zeros(2, np.int64), rows,
     )  # fmt: skip

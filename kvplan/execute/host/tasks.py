@@ -61,7 +61,7 @@ def copy_loop(copies: int) -> Any:
 
 def copy_by_memmove(
     units: Int64Array, run_src: Int64Array, run_dst: Int64Array, run_size: Int64Array, first: int, last: int,
-    streaming: bool,  # noqa: ARG001  # an argument of the compiled loop
+    streaming: bool,  # an argument of the compiled loop
 ) -> None:  # fmt: skip
     """Do as the compiled loop, with a C call per copy: the start of numba would cost more time than it saves."""
     for number in range(first, last):

@@ -54,7 +54,7 @@ def test_several_threads_submit_and_wait(far):
         try:
             for _ in range(60):
                 far.peer.submit(far.load.plan([number], [number]), way="direct").synchronize(PATIENCE)
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
             errors.append(error)
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]

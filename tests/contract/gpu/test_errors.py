@@ -212,9 +212,9 @@ def test_a_call_that_fails_is_the_error_of_its_transfer_and_of_no_other(
             transfer = executor.submit(plan, by_layer=bool(spare % 2))
             transfer.synchronize(PATIENCE)
         except kvplan.TransferError as error:
-            assert str(CODE) in str(error)  # noqa: PT017
+            assert str(CODE) in str(error)
             rows = path == "copy_engine_2d" and call == "cuMemcpyAsync"  # of a 2-D copy that is made row by row
-            assert ("cuMemcpy" if rows else call.removesuffix("_v2")) in str(error)  # noqa: PT017
+            assert ("cuMemcpy" if rows else call.removesuffix("_v2")) in str(error)
             assert transfer is None or transfer.done()
             assert executor.stats().failed == 1
         made = driver.failed(call)

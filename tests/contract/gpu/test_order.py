@@ -311,7 +311,7 @@ def test_threads_submit_at_once_in_both_directions(gpu: Machine, path: str) -> N
                 flying = [executor.submit(plan) for plan in mine]
                 for transfer in flying:
                     assert transfer.result().nbytes == transfer.plan.nbytes
-        except BaseException as error:  # noqa: BLE001  # raised below, in the test's own thread
+        except BaseException as error:  # raised below, in the test's own thread
             failed.append(error)
 
     threads = [threading.Thread(target=work, args=(mine,)) for mine in plans]

@@ -205,7 +205,7 @@ def test_a_transfer_after_one_that_fails_later_fails_too(simulated: Simulated, p
         with pytest.raises(kvplan.TransferError, match=r"failed|descriptor 20"):
             second.synchronize(PATIENCE)
     except kvplan.TransferError as error:
-        assert "descriptor 20" in str(error)  # noqa: PT017  # the submit had seen it already
+        assert "descriptor 20" in str(error)  # the submit had seen it already
     with pytest.raises(kvplan.TransferError, match="descriptor"):
         first.synchronize(PATIENCE)
     executor.submit(store.plan()).synchronize(PATIENCE)

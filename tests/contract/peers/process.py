@@ -35,7 +35,7 @@ class Process:
 
     def __init__(self, folder: Path, *before: str, **environment: str) -> None:
         self.pipe, theirs = Pipe()
-        self.errors = tempfile.TemporaryFile()  # noqa: SIM115  # it is read after the end
+        self.errors = tempfile.TemporaryFile()  # it is read after the end
         self.popen = subprocess.Popen(
             [*before, sys.executable, "-m", "tests.contract.peers.worker", str(theirs.fileno())],
             pass_fds=[theirs.fileno()], cwd=ROOT, stdin=subprocess.DEVNULL, stderr=self.errors,

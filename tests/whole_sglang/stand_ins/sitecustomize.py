@@ -98,10 +98,10 @@ class Event:
 class Runtime:
     """CUDA's registration of host memory, which a CPU does not need."""
 
-    def cudaHostRegister(self, address, nbytes, flags):  # noqa: N802
+    def cudaHostRegister(self, address, nbytes, flags):
         return 0
 
-    def cudaHostUnregister(self, address):  # noqa: N802
+    def cudaHostUnregister(self, address):
         return 0
 
 

@@ -41,7 +41,7 @@ def ended(pair, handle):
     def over():
         try:
             told.append(pair.agents[0].check_xfer_state(handle))
-        except Exception as error:  # noqa: BLE001  # NIXL's
+        except Exception as error:  # NIXL's
             told.append(error)
         return told[-1] != "PROC"
 
