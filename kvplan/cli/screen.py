@@ -24,6 +24,7 @@ __all__ = ["add_pictures", "check_file", "note", "pictures", "progress", "schema
 
 PATIENCE = 2.0  # seconds before a command shows its progress
 WIDE_ENOUGH = 60  # columns; a narrower terminal shows a picture only with --picture
+LABEL = 30  # characters of a label that is not folded
 STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red", "unknown": "dim"}
 Tell = Callable[[float | None, str], None]  # of the share done (1 is all, None unknown) and a text
 
@@ -57,7 +58,8 @@ def rich_table(block: Table) -> Any:
         grid = rich.Table.grid(padding=(0, 2))
         columns = max(map(len, block.rows), default=1)
         for k in range(1, columns + 1):
-            grid.add_column(style="cyan" if k < columns else "", no_wrap=k < columns, overflow="fold")
+            short = k < columns and max(len(row[k - 1]) for row in block.rows) <= LABEL
+            grid.add_column(style="cyan" if k < columns else "", no_wrap=short, overflow="fold")
         for row in block.rows:
             grid.add_row(*row, style=STYLES.get(row[0]))
         return grid

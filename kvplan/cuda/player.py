@@ -171,7 +171,8 @@ def serve(entries, queue, paces, control, semaphore):
                     publish(state + FAILED, code)
                     continue
                 calls[which] += 1
-                if calls[which] >= PACE and rows[row[which], 1]:
+                last = row[which] + 1 == count  # nothing is to be pending behind a transfer's end
+                if calls[which] >= PACE and rows[row[which], 1] and not last:
                     call_c(entries[RECORD], (paces[which, recorded[which] % 2], rows[row[which], 1]))
                     recorded[which] += 1
                     calls[which] = 0

@@ -189,7 +189,7 @@ def _allocations(layout: Built, block: int) -> tuple[list[Band], int]:
         kinds.setdefault(band.kind, []).append((band, components))
     several = []
     for alike in kinds.values():
-        each = [band for band, _ in alike]
+        each = sorted((band for band, _ in alike), key=lambda band: band.start)
         band = each[0] if len(each) == 1 else _row("allocation", each, lambda *_: ALLOCATIONS)
         name = named([component for _, components in alike for component in components])
         several.append(replace(band, name=name))
@@ -262,7 +262,8 @@ def _in_order(axis: str, items: dict[object, list[_Item]], gaps: Gaps) -> Band:
             groups.append([band])
     loops = []
     for group in groups:
-        numbers = "-".join(band.name.rpartition(" ")[2] for band in (group[0], group[-1]))
+        ends = [band.name.rpartition(" ")[2] for band in group]
+        numbers = number_ranges(map(int, ends), ",") if ends[0].isdecimal() else f"{ends[0]}-{ends[-1]}"
         loops.append(replace(_row(axis, group, gaps), name=f"{axis}s {numbers}") if len(group) > 1 else group[0])
     return loops[0] if len(loops) == 1 else _row(axis, loops, gaps)
 

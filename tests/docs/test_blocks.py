@@ -112,7 +112,7 @@ def test_a_command_that_is_not_run_has_these_options(monkeypatch, command):
             module = importlib.import_module(f"{words[2]}.__main__")
         with pytest.raises(ParsedError):
             module.main(list(words[3:]))
-        assert set(getattr(given[0], "groups", ())) <= set(getattr(module, "GROUPS", ()))
+        assert set(getattr(given[0], "groups", ())) <= {*getattr(module, "GROUPS", ()), *getattr(module, "WIRES", ())}
         return
     with pytest.raises(ParsedError):
         main(words[words.index("kvplan") + 1 :])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from kvplan import KVLayout
@@ -23,3 +24,10 @@ def test_a_padded_page_at_80_columns():
 @pytest.mark.parametrize("name", CASES)
 def test_every_line_fits(name, width):
     assert max(map(len, screen(CASES[name], width))) <= max(width, NARROWEST)
+
+
+def test_allocations_may_descend_in_memory():
+    tensors = sorted((np.zeros((400, 16, 128), np.uint8) for _ in range(6)), key=lambda one: -one.ctypes.data)
+    layout = KVLayout.from_tensors("layer: block token dim", tensors)
+    assert block_lines(block_picture(layout.built), 120)
+    assert "<svg" in layout._repr_html_()

@@ -53,13 +53,14 @@ class Sides(NamedTuple):
 class Path(Protocol):
     """One way to move a plan's bytes. An executor makes one object of each class in ``backend.PATHS``.
 
-    For each submit the executor calls :meth:`refuse`, in the submitting thread, and then :meth:`write`, while it holds
-    its lock and the GPU is current. No step makes a driver call that moves bytes: a path writes its calls down. The
-    executor makes a short list of calls at once. A long list goes to a thread that stays in compiled code. In front of
-    the calls it lets the first stream of :meth:`streams` wait for all earlier work that the transfer depends on.
+    The executor calls :meth:`refuse` once for plans of the same run groups, unless their memory may change, and
+    :meth:`write` for each submit, while it holds its lock and the GPU is current. No step makes a driver call that
+    moves bytes: a path writes its calls down. The executor makes a short list of calls at once. A long list goes to a
+    thread that stays in compiled code. In front of the calls it lets the first stream of :meth:`streams` wait for all
+    earlier work that the transfer depends on.
 
     An exception that :meth:`write` raises is the error of the transfer. The path need not undo anything, if it borrows
-    memory and events from the transfer: ``slot``, ``scratch``, ``events``.
+    memory and events from the transfer: ``slot``, ``scratch``, ``event``.
 
     Attributes:
         name: name of the path in results, in statistics and in ``Policy(path=…)``.
@@ -68,7 +69,7 @@ class Path(Protocol):
     name: str
 
     def refuse(self, plan: Plan, sides: Sides) -> KVPlanError | None:
-        """Return the error of a plan that the path cannot serve, or None. The call must not change anything."""
+        """Return the error of a plan that the path cannot serve, or None, whatever its units. Change nothing."""
 
     def streams(self, lane: Streams, direction: str) -> tuple[int, int]:
         """Return the stream on which a transfer begins, and the stream on which it ends.
