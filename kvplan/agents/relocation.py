@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from kvplan.agents.transport import Mapped
-from kvplan.layout.components import Component, Region
+from kvplan.layout import records
+from kvplan.layout.components import Region
 from kvplan.layout.holding import Holding
 from kvplan.layout.kvlayout import KVLayout
 
@@ -31,35 +32,15 @@ def relocated(layout: KVLayout, mapped: Sequence[Mapped]) -> KVLayout:
         mapped: the mappings, ascending by the owner's addresses; each region of the layout lies within one.
     """
     starts = [one.theirs for one in mapped]
-
-    def of(address: int) -> Mapped:
-        return mapped[bisect_right(starts, address) - 1]
-
-    def there(address: int) -> int:
-        return address + of(address).here - of(address).theirs
-
     regions = []
     for region in layout.regions:
-        place = of(region.address)
-        shift = place.here - place.theirs
+        place = mapped[bisect_right(starts, region.address) - 1]
         regions.append(
-            Region(
-                region.address + shift,
-                region.nbytes,
-                place.device,
-                writable=region.writable and place.writable,
-                seams=tuple(seam + shift for seam in region.seams),
-                owner=place.owner,
-                held=Holding(place.owner.present, place.owner.present(), (), 0),
+            replace(
+                region, address=region.address + place.here - place.theirs, device=place.device, pinned=False,
+                writable=region.writable and place.writable, virtual=False, owner=place.owner, recorded=False,
+                held=Holding(place.owner.present, place.owner.present(), (), 0), pool=None,
             )
-        )
-    components = tuple(_moved(component, there(component.address), there) for component in layout.components)
-    ordered = tuple(sorted(regions, key=lambda region: region.address))
-    return KVLayout(layout.built._replace(components=components, regions=ordered))
-
-
-def _moved(component: Component, address: int, there: Callable[[int], int]) -> Component:
-    form = component.form
-    if form.table is not None:  # blocks of a table may lie in several mappings
-        form = replace(form, table=tuple(there(component.address + step) - address for step in form.table))
-    return replace(component, address=address, form=form)
+        )  # fmt: skip
+    built = records.relocated(layout.built, regions)
+    return KVLayout(built._replace(regions=tuple(sorted(built.regions, key=lambda region: region.address))))

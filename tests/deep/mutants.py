@@ -431,9 +431,9 @@ MUTANTS = (
     ),
     # Memory of peers, notes, meetings and their ends; packed transfers; NIXL.
     Mutant(
-        "agents/relocation.py",
-        "there(component.address + step) - address for step",
-        "step for step",
+        "layout/records.py",
+        "at - first for at in there([component.address + step for step in form.table])",
+        "step for step in form.table",
         '"contract/peers/test_bytes.py::test_a_pair[blocks of their own-push-shm]"',
     ),
     Mutant(
