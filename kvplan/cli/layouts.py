@@ -72,10 +72,9 @@ class LayoutAnswer(Answer, sources=(KVLayout,), names=LAYOUT):
     def read(cls, layout: KVLayout) -> LayoutAnswer:
         """Return the facts of a layout."""
         padding = padding_of(layout.built)
-        headed = {head for component in layout.components if component.form.headed for head in component.form.heads}
         return cls.of(
             layout,
-            heads=tuple(sorted(headed) or layout.heads),
+            heads=tuple(layout.heads),
             token_nbytes=token_nbytes(layout),
             padding_nbytes=padding.nbytes,
             padding=PaddingFacts.of(padding),

@@ -30,7 +30,7 @@ def layout_facts(layout: KVLayout) -> dict[str, str]:
     'a block is 1 extent of 2,048 bytes (2 KiB)'
     """
     opaque = [part for part in layout.parts if layout.slice(parts=(part,)).opaque]
-    heads = {head for component in layout.components if component.form.headed for head in component.form.heads}
+    headed = any(component.form.headed for component in layout.components)
     whole = "sub-block" if layout.opaque and layout.block_tokens > 1 else "block"
     token = token_nbytes(layout)
     without = f", without {', '.join(opaque)}: its blocks move whole" * bool(opaque)
@@ -43,7 +43,7 @@ def layout_facts(layout: KVLayout) -> dict[str, str]:
         "layers": _numbers(layout.layers),
         **({layers_text(layers): each for each, layers in kinds.items()} if len(kinds) > 1 else {}),
         "parts": ", ".join(layout.parts),
-        "heads": _numbers(sorted(heads)) if heads else "no axis of heads",
+        "heads": _numbers(layout.heads) if headed else "no axis of heads",
         "blocks": f"{layout.num_blocks:,} of {count_of(layout.block_tokens, 'token' if whole == 'block' else whole)}",
         "a token": f"none: {whole}s move whole" if token is None else exact(token) + without,
         "a block": exact(layout.block_nbytes),
