@@ -9,7 +9,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple, Self
 
@@ -266,6 +266,13 @@ class NixlEnd:
             error_of(lambda: self.nixl.remove_remote_agent(peer))  # NIXL may have removed it already
 
 
+class _Write(NamedTuple):
+    """A write as NIXL has it, and the error of its post, if any: then it is not known whether its bytes move."""
+
+    handle: Any
+    error: BaseException | None
+
+
 class NixlWire:
     """The wire to one peer by NIXL; see :class:`kvplan.agents.packed.line.Wire`.
 
@@ -314,24 +321,24 @@ class NixlWire:
                 for start, memory, number in places
             ]
             handle = nixl.initialize_xfer("WRITE", *sides, self.peer, note)
-            with suppress(Exception):  # whether its bytes move is not known; the next look raises it again
-                nixl.transfer(handle)
-            return handle
+            return _Write(handle, error_of(lambda: nixl.transfer(handle)))
 
-    def over(self, handle: Any) -> bool:
+    def over(self, handle: _Write) -> bool:
         """See :class:`kvplan.agents.packed.line.Wire`."""
         with self._calling("write to") as nixl:
-            state = nixl.check_xfer_state(handle)
+            if handle.error is not None:
+                raise handle.error
+            state = nixl.check_xfer_state(handle.handle)
             if state == DONE:
-                self._end.release(handle)
+                self._end.release(handle.handle)
             elif state != MOVING:
                 raise TransferError(f"NIXL cannot write to {self.peer!r}: {state}")
             return bool(state == DONE)
 
-    def release(self, handle: Any) -> bool:
+    def release(self, handle: _Write) -> bool:
         """See :class:`kvplan.agents.packed.line.Wire`; NIXL begins to abort one that is in use."""
         with self._end.lock:
-            return error_of(handle.release) is None
+            return error_of(handle.handle.release) is None
 
     def close(self) -> None:
         """See :class:`kvplan.agents.packed.line.Wire`."""

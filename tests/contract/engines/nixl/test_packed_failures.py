@@ -101,6 +101,16 @@ def test_a_peer_that_dies_ends_its_transfers_as_nixl_does(pair, operation):
     pair.agents[0].release_xfer_handle(handle)
 
 
+def test_a_write_whose_post_finds_the_peer_gone_says_so(pair):
+    here, there = pair.rows()
+    move(pair, "WRITE", here, there)
+    gone = nixl.nixlRemoteDisconnectError("NIXL_ERR_REMOTE_DISCONNECT")
+    pair.machine.hook = failing("transfer", pair.real[0], gone, skip=1)
+    handle = pair.make("WRITE", here, there)
+    pair.agents[0].transfer(handle)
+    assert isinstance(ended(pair, handle), nixl.nixlRemoteDisconnectError)
+
+
 @pytest.mark.parametrize("operation", ["READ", "WRITE"])
 @pytest.mark.parametrize("chunks", [0, 2])
 def test_a_release_does_not_wait_for_the_peer_and_tells_nothing(pair, operation, chunks):
