@@ -23,6 +23,6 @@ def test_no_thread_outlives_a_close(priority):
     before = set(threading.enumerate())
     with kvplan.Executor(policy=kvplan.Policy(threads=3)) as executor:
         executor.submit(program_of((32, MIB)).plan(range(32), range(32)), priority=priority).synchronize()
-        more = set(threading.enumerate()) - before
-        assert len(more) >= 3  # those that copy: two beside the one that takes transfers
+        # How many copied depends on the machine's load: a pool starts a thread only when none of its own is idle.
+        assert set(threading.enumerate()) - before
     assert not set(threading.enumerate()) - before
