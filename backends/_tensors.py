@@ -1,14 +1,31 @@
-"""Helpers of several backends: read facts of tensors, check options, and check caches with one entry per layer."""
+"""What several backends share: their common options, facts of tensors, caches with one entry per layer."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 from kvplan.errors import LayoutError
 
 # The engines' name for the order of a page's dims -> the dims: N is tokens, H heads, D dim.
 PAGE = {"NHD": "token head dim", "HND": "head token dim"}
+
+
+class Numbers(TypedDict, total=False):
+    """Options that a ``describe`` hands on to :meth:`kvplan.KVLayout.from_tensors`, which says what they mean.
+
+    Attributes:
+        layer_start, head_start: global numbers of the first layer and of the first KV head.
+        layers: global number of every layer, if they are not consecutive.
+        part: name of the content.
+        seams: addresses that no descriptor may cross.
+    """
+
+    layer_start: int
+    head_start: int
+    layers: Sequence[int] | None
+    part: str
+    seams: Sequence[int]
 
 
 def rank_of(value: Any) -> int:
@@ -37,26 +54,19 @@ def content_dims(count: int) -> str:
     return "dim" if count == 1 else " ".join(f"dim.{k}" for k in range(count))
 
 
-def dense(shape: Sequence[int], steps: Sequence[int], nbytes: int) -> bool:
-    """Return whether dims are contiguous, the last one innermost. ``steps`` are bytes; ``nbytes`` is bytes per element.
+def dense_inside(tensor: Any) -> bool:
+    """Return whether all dims but the first are contiguous, the last one innermost.
 
-    >>> dense((4, 8), (16, 2), 2), dense((4, 8), (32, 2), 2)
+    >>> import numpy as np
+    >>> dense_inside(np.zeros((8, 4, 2))[::2]), dense_inside(np.zeros((8, 4, 2))[:, ::2])
     (True, False)
     """
-    for extent, step in zip(reversed(shape), reversed(steps), strict=True):
+    nbytes = itemsize_of(tensor)
+    for extent, step in list(zip(tensor.shape, steps_of(tensor), strict=True))[:0:-1]:
         if extent > 1 and step != nbytes:
             return False
         nbytes *= extent
     return True
-
-
-def kv_names(part: str) -> tuple[str, str]:
-    """Return the names of the K part and of the V part.
-
-    >>> kv_names("kv"), kv_names("scale")
-    (('k', 'v'), ('k_scale', 'v_scale'))
-    """
-    return ("k", "v") if part == "kv" else (f"k_{part}", f"v_{part}")
 
 
 def check_option(name: str, value: Any, known: Iterable[str]) -> None:
@@ -71,7 +81,24 @@ def check_option(name: str, value: Any, known: Iterable[str]) -> None:
         raise LayoutError(f"{name} is {value!r}; it is one of {', '.join(map(repr, names))}")
 
 
-def layers_of(kv_caches: Any, *, kv_dim: int, expected: str, other: str) -> tuple[list[Any] | tuple[Any, ...], bool]:
+def one_per_layer(name: str, value: Any) -> list[Any]:
+    """Return the tensors of a list with one tensor per layer; a tensor alone is one layer.
+
+    Raises:
+        LayoutError: it is anything else.
+    """
+    tensors = [value] if hasattr(value, "shape") else value
+    if not isinstance(tensors, list | tuple):
+        raise LayoutError(
+            f"{name} is a {type(value).__name__}; give a list with one tensor a layer, in order of layers"
+        )
+    for layer, tensor in enumerate(tensors):
+        if not hasattr(tensor, "shape"):
+            raise LayoutError(f"{name}[{layer}] is a {type(tensor).__name__}; give one tensor a layer")
+    return list(tensors)
+
+
+def layers_of(kv_caches: Any, *, kv_dim: int, expected: str, other: str) -> tuple[Sequence[Any], bool]:
     """Check caches with one entry per layer: a tensor of 5 dims, or a pair ``(k_cache, v_cache)`` of 4 dims each.
 
     Args:
@@ -97,10 +124,10 @@ def layers_of(kv_caches: Any, *, kv_dim: int, expected: str, other: str) -> tupl
             f"kv_caches is a {type(entries).__name__}; give a list with one entry a layer, in order of layers"
         )
     pairs = [_is_pair(entry) for entry in entries]
-    for layer, entry in enumerate(entries):
-        if not pairs[layer]:
+    for layer, (entry, paired) in enumerate(zip(entries, pairs, strict=True)):
+        if not paired:
             _check_tensor(entry, f"kv_caches[{layer}]", kv_dim, expected, other)
-        if pairs[layer] != pairs[0]:
+        if paired != pairs[0]:
             raise LayoutError(f"kv_caches[0] and kv_caches[{layer}] are of different forms; describe each form by "
                               "itself and merge")  # fmt: skip
     return entries, any(pairs)
@@ -111,11 +138,9 @@ def _is_pair(value: Any) -> bool:
 
 
 def _check_tensor(cache: Any, name: str, kv_dim: int, expected: str, other: str) -> None:
-    if isinstance(cache, list | tuple):
-        ranks = [rank_of(half) for half in cache]
-        raise LayoutError(f"{name} is a sequence of {len(cache)} with ranks {ranks}; {expected}")
     if not rank_of(cache):
-        raise LayoutError(f"{name} is a {type(cache).__name__}; {expected}")
+        nested = f" of {len(cache)} with ranks {[*map(rank_of, cache)]}" if isinstance(cache, list | tuple) else ""
+        raise LayoutError(f"{name} is a {type(cache).__name__}{nested}; {expected}")
     shape, places = tuple(cache.shape), ("first", "second")
     if len(shape) != 5:
         raise LayoutError(f"{name} has shape {shape}, {len(shape)} dims; {expected}")

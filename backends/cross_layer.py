@@ -6,9 +6,10 @@ cross-layer; there K and V are fused in the content. TensorRT-LLM 1.2 and FlexKV
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Unpack
 
+from kvplan.backends._tensors import Numbers
 from kvplan.errors import LayoutError
 from kvplan.layout.kvlayout import KVLayout
 
@@ -16,27 +17,16 @@ NOTATION = "block layer kv token head dim"
 
 
 def describe(
-    tensor: Any,
-    notation: str = NOTATION,
-    *,
-    layer_start: int = 0,
-    head_start: int = 0,
-    layers: Sequence[int] | None = None,
-    sizes: Mapping[str, int] | None = None,
-    part: str = "kv",
-    seams: Sequence[int] = (),
+    tensor: Any, notation: str = NOTATION, *, sizes: Mapping[str, int] | None = None, **numbers: Unpack[Numbers]
 ) -> KVLayout:
     """Describe one tensor that holds all layers.
 
     Args:
         tensor: its dims are in the order of ``notation``, extents in elements. Its real strides are used.
         notation: the name of every dim, with ``layer`` among them, and without a colon.
-        layer_start: global number of the first layer.
-        head_start: global number of the first KV head.
-        layers: global number of every layer, if they are not consecutive.
         sizes: extents that the shape does not give (``{"token": 16}`` of ``(block token)``).
-        part: name of the content, if the notation has no kv axis.
-        seams: addresses that no descriptor may cross.
+        numbers: ``layer_start``, ``head_start``, ``layers``, ``part``, ``seams``, as
+            :meth:`kvplan.KVLayout.from_tensors` takes them.
 
     Raises:
         NotationError: the notation does not parse.
@@ -57,13 +47,4 @@ def describe(
         raise LayoutError(f"'{notation}' has no layer dim; cross-layer is one tensor for all layers, as '{NOTATION}'")
     if not hasattr(tensor, "shape"):
         raise LayoutError(f"tensor is a {type(tensor).__name__}; cross-layer is one tensor for all layers")
-    return KVLayout.from_tensors(
-        notation,
-        tensor,
-        sizes=sizes,
-        layer_start=layer_start,
-        head_start=head_start,
-        layers=layers,
-        part=part,
-        seams=seams,
-    )
+    return KVLayout.from_tensors(notation, tensor, sizes=sizes, **numbers)

@@ -6,14 +6,10 @@ flash-attention 2, ``flash_attn_with_kvcache`` with a ``block_table``, for the p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
-from kvplan.backends._tensors import layers_of
+from kvplan.backends._tensors import Numbers, layers_of
 from kvplan.layout.kvlayout import KVLayout
-
-PLANES = "layer: kv block token head dim"
-PAIR = "layer kv: block token head dim"
 
 _EXPECTED = (
     "a layer is one tensor (2, num_blocks, block_tokens, heads, head_dim), or a pair of K and V, each (num_blocks, "
@@ -21,14 +17,7 @@ _EXPECTED = (
 )
 
 
-def describe(
-    kv_caches: Any,
-    *,
-    layer_start: int = 0,
-    head_start: int = 0,
-    layers: Sequence[int] | None = None,
-    seams: Sequence[int] = (),
-) -> KVLayout:
+def describe(kv_caches: Any, **numbers: Unpack[Numbers]) -> KVLayout:
     """Describe the caches that FlashAttention reads, one entry per layer.
 
     The rank distinguishes the two forms. Real strides are used, so permuted views (vLLM's HND order under the same
@@ -38,10 +27,8 @@ def describe(
         kv_caches: a list or tuple with one entry per layer, in order of layers, all of one form: a tensor ``(2,
             num_blocks, block_tokens, heads, head_dim)``, or a pair ``(k_cache, v_cache)`` of ``(num_blocks,
             block_tokens, heads, head_dim)``. A single tensor or pair is one layer.
-        layer_start: global number of the first layer.
-        head_start: global number of the first KV head.
-        layers: global number of every layer, if they are not consecutive.
-        seams: addresses that no descriptor may cross.
+        numbers: ``layer_start``, ``head_start``, ``layers``, ``part``, ``seams``, as
+            :meth:`kvplan.KVLayout.from_tensors` takes them.
 
     Raises:
         LayoutError: a wrong rank, a first extent other than 2, mixed forms, or K and V of different shapes or strides.
@@ -54,6 +41,5 @@ def describe(
     layer kv: block token head dim | layer=1 kv=2 block=8 token=256 head=4 dim=64 | float16 on cpu
     """
     entries, paired = layers_of(kv_caches, kv_dim=0, expected=_EXPECTED, other="flashinfer")
-    return KVLayout.from_tensors(
-        PAIR if paired else PLANES, entries, layer_start=layer_start, head_start=head_start, layers=layers, seams=seams
-    )
+    notation = "layer kv: block token head dim" if paired else "layer: kv block token head dim"
+    return KVLayout.from_tensors(notation, entries, **numbers)

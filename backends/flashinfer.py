@@ -6,25 +6,15 @@ Source: FlashInfer 0.7.2, ``decode.py`` (``BatchDecodeWithPagedKVCacheWrapper.ru
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
-from kvplan.backends._tensors import PAGE, check_option, layers_of
+from kvplan.backends._tensors import PAGE, Numbers, check_option, layers_of
 from kvplan.layout.kvlayout import KVLayout
 
 _SHAPE = {"NHD": "page_tokens, heads, head_dim", "HND": "heads, page_tokens, head_dim"}
 
 
-def describe(
-    kv_caches: Any,
-    *,
-    kv_layout: str = "NHD",
-    layer_start: int = 0,
-    head_start: int = 0,
-    layers: Sequence[int] | None = None,
-    part: str = "kv",
-    seams: Sequence[int] = (),
-) -> KVLayout:
+def describe(kv_caches: Any, *, kv_layout: str = "NHD", **numbers: Unpack[Numbers]) -> KVLayout:
     """Describe the paged caches that FlashInfer's wrappers read, one entry per layer.
 
     The rank distinguishes combined caches from tuples. NHD and HND have equal ranks, so ``kv_layout`` names the order.
@@ -37,11 +27,8 @@ def describe(
             2, page_tokens, heads, head_dim)`` (NHD) or ``(num_pages, 2, heads, page_tokens, head_dim)`` (HND), or a
             pair ``(k_cache, v_cache)`` of the same without the 2. A single tensor or pair is one layer.
         kv_layout: ``"NHD"`` or ``"HND"``, as given to the wrapper.
-        layer_start: global number of the first layer.
-        head_start: global number of the first KV head.
-        layers: global number of every layer, if they are not consecutive.
-        part: ``"kv"`` for K and V; ``"scale"`` makes the parts ``"k_scale"`` and ``"v_scale"``.
-        seams: addresses that no descriptor may cross.
+        numbers: ``layer_start``, ``head_start``, ``layers``, ``part``, ``seams``, as
+            :meth:`kvplan.KVLayout.from_tensors` takes them.
 
     Raises:
         LayoutError: an unknown kv_layout, a wrong rank, a second extent other than 2, mixed forms, or K and V of
@@ -61,13 +48,5 @@ def describe(
         f"(num_pages, {_SHAPE[kv_layout]})"
     )
     entries, paired = layers_of(kv_caches, kv_dim=1, expected=expected, other="flash_attention")
-    page = PAGE[kv_layout]
-    return KVLayout.from_tensors(
-        f"layer kv: block {page}" if paired else f"layer: block kv {page}",
-        entries,
-        layer_start=layer_start,
-        head_start=head_start,
-        layers=layers,
-        part=part,
-        seams=seams,
-    )
+    notation = "layer kv: block " if paired else "layer: block kv "
+    return KVLayout.from_tensors(notation + PAGE[kv_layout], entries, **numbers)

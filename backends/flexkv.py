@@ -8,9 +8,9 @@ MLA tensors have three dims). The older names LAYERWISE and BLOCKWISE are LAYERF
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
+from kvplan.backends._tensors import Numbers
 from kvplan.errors import LayoutError
 from kvplan.layout.kvlayout import KVLayout
 
@@ -28,16 +28,7 @@ _SIZES = {
 }  # fmt: skip
 
 
-def describe(
-    storage: Any,
-    kv_layout: Any = None,
-    *,
-    layer_start: int = 0,
-    head_start: int = 0,
-    layers: Sequence[int] | None = None,
-    part: str = "kv",
-    seams: Sequence[int] = (),
-) -> KVLayout:
+def describe(storage: Any, kv_layout: Any = None, **numbers: Unpack[Numbers]) -> KVLayout:
     """Describe storage of FlexKV: a pool, flat or shaped, or a list of GPU tensors, one per layer.
 
     Args:
@@ -47,11 +38,8 @@ def describe(
             any of these also works. The kv dim has extent 2, or 1 for MLA.
         kv_layout: FlexKV's ``KVCacheLayout``, or the name of its type: ``"BLOCKFIRST"``, ``"LAYERFIRST"`` or
             ``"LAYERBLOCK"``. A ``StorageHandle`` has its own.
-        layer_start: global number of the first layer.
-        head_start: global number of the first KV head.
-        layers: global number of every layer, if they are not consecutive.
-        part: ``"kv"``, or the name of an extra such as ``"index"`` (MLA) or ``"scale"`` (``"k_scale"``, ``"v_scale"``).
-        seams: addresses that no descriptor may cross.
+        numbers: ``layer_start``, ``head_start``, ``layers``, ``part`` (``"kv"``, or the name of an extra such as
+            ``"index"`` (MLA) or ``"scale"``), ``seams``, as :meth:`kvplan.KVLayout.from_tensors` takes them.
 
     Raises:
         LayoutError: an unknown type, a flat tensor without a ``KVCacheLayout`` or of a wrong size, a wrong shape, a
@@ -82,16 +70,7 @@ def describe(
                           "SGLang's K and V lists, backends.sglang)")  # fmt: skip
     order = ORDER[name].replace("layer ", "") if nested else ORDER[name]
     dims, sizes = _dims(tuple(first.shape), order, sizes, factor)
-    return KVLayout.from_tensors(
-        f"layer: {dims}" if nested else dims,
-        storage,
-        sizes=sizes,
-        layer_start=layer_start,
-        head_start=head_start,
-        layers=layers,
-        part=part,
-        seams=seams,
-    )
+    return KVLayout.from_tensors(f"layer: {dims}" if nested else dims, storage, sizes=sizes, **numbers)
 
 
 def _type_name(kv_layout: Any) -> str:

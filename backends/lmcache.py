@@ -7,9 +7,9 @@ names, ``v1/memory_management.py`` (``MemoryFormat``, ``TensorMemoryObj``), ``v1
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
+from kvplan.backends._tensors import Numbers
 from kvplan.base.integers import optional_integer
 from kvplan.errors import LayoutError
 from kvplan.layout.kvlayout import KVLayout
@@ -98,11 +98,7 @@ def describe(
     heads: int | None = None,
     group: int | None = None,
     opaque_tokens: int | None = None,
-    layer_start: int = 0,
-    head_start: int = 0,
-    layers: Sequence[int] | None = None,
-    part: str = "kv",
-    seams: Sequence[int] = (),
+    **numbers: Unpack[Numbers],
 ) -> KVLayout:
     """Describe memory objects, which hold one chunk each; or with ``engine_format`` the caches of an engine.
 
@@ -122,11 +118,8 @@ def describe(
         group: number of the kernel group to describe, if objects hold several; ``layers`` are then its layers.
         opaque_tokens: tokens per block of an indexer (``NL_X_NB_BSV_BSS``), for objects of one plane that hold such
             blocks one after another in each layer. They are opaque, and become sub-blocks of the object's block.
-        layer_start: global number of the first layer.
-        head_start: global number of the first KV head.
-        layers: global number of every layer, if they are not consecutive.
-        part: name of the content, if it is not K and V, such as ``"index"``.
-        seams: addresses that no descriptor may cross.
+        numbers: ``layer_start``, ``head_start``, ``layers``, ``part`` (if the content is not K and V, such as
+            ``"index"``), ``seams``, as :meth:`kvplan.KVLayout.from_tensors` takes them.
 
     Raises:
         LayoutError: unknown letters or formats, objects without memory or of several groups, or shapes that do not fit
@@ -143,41 +136,33 @@ def describe(
     block: layer (subblock dim.0) dim.1 | layer=2 block=4 subblock=4 dim=8448 | uint8 on cpu | parts index
     """
     group = optional_integer("group", group, least=0)
+    sizes = {} if block_tokens is None else {"token": block_tokens}
     if engine_format is not None:
         if object_format is not None or heads is not None or group is not None or opaque_tokens is not None:
             raise LayoutError("engine_format= describes an engine's caches; object_format, heads and group are of "
                               "memory objects, and so is opaque_tokens")  # fmt: skip
         name = str(getattr(engine_format, "name", engine_format))
-        if name == "NL_X_NB_BS_NH_HS" and part == "kv":
+        if name == "NL_X_NB_BS_NH_HS" and numbers.get("part", "kv") == "kv":
             raise LayoutError("NL_X_NB_BS_NH_HS lists K and V tensors one by one; describe those of K with part='k', "
                               "those of V with part='v', and merge")  # fmt: skip
-        notation, sizes = notation_of(name), {} if block_tokens is None else {"token": block_tokens}
-    else:
-        first = _first(tensors)
-        said = getattr(getattr(getattr(first, "metadata", None), "fmt", None), "name", "KV_2LTD")
-        tensors = _unwrapped(tensors, group)
-        notation = _objects(tensors, tuple(_first(tensors).shape), object_format or said, heads)
-        sizes = {axis: size for axis, size in (("token", block_tokens), ("head", heads)) if size is not None}
-        if opaque_tokens is not None:
-            notation = _opaque(notation, tuple(_first(tensors).shape), opaque_tokens)
-            sizes = {"dim.0": opaque_tokens}
-    return KVLayout.from_tensors(
-        notation,
-        tensors,
-        sizes=sizes,
-        layer_start=layer_start,
-        head_start=head_start,
-        layers=layers,
-        part=part,
-        seams=seams,
-    )
+        return KVLayout.from_tensors(notation_of(name), tensors, sizes=sizes, **numbers)
+    held, depth = tensors, 0
+    while isinstance(held, list | tuple) and held:
+        held, depth = held[0], depth + 1
+    if isinstance(held, list | tuple):
+        raise LayoutError("no memory objects; give at least one")
+    told = getattr(getattr(getattr(held, "metadata", None), "fmt", None), "name", "KV_2LTD")
+    shape = tuple(_tensor(held, group).shape)
+    notation = _objects(depth, shape, object_format or told, heads)
+    if heads is not None:
+        sizes["head"] = heads
+    if opaque_tokens is not None:
+        notation, sizes = _opaque(notation, shape, opaque_tokens), {"dim.0": opaque_tokens}
+    return KVLayout.from_tensors(notation, _unwrapped(tensors, group), sizes=sizes, **numbers)
 
 
-def _objects(tensors: Any, shape: tuple[int, ...], name: str, heads: int | None) -> str:
-    """Return the notation of a list of objects, of a layerwise list of lists, or of one tensor."""
-    depth = 0
-    while isinstance(tensors, list | tuple):
-        depth, tensors = depth + 1, tensors[0]
+def _objects(depth: int, shape: tuple[int, ...], name: str, heads: int | None) -> str:
+    """Return the notation of one tensor, of a list of objects, or of a layerwise list of lists (depth 2)."""
     formats, nesting = (LAYERWISE, "layer block: ") if depth == 2 else (OBJECTS, "block: " if depth else "")
     if name not in formats or depth > 2:
         given = "one tensor" if not depth else "a list" if depth == 1 else f"lists nested {depth} deep"
@@ -186,20 +171,20 @@ def _objects(tensors: Any, shape: tuple[int, ...], name: str, heads: int | None)
             f"list with one list of objects a layer one of {', '.join(LAYERWISE)}"
         )
     # One plane: a latent, or K and V packed per head. LMCache also names it KV_2LTD, with a leading 1 or without.
-    dims, rank = formats[name], len(shape)
-    if name == "KV_2LTD" and (rank == 3 or (rank == 4 and shape[0] == 1)):
-        dims = OBJECTS["KV_MLA_FMT"]
-    plane = "kv" not in dims
+    rank = len(shape)
+    latent = name == "KV_2LTD" and (rank == 3 or (rank == 4 and shape[0] == 1))
+    axes = (OBJECTS["KV_MLA_FMT"] if latent else formats[name]).split()
+    plane = "kv" not in axes
     if heads is not None:
-        dims += " (head kv dim)" if plane else " (head dim)"
+        axes.append("(head kv dim)" if plane else "(head dim)")
     else:
-        dims += " dim" if plane else " head dim"
-    own = len(dims.replace("(head kv dim)", "dim").replace("(head dim)", "dim").split())
-    if plane and rank > own and shape[rank - own - 1] == 1:
-        dims, own = f"1 {dims}", own + 1
-    if rank == own + 1 and not depth:
-        dims, own = f"block {dims}", own + 1
-    if rank != own:
+        axes += ["dim"] if plane else ["head", "dim"]
+    if plane and rank > len(axes) and shape[rank - len(axes) - 1] == 1:
+        axes.insert(0, "1")
+    if rank == len(axes) + 1 and not depth:
+        axes.insert(0, "block")
+    dims = " ".join(axes)
+    if rank != len(axes):
         hint = "" if heads is not None or plane else "; give heads= where the last dim holds heads and content"
         raise LayoutError(f"shape {shape} is no {name} object, '{dims}'{hint}")
     return nesting + dims
@@ -214,18 +199,15 @@ def _opaque(notation: str, shape: tuple[int, ...], tokens: int) -> str:
     return notation.removesuffix("token dim") + "(subblock dim.0) dim.1"
 
 
-def _first(tensors: Any) -> Any:
-    while isinstance(tensors, list | tuple):
-        if not tensors:
-            raise LayoutError("no memory objects; give at least one")
-        tensors = tensors[0]
-    return tensors
-
-
 def _unwrapped(value: Any, group: int | None) -> Any:
     """Return the value with memory objects replaced by their tensors."""
     if isinstance(value, list | tuple):
         return [_unwrapped(item, group) for item in value]
+    return _tensor(value, group)
+
+
+def _tensor(value: Any, group: int | None) -> Any:
+    """Return the tensor of a memory object; a tensor is its own."""
     if hasattr(value, "shape"):
         if group is not None:
             raise LayoutError("group= is of memory objects; got tensors, which hold one group each")

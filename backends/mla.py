@@ -19,10 +19,9 @@ DeepSeek-V3.2 indexer  132 = 128 + 4                 all data, then all scales: 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
-from kvplan.backends._tensors import itemsize_of
+from kvplan.backends._tensors import Numbers, itemsize_of, one_per_layer
 from kvplan.base.integers import optional_integer
 from kvplan.errors import LayoutError
 from kvplan.layout.kvlayout import KVLayout
@@ -32,13 +31,10 @@ def describe(
     kv_caches: Any,
     *,
     kpe: Any = None,
-    layer_start: int = 0,
-    layers: Sequence[int] | None = None,
-    part: str = "kv",
     block_tokens: int | None = None,
     row_nbytes: int | None = None,
     whole_blocks: bool = False,
-    seams: Sequence[int] = (),
+    **numbers: Unpack[Numbers],
 ) -> KVLayout:
     """Describe latent caches, one tensor per layer. Packed rows are opaque bytes.
 
@@ -50,14 +46,12 @@ def describe(
             block_tokens, 1, dim)``; with ``block_tokens=``, flat slots ``(num_blocks * block_tokens, 1, dim)`` or
             ``(num_blocks * block_tokens, dim)``; with ``whole_blocks=True`` also ``(num_blocks, bytes of a block)``.
         kpe: the RoPE half of a split cache, in the same form; the parts are then ``"ckv"`` and ``"kpe"``.
-        layer_start: global number of the first layer.
-        layers: global number of every layer, if they are not consecutive.
-        part: name of the content: ``"kv"``, or the name of an extra, such as ``"index"``.
         block_tokens: token slots per block, if dim 0 holds flat slots.
         row_nbytes: bytes of content at the start of the last dim, if padding follows there.
         whole_blocks: whether the bytes of one token are not contiguous (see the table above). Blocks then move whole,
             and only to blocks with the same number of tokens.
-        seams: addresses that no descriptor may cross.
+        numbers: ``layer_start``, ``layers``, ``part`` (``"kv"``, or the name of an extra, such as ``"index"``),
+            ``seams``, as :meth:`kvplan.KVLayout.from_tensors` takes them.
 
     Raises:
         LayoutError: a wrong rank or extent, a 4-D shape in which two dims could be the head dim, row_nbytes that do
@@ -73,72 +67,41 @@ def describe(
     (('ckv', 'kpe'), 73728)
     """
     if kpe is not None:
-        if part != "kv" or row_nbytes is not None or len(seams):
+        if row_nbytes is not None or numbers.keys() & {"part", "seams"}:
             raise LayoutError(
                 "kpe= names the parts 'ckv' and 'kpe' and takes no part, row_nbytes or seams; for those, describe each "
                 "of the two by itself, with part='ckv' and part='kpe', and merge"
             )
         return KVLayout.merge([
-            describe(half, layer_start=layer_start, layers=layers, part=name, block_tokens=block_tokens,
-                     whole_blocks=whole_blocks)
+            describe(half, block_tokens=block_tokens, whole_blocks=whole_blocks, **(numbers | {"part": name}))
             for name, half in (("ckv", kv_caches), ("kpe", kpe))
         ])  # fmt: skip
-    caches = [kv_caches] if hasattr(kv_caches, "shape") else kv_caches
-    if not isinstance(caches, list | tuple):
-        raise LayoutError(f"{part!r} is a {type(caches).__name__}; give a list with one tensor a layer")
-    for layer, cache in enumerate(caches):
-        if not hasattr(cache, "shape"):
-            raise LayoutError(
-                f"{part!r} of layer {layer} is a {type(cache).__name__}; give one tensor a layer, and a split cache as "
-                "describe(ckv_caches, kpe=kpe_caches)"
-            )
+    caches = one_per_layer("kv_caches", kv_caches)
     row_nbytes = optional_integer("row_nbytes", row_nbytes)
     if row_nbytes is not None:
         caches = [_without_padding(cache, row_nbytes) for cache in caches]
     # Whole blocks have no token axis: their tokens count as content.
     token, dim = ("dim.0", "dim.1") if whole_blocks else ("token", "dim")
-    shape = tuple(caches[0].shape) if caches else ()
-    if block_tokens is not None:
-        dims, sizes = _flat(shape, token, dim), {token: block_tokens}
-    else:
-        dims, sizes = _paged(shape, token, dim, whole_blocks=whole_blocks), {}
-    return KVLayout.from_tensors(
-        f"layer: {dims}", caches, sizes=sizes, layer_start=layer_start, part=part, seams=seams, layers=layers
-    )
+    axes = ["block", token, dim] if block_tokens is None else [f"(block {token})", dim]
+    if caches:
+        axes = _with_one(tuple(caches[0].shape), axes, whole_blocks=whole_blocks)
+    sizes = None if block_tokens is None else {token: block_tokens}
+    return KVLayout.from_tensors(f"layer: {' '.join(axes)}", caches, sizes=sizes, **numbers)
 
 
-def _flat(shape: tuple[int, ...], token: str, dim: str) -> str:
-    if len(shape) == 2:
-        return f"(block {token}) {dim}"
-    if len(shape) == 3 and shape[1] == 1:
-        return f"(block {token}) 1 {dim}"
-    raise LayoutError(
-        f"shape {shape} with block_tokens=: flat slots are (slots, 1, dim) or (slots, dim); leave block_tokens out "
-        "where blocks have a dim of their own"
-    )
-
-
-def _paged(shape: tuple[int, ...], token: str, dim: str, *, whole_blocks: bool) -> str:
+def _with_one(shape: tuple[int, ...], axes: list[str], *, whole_blocks: bool) -> list[str]:
+    """Return the axes of a shape, in which the one head may have a dim of its own."""
+    ones = [at for at in range(1, len(shape) - 1) if shape[at] == 1]
+    if len(shape) == len(axes):
+        return axes
+    if len(shape) == len(axes) + 1 and len(ones) == 1:
+        return [*axes[: ones[0]], "1", *axes[ones[0] :]]
     if len(shape) == 2 and whole_blocks:
-        return "block dim"
-    if len(shape) == 2:
-        raise LayoutError(
-            f"shape {shape}: say block_tokens= where dim 0 holds flat token slots, or whole_blocks=True where each row "
-            "is a whole block"
-        )
-    if len(shape) == 4:
-        if shape[1] == shape[2] == 1:
-            raise LayoutError(f"shape {shape}: dims 1 and 2 both have extent 1; squeeze the head's, and give "
-                              "(num_blocks, block_tokens, dim)")  # fmt: skip
-        if shape[1] == 1:
-            return f"block 1 {token} {dim}"
-        if shape[2] == 1:
-            return f"block {token} 1 {dim}"
-    if len(shape) == 3 or not shape:
-        return f"block {token} {dim}"
+        return ["block", "dim"]
     raise LayoutError(
-        f"shape {shape}: an MLA cache has one head, and is (num_blocks, block_tokens, dim), (num_blocks, 1, "
-        "block_tokens, dim) or (num_blocks, block_tokens, 1, dim)"
+        f"shape {shape}: an MLA cache has one head, and is (num_blocks, block_tokens, dim), with or without a dim of 1 "
+        "before or after the tokens; flat slots, with block_tokens=, are (slots, dim) or (slots, 1, dim); rows that "
+        "are whole blocks, with whole_blocks=True, (num_blocks, bytes)"
     )
 
 

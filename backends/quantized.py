@@ -1,16 +1,17 @@
-"""Quantised caches: rows with scales inside, pages with the scales behind the data, and scales in their own tensors.
+"""Quantised caches: rows with scales inside, and pages with the scales behind the data.
 
-:data:`FORMATS` lists the formats; :func:`with_scales` is for scales in their own tensors. TurboQuant's rows are as in
-vLLM's Triton kernels: its FlyDSL path keeps a block's scales together, and such blocks move whole (``backends.mla``).
+:data:`FORMATS` lists the formats. Scales in tensors of their own are a layout of their own, to merge with the cache's:
+``KVLayout.from_tensors("layer: block token head", scales, part="k_scale")``. TurboQuant's rows are as in vLLM's Triton
+kernels: its FlyDSL path keeps a block's scales together, and such blocks move whole (``backends.mla``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import ceil
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
-from kvplan.backends._tensors import PAGE, check_option, content_dims, dense, itemsize_of, steps_of
+from kvplan.backends._tensors import PAGE, Numbers, check_option, dense_inside, itemsize_of, one_per_layer, steps_of
 from kvplan.base.integers import integer, optional_integer
 from kvplan.errors import LayoutError
 from kvplan.layout.kvlayout import KVLayout
@@ -26,7 +27,6 @@ class RowFormat(NamedTuple):
             all its rows, one region after the other. Without regions, whole rows follow one another.
         headed: whether there is a row for each (token, head).
         align: bytes; the size of a page is rounded up to a multiple of them.
-        tile: side of the square tiles (rows by bytes) in which the first region is stored; 0 if rows are plain.
     """
 
     fields: Mapping[str, int | tuple[float, int]]
@@ -34,7 +34,6 @@ class RowFormat(NamedTuple):
     regions: Mapping[str, tuple[str, ...]] = {}
     headed: bool = False
     align: int = 1
-    tile: int = 0
 
     def sizes(self, head_dim: int) -> dict[str, int]:
         """Return the bytes of each field.
@@ -89,7 +88,6 @@ FORMATS: Mapping[str, RowFormat] = {
     "deepseek_v41_split": RowFormat({"data": 512, "scale": 16}, _DSV4, _DATA_SCALE, align=512),
     "deepseek_v41_nvfp4_split": RowFormat({"data": 256, "scale": 32}, _DSV4, _DATA_SCALE, align=256),
     "indexer_fp8": RowFormat({"data": 128, "scale": 4}, _INDEX, _DATA_SCALE),
-    "indexer_fp8_tiled": RowFormat({"data": 128, "scale": 4}, _INDEX, _DATA_SCALE, tile=16),
     "indexer_mxfp4": RowFormat({"data": 64, "scale": 4}, _STORE, _DATA_SCALE),
     # one row per (token, head)
     "int8_per_token_head": RowFormat(_pair(8, 4, 8, 4), _TRITON, headed=True),
@@ -106,8 +104,6 @@ FORMATS: Mapping[str, RowFormat] = {
     ),
 }
 
-_SHAPE = {PAGE["NHD"]: "(blocks, tokens, heads, row)", PAGE["HND"]: "(blocks, heads, tokens, row)"}
-
 
 def describe(
     caches: Any,
@@ -117,11 +113,7 @@ def describe(
     head_dim: int = 128,
     block_tokens: int | None = None,
     num_kv_heads: int | None = None,
-    layer_start: int = 0,
-    head_start: int = 0,
-    layers: Sequence[int] | None = None,
-    part: str = "kv",
-    seams: Sequence[int] = (),
+    **numbers: Unpack[Numbers],
 ) -> KVLayout:
     """Describe caches of one row format, as bytes, one tensor per layer.
 
@@ -139,11 +131,8 @@ def describe(
         head_dim: values per head, for formats with heads.
         block_tokens: rows per page, for some models a fraction of the block's tokens; needed for pages.
         num_kv_heads: heads per page; needed for pages of formats with heads.
-        layer_start: global number of the first layer.
-        head_start: global number of the first KV head.
-        layers: global number of every layer, if they are not consecutive.
-        part: name of the content, such as ``"index"``, if the format has no names.
-        seams: addresses that no descriptor may cross.
+        numbers: ``layer_start``, ``head_start``, ``layers``, ``part`` (such as ``"index"``, if the format has no
+            names), ``seams``, as :meth:`kvplan.KVLayout.from_tensors` takes them.
 
     Raises:
         LayoutError: an unknown format or kv_layout, elements of several bytes, rows or pages whose size does not fit
@@ -156,15 +145,12 @@ def describe(
     >>> v4.parts, v4.block_nbytes
     (('kv', 'kv_scale'), 37376)
     """
-    if row_format not in FORMATS:
-        raise LayoutError(f"row_format is {row_format!r}; the known ones are {', '.join(FORMATS)}")
-    order = _order(kv_layout)
-    form = FORMATS[row_format]
-    caches = [caches] if hasattr(caches, "shape") else caches
-    if not isinstance(caches, list | tuple) or not caches or not all(hasattr(cache, "shape") for cache in caches):
-        raise LayoutError("give caches as a list with one tensor a layer, in order of layers, or as one tensor")
-    shape = tuple(caches[0].shape)
-    for layer, cache in enumerate(caches):
+    check_option("row_format", row_format, FORMATS)
+    check_option("kv_layout", kv_layout, PAGE)
+    form, order = FORMATS[row_format], PAGE[kv_layout]
+    tensors = one_per_layer("caches", caches)
+    shape = tuple(tensors[0].shape) if tensors else ()
+    for layer, cache in enumerate(tensors):
         itemsize = itemsize_of(cache)
         if itemsize != 1 or tuple(cache.shape) != shape:
             raise LayoutError(f"caches[{layer}] has shape {tuple(cache.shape)} and elements of {itemsize} bytes; "
@@ -176,107 +162,45 @@ def describe(
     }
     dims, tokens, heads = _page(shape, form, order, told)
     _check_bytes(shape, row_format, form, head_dim, tokens * heads)
-    options: dict[str, Any] = {"layer_start": layer_start, "head_start": head_start, "layers": layers, "seams": seams}
     if not form.regions and len(shape) > 2:
-        return KVLayout.from_tensors(f"layer: {dims}", caches, part=part, **options)
-    pages = [_flat(cache, f"caches[{layer}]") for layer, cache in enumerate(caches)]
-    sizes = form.sizes(head_dim)
-    found, start = [], 0
+        return KVLayout.from_tensors(f"layer: {dims}", tensors, **numbers)
+    pages = [_flat(cache, f"caches[{layer}]") for layer, cache in enumerate(tensors)]
+    sizes, regions, start = form.sizes(head_dim), [], 0
     for name, fields in (form.regions or {"{}": tuple(sizes)}).items():
         row = sum(sizes[field] for field in fields) if form.regions else form.nbytes(head_dim)
         stop = start + tokens * heads * row
-        inside, extents = (order if form.headed else "token dim"), {"token": tokens, "dim": row}
-        if form.tile and not start:
-            if tokens % form.tile:
-                raise LayoutError(f"{tokens} rows a page; {row_format!r} comes in tiles of {form.tile} rows")
-            inside = "token.0 dim.0 token.1 dim.1"
-            extents = {"token.0": tokens // form.tile, "token.1": form.tile, "dim.1": form.tile}
-        region = [page[:, start:stop] for page in pages]
-        found.append(
-            KVLayout.from_tensors(f"layer: block ({inside})", region, sizes=extents, part=name.format(part), **options)
-        )
-        start = stop
-    return KVLayout.merge(found) if len(found) > 1 else found[0]
-
-
-def with_scales(
-    cache: KVLayout, scales: Mapping[str, Any], *, kv_layout: str = "NHD", whole_blocks: bool = False
-) -> KVLayout:
-    """Return a cache with scales, or other content, from separate tensors as further parts.
-
-    Args:
-        cache: K and V, described by the backend that reads them.
-        scales: part (``"k_scale"``, ``"v_scale"``) -> one tensor per layer of the cache: ``(blocks, tokens, heads)`` or
-            ``(blocks, tokens, heads, scales)`` in NHD, ``(blocks, tokens)`` if heads share a scale.
-        kv_layout: ``"NHD"`` or ``"HND"``, the order of tokens and heads in the shapes of the scales.
-        whole_blocks: whether a block's scales are swizzled over its tokens. Dim 0 then counts blocks, and the other
-            dims are opaque. If it counts several kernel blocks for each block of the cache, these are sub-blocks.
-
-    Raises:
-        LayoutError: a wrong rank, numbers of blocks or tokens unlike the cache's, or a part that the cache has.
-
-    >>> import numpy as np
-    >>> kv = KVLayout.from_tensors("kv block token head dim", np.zeros((2, 8, 16, 4, 64), np.uint8))
-    >>> k_scale, v_scale = np.zeros((2, 8, 16, 4, 8), np.uint8)
-    >>> nvfp4 = with_scales(kv, {"k_scale": k_scale, "v_scale": v_scale})
-    >>> nvfp4.parts, nvfp4.block_nbytes
-    (('k', 'v', 'k_scale', 'v_scale'), 9216)
-    """
-    order = _order(kv_layout)
-    found = [cache]
-    for part, tensors in scales.items():
-        column = [tensors] if hasattr(tensors, "shape") else tensors
-        if not isinstance(column, list | tuple) or not column or not hasattr(column[0], "shape"):
-            raise LayoutError(f"give scales[{part!r}] as a list with one tensor a layer, or as one tensor")
-        rank = len(column[0].shape)
-        axes = {4: order, 3: order.removesuffix(" dim")}.get(rank, "token")
-        block, sizes = "block", {}
-        if whole_blocks:
-            axes = content_dims(max(rank - 1, 1))
-            each, left = divmod(int(column[0].shape[0]), cache.num_blocks)
-            if each > 1 and not left:
-                block, sizes = "(block subblock)", {"subblock": each}
-        elif rank not in {2, 3, 4}:
-            raise LayoutError(f"scales[{part!r}] has shape {tuple(column[0].shape)}; it is (blocks, tokens), or with "
-                              "heads, or with heads and scales; or say whole_blocks=True")  # fmt: skip
-        found.append(
+        named = numbers | {"part": name.format(numbers.get("part", "kv"))}
+        regions.append(
             KVLayout.from_tensors(
-                f"layer: {block} {axes}", column, sizes=sizes, layers=cache.layers, head_start=cache.heads[0], part=part
+                f"layer: block ({order if form.headed else 'token dim'})", [page[:, start:stop] for page in pages],
+                sizes={"token": tokens, "dim": row}, **named,
             )
-        )
-    return KVLayout.merge(found)
-
-
-def _order(kv_layout: str) -> str:
-    check_option("kv_layout", kv_layout, PAGE)
-    return PAGE[kv_layout]
+        )  # fmt: skip
+        start = stop
+    return KVLayout.merge(regions)
 
 
 def _page(shape: tuple[int, ...], form: RowFormat, order: str, told: Mapping[str, int | None]) -> tuple[str, int, int]:
     """Return the notation of one tensor, its rows per page, and its heads."""
     if len(shape) == 2:
-        needed = ["block_tokens", "num_kv_heads"] if form.headed else ["block_tokens"]
-        given = [told[name] for name in needed]
-        tokens, heads = given[0], given[1] if form.headed else 1
+        tokens, heads = told["block_tokens"], told["num_kv_heads"] if form.headed else 1
         if tokens is None or heads is None:
-            raise LayoutError(f"shape {shape} is pages of bytes: give {' and '.join(f'{name}=' for name in needed)}")
+            raise LayoutError(
+                f"shape {shape} is pages of bytes: give block_tokens={' and num_kv_heads=' * form.headed}"
+            )
         return "", tokens, heads
-    if form.headed and len(shape) == 4:
-        dims = f"block {order}"
-    elif not form.headed and len(shape) == 3:
-        dims = "block token dim"
-    elif not form.headed and len(shape) == 4 and 1 in shape[1:3]:
-        dims = "block 1 token dim" if shape[1] == 1 else "block token 1 dim"
-    else:
-        expected = _SHAPE[order] if form.headed else "(blocks, tokens, row), or with one dim of 1 more"
-        raise LayoutError(f"shape {shape}; rows of this format are {expected}, or pages (blocks, bytes)")
-    extents = dict(zip(dims.split(), shape, strict=True))
-    tokens, slots = extents["token"], extents.get("head", 1)
-    heads = slots // 2 if form.headed and form.regions else slots  # NVFP4 has a slot for K and one for V
-    for name, size in (("block_tokens", tokens), ("num_kv_heads", heads)):
-        if told[name] not in {None, size}:
-            raise LayoutError(f"{name} is {told[name]}; shape {shape} says {size}")
-    return dims, tokens, heads
+    fits = ["block token dim", "block 1 token dim", "block token 1 dim"] if not form.headed else [f"block {order}"]
+    for dims in fits:
+        extents = dict(zip(dims.split(), shape, strict=False))
+        if len(dims.split()) != len(shape) or extents.get("1", 1) != 1:
+            continue
+        slots = extents.get("head", 1)
+        heads = slots // 2 if form.headed and form.regions else slots  # NVFP4 has a slot for K and one for V
+        for name, size in (("block_tokens", extents["token"]), ("num_kv_heads", heads)):
+            if told[name] not in {None, size}:
+                raise LayoutError(f"{name} is {told[name]}; shape {shape} says {size}")
+        return dims, extents["token"], heads
+    raise LayoutError(f"shape {shape}; rows of this format are '{fits[0]}', or pages (blocks, bytes)")
 
 
 def _check_bytes(shape: tuple[int, ...], name: str, form: RowFormat, head_dim: int, rows: int) -> None:
@@ -297,8 +221,8 @@ def _check_bytes(shape: tuple[int, ...], name: str, form: RowFormat, head_dim: i
 
 def _flat(cache: Any, name: str) -> Any:
     """Return a cache viewed as pages of bytes."""
-    shape, steps = tuple(cache.shape), steps_of(cache)
-    if not dense(shape[1:], steps[1:], 1):
-        raise LayoutError(f"{name} has shape {shape} and strides {steps}: a page is not contiguous, though its regions "
-                          "stand one after the other; give the dims in the order of memory")  # fmt: skip
+    shape = tuple(cache.shape)
+    if not dense_inside(cache):
+        raise LayoutError(f"{name} has shape {shape} and strides {steps_of(cache)}: a page is not contiguous, though "
+                          "its regions stand one after the other; give the dims in the order of memory")  # fmt: skip
     return cache.reshape(shape[0], -1)

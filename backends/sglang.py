@@ -11,10 +11,10 @@ slots: ``deepseek_v4_memory_pool.py`` (``DeepSeekV4SingleKVPool``, ``DeepSeekV4U
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Unpack
 
-from kvplan.backends._tensors import check_option, content_dims
+from kvplan.backends._tensors import Numbers, check_option, content_dims, rank_of
 from kvplan.base.integers import integer, integers, optional_integer
 from kvplan.errors import LayoutError
 from kvplan.layout.kvlayout import KVLayout
@@ -63,28 +63,26 @@ _INNER = (
 )  # fmt: skip
 
 
-class _Naming(NamedTuple):
-    """Global numbers of layers and heads in a pool, and the seams of its memory."""
+# What a pool has whose pages are of an order that no notation tells, or that has pages of several kinds.
+_UNKNOWN = (
+    "kpool_use_compress", "kv_buffer_rope", "index_k_payload_buffer", "item_bytes", "state_page_bytes",
+    "stores_page_envelope",
+)  # fmt: skip
 
-    layers: tuple[int, ...] | None
-    layer_start: int
-    head_start: int
-    seams: tuple[int, ...]
 
-    def of(self, notation: str, tensors: Any, part: str = "kv", sizes: Mapping[str, int] | None = None) -> KVLayout:
-        """Describe tensors with these numbers."""
-        return KVLayout.from_tensors(notation, tensors, sizes=sizes, part=part, **self._asdict())
+class _Part(NamedTuple):
+    """A part of a pool that one notation describes; ``layers`` if it lacks some, ``whole`` if ``tensors`` are a cut."""
+
+    notation: str
+    tensors: Any
+    name: str = "kv"
+    sizes: Mapping[str, int] = {}
+    layers: tuple[int, ...] | None = None
+    whole: Any = None
 
 
 def describe(
-    pool: Any,
-    *,
-    layout: str | None = None,
-    page_size: int | None = None,
-    layer_start: int | None = None,
-    head_start: int = 0,
-    layers: Sequence[int] | None = None,
-    seams: Sequence[int] = (),
+    pool: Any, *, layout: str | None = None, page_size: int | None = None, **numbers: Unpack[Numbers]
 ) -> KVLayout:
     """Describe a pool of SGLang, or tensors laid out as one; slots after the last whole page are left out.
 
@@ -103,12 +101,11 @@ def describe(
         layout: layout of tensors: ``"nhd"`` (default), ``"hnd"`` or ``"vectorized_5d"`` on a device; ``"layer_first"``,
             ``"page_first"``, ``"page_first_direct"``, ``"page_head"`` or ``"page_unified"`` on a host.
         page_size: tokens per page, for tensors.
-        layer_start: global number of the first layer; by default the pool's own number, or 0.
-        head_start: global number of this rank's first KV head; pools do not know it.
-        layers: global number of every layer in the pool, if they are not consecutive. A host pool counts from its
-            start_layer, its draft layers last. If the device pool has ``model_layer_ids`` (``mamba_layer_ids``) that
-            differ, give these.
-        seams: addresses that no descriptor may cross, for tensors; a host pool knows where its registrations meet.
+        numbers: ``layer_start`` (by default the pool's own number, or 0), ``head_start`` (pools do not know it),
+            ``layers``, ``seams`` (for tensors; a host pool knows where its registrations meet), as
+            :meth:`kvplan.KVLayout.from_tensors` takes them. A host pool counts layers from its start_layer, its draft
+            layers last. If the device pool has ``model_layer_ids`` (``mamba_layer_ids``) that differ, give these as
+            ``layers``.
 
     Raises:
         LayoutError: a pool of pools, an unknown kind of pool, a pool together with layout, page_size or seams, tensors
@@ -121,54 +118,53 @@ def describe(
     >>> print(describe(np.zeros((2, 320, 2, 8, 128), np.float16), layout="page_first", page_size=64, layer_start=40))
     kv (block token) layer head dim | layer=2 kv=2 block=5 token=64 head=8 dim=128 | float16 on cpu | layers 40-41
     """
-    numbers = None if layers is None else integers("layers", layers, least=0)
-    first = optional_integer("layer_start", layer_start, least=0) or 0
-    naming = _Naming(numbers, first, head_start, integers("seams", seams))
     page_size = optional_integer("page_size", page_size, least=1)
     if isinstance(pool, list | tuple) or hasattr(pool, "shape"):
-        return _tensors(pool, layout, page_size, naming)
+        return _merged(_tensors(pool, layout, page_size), numbers)
     kind = type(pool).__name__
-    if layout is not None or page_size is not None or len(seams):
+    if layout is not None or page_size is not None or numbers.get("seams"):
         raise LayoutError(f"a pool ({kind}) has its own layout, page_size and seams; leave them out")
-    _refuse_pools(pool, kind)
-    pages = parts_of(pool, kind)
-    if pages is None:
-        _refuse(pool, kind)
-    if layers is None and layer_start is None:
+    _check_known(pool, kind)
+    if numbers.get("layers") is None and numbers.get("layer_start") is None:
         given = getattr(pool, "model_layer_ids", getattr(pool, "mamba_layer_ids", ()))
-        numbers = integers("model_layer_ids", given, least=0)
-        first = integer("start_layer", getattr(pool, "start_layer", 0), least=0)
-        naming = naming._replace(layers=numbers or None, layer_start=first)
+        numbers["layers"] = integers("model_layer_ids", given, least=0) or None
+        numbers["layer_start"] = integer("start_layer", getattr(pool, "start_layer", 0), least=0)
+    pages = _pages(pool, kind)
     if pages is not None:
-        return KVLayout.merge([
-            _seamed(naming, tensors).of(notation, tensors, part, sizes) for notation, tensors, part, sizes in pages
-        ])  # fmt: skip
-    if hasattr(pool, "layout"):
-        return _host_pool(pool, kind, naming)
-    return _device_pool(pool, kind, naming)
+        return _merged(pages, numbers)
+    return _merged(_host_pool(pool, kind) if hasattr(pool, "layout") else _device_pool(pool, kind, numbers), numbers)
 
 
-def _refuse_pools(pool: Any, kind: str) -> None:
-    """Raise LayoutError if a pool consists of several pools: each of these has its own page ids."""
+def _merged(parts: Iterable[_Part], numbers: Numbers) -> KVLayout:
+    """Merge the parts. The borders between the registrations of a large buffer, which the engine notes, are seams."""
+    layouts = []
+    for notation, tensors, name, sizes, layers, whole in parts:
+        ranges = getattr(tensors if whole is None else whole, "_sglang_cuda_host_registered_ranges", ())
+        seams = (*numbers.get("seams", ()), *(address for address, _ in ranges[1:]))
+        named = numbers | {"part": name, "seams": seams, "layers": layers or numbers.get("layers")}
+        layouts.append(KVLayout.from_tensors(notation, tensors, sizes=sizes, **named))
+    return KVLayout.merge(layouts)
+
+
+def _check_known(pool: Any, kind: str) -> None:
+    """Raise LayoutError if this module does not describe a pool."""
     inner = [name for name in _INNER if _has(pool, name)]
-    if inner:
+    if inner:  # each of them has its own page ids
         raise LayoutError(f"{kind} is a pool of pools, each with page ids of its own; describe what "
                           f"{', '.join(inner)} hold{'s' if len(inner) == 1 else ''}, one by one")  # fmt: skip
-
-
-def _refuse(pool: Any, kind: str) -> None:
-    """Raise LayoutError with the reason if this module does not describe a pool."""
-    if getattr(pool, "kpool_use_compress", False):
-        raise LayoutError(f"{kind} keeps compress tails a request, not a page; run without index_kpool_compress")
-    host = hasattr(pool, "layout")
-    whole = [name for name in ("k_buffer", "kv_buffer") if hasattr(getattr(pool, name, None), "shape")]
-    if pool.layout == "page_first_kv_split" if host else whole:
-        raise LayoutError(f"{kind} is a pool of Ascend, where each of its buffers is one tensor; describe each with "
-                          "backends.cross_layer, and merge")  # fmt: skip
-    packed = not any(hasattr(pool, name) for name in ("head_num", "kv_lora_rank", "index_k_with_scale_buffer"))
-    if host and (packed or getattr(pool, "stores_page_envelope", False)):
-        raise LayoutError(f"{kind} keeps packed page rows of an unknown inner order: describe its "
-                          "buffer as whole blocks, KVLayout.from_tensors('block dim', ...), on both sides")  # fmt: skip
+    siblings = getattr(pool, "_slot_siblings", getattr(pool, "slot_state_buffers", ()))
+    unknown = [name for name in _UNKNOWN if getattr(pool, name, False)] + ["side state of slots"] * bool(siblings)
+    whole = any(rank_of(getattr(pool, name, None)) for name in ("k_buffer", "kv_buffer"))
+    if not hasattr(pool, "layout"):
+        unknown += ["one tensor for all layers, as on Ascend"] * whole
+    elif whole and not any(hasattr(pool, name) for name in ("head_num", "kv_lora_rank", "page_num")):
+        unknown.append("packed page rows")
+    if unknown:
+        raise LayoutError(
+            f"{kind} keeps {', '.join(unknown)}, whose order inside a page this module does not know. Describe each "
+            "buffer with KVLayout.from_tensors, as whole blocks ('block dim', 'layer: block dim') on both sides where "
+            "its order is unknown, each with a part of its own, and merge"
+        )
 
 
 def _has(pool: Any, name: str) -> bool:
@@ -182,76 +178,74 @@ def _member(pool: Any, kind: str, name: str) -> Any:
     return getattr(pool, name)
 
 
-def _device_pool(pool: Any, kind: str, naming: _Naming) -> KVLayout:
+def _device_pool(pool: Any, kind: str, numbers: Numbers) -> Iterator[_Part]:
     page = integer("page_size", _member(pool, kind, "page_size"), least=1)
     # If memory was allocated after the capture of graphs, only the slots up to the pool's size have memory.
     slots = integer("size", _member(pool, kind, "size")) + page if getattr(pool, "post_capture_active", False) else None
+    sizes = {"token": page}
     if _has(pool, "k_buffer"):
-        if not _has(pool, "v_buffer"):  # MiniMax's index branch reads no V
-            return naming.of(f"layer: {SLOTS}", _whole_pages(pool.k_buffer, page, slots), "index", {"token": page})
-        form = getattr(pool, "kv_cache_layout", "nhd")
-        kv = _keys_and_values(pool.k_buffer, pool.v_buffer, form, page, naming, slots)
-        return KVLayout.merge([kv, *_scales(pool, page, naming, slots)])
-    latents = _member(pool, kind, "kv_buffer")
-    held, rows = _held(latents, naming)
-    parts = [held.of(f"layer: {LATENT}", _whole_pages(rows, page, slots), sizes={"token": page})]
+        if _has(pool, "v_buffer"):
+            form = getattr(pool, "kv_cache_layout", "nhd")
+            yield from _keys_and_values(pool.k_buffer, pool.v_buffer, form, page, slots)
+            yield from _scales(pool, page, slots)
+        else:  # MiniMax's index branch reads no V
+            yield _Part(f"layer: {SLOTS}", _whole_pages(pool.k_buffer, page, slots), "index", sizes)
+        return
+    rows, layers = _with_rows(_member(pool, kind, "kv_buffer"), numbers)
+    rows = _whole_pages(rows, page, slots)
+    yield _Part(f"layer: {LATENT}", rows, "kv", sizes, layers)
     if _has(pool, "kv_scale_buffer"):
-        rows = _whole_pages(pool.kv_scale_buffer, page, slots)
-        parts.append(naming.of("layer: (block token) dim", rows, "kv_scale", {"token": page}))
+        yield _Part("layer: (block token) dim", _whole_pages(pool.kv_scale_buffer, page, slots), "kv_scale", sizes)
     index = getattr(pool, "index_k_with_scale_buffer", None) or ()
     if any(len(pages) for pages in index):  # all keys of a page, then all scales; empty if layers share their top-k
-        held, rows = _held(index, naming)
-        count, blocks = len(rows[0]), parts[0].num_blocks
+        keys, layers = _with_rows(index, numbers)
+        count, blocks = len(keys[0]), len(rows[0]) // page
         if not blocks <= count <= blocks + 1:
             raise LayoutError(f"{kind} has {count} pages of index keys and {blocks} of latents, so that their ids "
                               "differ (decode context parallelism); describe kv_buffer by itself")  # fmt: skip
-        parts.append(held.of("layer: block dim", [pages[:blocks] for pages in rows], "index"))
-    return KVLayout.merge(parts)
+        yield _Part("layer: block dim", [pages[:blocks] for pages in keys], "index", layers=layers)
 
 
-def _keys_and_values(k: Any, v: Any, form: str, page: int, naming: _Naming, slots: int | None = None) -> KVLayout:
+def _keys_and_values(k: Any, v: Any, form: str, page: int, slots: int | None = None) -> Iterator[_Part]:
     check_option("kv_cache_layout", form, DEVICE)
-    flat = DEVICE[form][0] == SLOTS
+    flat, sizes = DEVICE[form][0] == SLOTS, {"token": page}
     halves = [_whole_pages(half, page, slots, page_rows=not flat) for half in (k, v)]
-    (k_dims, v_dims), sizes = DEVICE[form], {"token": page}
-    if k_dims == v_dims and [tuple(t.shape) for t in halves[0]] == [tuple(t.shape) for t in halves[1]]:
-        return naming.of(f"kv layer: {k_dims}", halves, sizes=sizes)
-    # K and V of different orders, or of different widths, are two layouts.
-    return KVLayout.merge([
-        naming.of(f"layer: {dims}", half, part, sizes)
-        for half, dims, part in zip(halves, DEVICE[form], "kv", strict=True)
-    ])  # fmt: skip
+    if DEVICE[form][0] == DEVICE[form][1] and [tuple(t.shape) for t in halves[0]] == [
+        tuple(t.shape) for t in halves[1]
+    ]:
+        yield _Part(f"kv layer: {DEVICE[form][0]}", halves, "kv", sizes)
+    else:  # K and V of different orders, or of different widths
+        for half, dims, part in zip(halves, DEVICE[form], "kv", strict=True):
+            yield _Part(f"layer: {dims}", half, part, sizes)
 
 
-def _scales(pool: Any, page: int, naming: _Naming, slots: int | None) -> list[KVLayout]:
-    """Describe scales of K and of V: one per 16 values (FP4) or 32 (MXFP8), and FP4's in the order of its kernels."""
-    found: list[KVLayout] = []
+def _scales(pool: Any, page: int, slots: int | None) -> Iterator[_Part]:
+    """Yield scales of K and of V: one per 16 values (FP4) or 32 (MXFP8), and FP4's in the order of its kernels."""
     for half in "kv":
         if _has(pool, f"{half}_scale_buffer"):
             scales, part, sizes = getattr(pool, f"{half}_scale_buffer"), f"{half}_scale", {"token": page}
             if len(scales[0].shape) == 5:
-                found.append(naming.of(f"layer: block {MXFP8}", scales, part, sizes))
+                yield _Part(f"layer: block {MXFP8}", scales, part, sizes)
             elif len(scales[0].shape) == 3:
-                found.append(naming.of(f"layer: {SLOTS}", _whole_pages(scales, page, slots), part, sizes))
+                yield _Part(f"layer: {SLOTS}", _whole_pages(scales, page, slots), part, sizes)
             else:
-                rows, sizes = _whole_pages(scales, page, slots), sizes | {"head": int(pool.head_num)}
-                found.append(naming.of("layer: (block token) (head dim)", rows, part, sizes))
+                sizes["head"] = int(pool.head_num)
+                yield _Part("layer: (block token) (head dim)", _whole_pages(scales, page, slots), part, sizes)
         if _has(pool, f"native_{half}_scale_buffer"):  # the kernel decides the order inside a page, which moves whole
             native = getattr(pool, f"native_{half}_scale_buffer")
-            found.append(naming.of("layer: block head dim.0 dim.1", native, f"{half}_native_scale"))
-    return found
+            yield _Part("layer: block head dim.0 dim.1", native, f"{half}_native_scale")
 
 
-def _held(buffers: Any, naming: _Naming) -> tuple[_Naming, list[Any]]:
-    """Return the layers that have rows on this rank; the tensors of other layers have no rows."""
+def _with_rows(buffers: Any, numbers: Numbers) -> tuple[list[Any], tuple[int, ...] | None]:
+    """Return the tensors of the layers that have rows on this rank, and the layers' numbers if others have none."""
     rows = [rows for rows in buffers if len(rows)]
     if len(rows) == len(buffers):
-        return naming, rows
-    numbers = naming.layers or tuple(range(naming.layer_start, naming.layer_start + len(buffers)))
-    if len(numbers) != len(buffers):
-        raise LayoutError(f"layers are {numbers}; the pool has {len(buffers)}, those without rows counted")
-    kept = tuple(number for number, rows in zip(numbers, buffers, strict=True) if len(rows))
-    return naming._replace(layers=kept), rows
+        return rows, None
+    first, layers = numbers.get("layer_start", 0), numbers.get("layers")
+    given = tuple(range(first, first + len(buffers)) if layers is None else layers)
+    if len(given) != len(buffers):
+        raise LayoutError(f"layers are {given}; the pool has {len(buffers)}, those without rows counted")
+    return rows, tuple(number for number, rows in zip(given, buffers, strict=True) if len(rows))
 
 
 def _whole_pages(tensors: Any, page: int, slots: int | None = None, *, page_rows: bool = False) -> list[Any]:
@@ -261,141 +255,93 @@ def _whole_pages(tensors: Any, page: int, slots: int | None = None, *, page_rows
     return [t[: count // step * step] for t, count in zip(tensors, counts, strict=True)]
 
 
-def _host_pool(pool: Any, kind: str, naming: _Naming) -> KVLayout:
+def _host_pool(pool: Any, kind: str) -> Iterator[_Part]:
     page, layout = integer("page_size", _member(pool, kind, "page_size"), least=1), pool.layout
     if _has(pool, "index_k_with_scale_buffer"):
         buffer, count = pool.index_k_with_scale_buffer, _member(pool, kind, "page_num")  # its last page has no id
-        if layout == "layer_first":
-            return _seamed(naming, buffer).of("layer block dim", buffer[:, :count], "index")
-        return _seamed(naming, buffer).of("block layer 1 dim", buffer[:count], "index")
+        first = layout == "layer_first"
+        dims, pages = ("layer block dim", buffer[:, :count]) if first else ("block layer 1 dim", buffer[:count])
+        yield _Part(dims, pages, "index", whole=buffer)
+        return
     if not _has(pool, "kv_buffer"):
         if not _has(pool, "k_buffer"):
             raise LayoutError(f"{kind} has no kv_buffer: it only allocates, or was destroyed")
-        return _host_buffer(pool.k_buffer, "K or V alone", layout, page, naming, "index")
-    if isinstance(pool.kv_buffer, list | tuple):  # V of another width than K
-        return KVLayout.merge([
-            _host_buffer(half, "K or V alone", layout, page, naming, part)
-            for half, part in zip(pool.kv_buffer, "kv", strict=True)
-        ])  # fmt: skip
-    what = "MLA" if _has(pool, "kv_lora_rank") else "K and V"
-    parts = [_host_buffer(pool.kv_buffer, what, layout, page, naming)]
+        yield _host_buffer(pool.k_buffer, "K or V alone", layout, page, "index")
+    elif isinstance(pool.kv_buffer, list | tuple):  # V of another width than K
+        for half, part in zip(pool.kv_buffer, "kv", strict=True):
+            yield _host_buffer(half, "K or V alone", layout, page, part)
+    else:
+        yield _host_buffer(pool.kv_buffer, "MLA" if _has(pool, "kv_lora_rank") else "K and V", layout, page)
     for half in "kv":
         if _has(pool, f"{half}_scale_host"):
-            scales, sizes = getattr(pool, f"{half}_scale_host"), {"token.1": 32, "token.0": page // 32}
-            sizes["head"] = int(pool.head_num)
-            parts.append(_seamed(naming, scales).of(f"block layer ({MXFP8})", scales, f"{half}_scale", sizes))
-    return KVLayout.merge(parts)
+            sizes = {"token.1": 32, "token.0": page // 32, "head": int(pool.head_num)}
+            yield _Part(f"block layer ({MXFP8})", getattr(pool, f"{half}_scale_host"), f"{half}_scale", sizes)
 
 
-def _host_buffer(buffer: Any, what: str, layout: str, page: int, naming: _Naming, part: str = "kv") -> KVLayout:
+def _host_buffer(buffer: Any, what: str, layout: str, page: int, part: str = "kv") -> _Part:
     check_option(f"layout, of {what},", layout, HOST[what])
-    return _seamed(naming, buffer).of(HOST[what][layout], buffer, part, {"token": page})
+    return _Part(HOST[what][layout], buffer, part, {"token": page})
 
 
-def _seamed(naming: _Naming, buffer: Any) -> _Naming:
-    """Add the borders between the registrations of a large buffer, as the engine notes them on the tensor."""
-    ranges = getattr(buffer, "_sglang_cuda_host_registered_ranges", ())
-    return naming._replace(seams=(*naming.seams, *(address for address, _ in ranges[1:])))
-
-
-def _tensors(given: Any, layout: str | None, page: int | None, naming: _Naming) -> KVLayout:
+def _tensors(given: Any, layout: str | None, page: int | None) -> Iterator[_Part]:
     if page is None:
         raise LayoutError("tensors do not show their page_size; give it, in tokens")
     if layout is not None:
         check_option("layout", layout, (*DEVICE, *HOST["K and V"]))
     if layout in HOST["K and V"]:
-        rank = len(getattr(given, "shape", ()))
+        rank = rank_of(given)
         forms = {what: HOST[what][layout] for what in ("K and V", "MLA") if layout in HOST[what]}
         for what, notation in forms.items():
             if rank == len(notation.replace("(block token)", "slots").split()):
-                return _host_buffer(given, what, layout, page, naming)
+                yield _host_buffer(given, what, layout, page)
+                return
         raise LayoutError(f"layout {layout!r} with a {type(given).__name__} of {rank} dims; it is one tensor, "
                           f"{' or '.join(f'of {what} {n!r}' for what, n in forms.items())}")  # fmt: skip
     if hasattr(given, "shape"):
         raise LayoutError("one tensor: give layout= of a host buffer, a list with one latent a layer, or a pair of "
                           "lists, all of K and all of V")  # fmt: skip
     if given and hasattr(given[0], "shape"):
-        return naming.of(f"layer: {LATENT}", _whole_pages(given, page), sizes={"token": page})
-    if len(given) != 2:
+        yield _Part(f"layer: {LATENT}", _whole_pages(given, page), "kv", {"token": page})
+    elif len(given) == 2:
+        yield from _keys_and_values(given[0], given[1], layout or "nhd", page)
+    else:
         raise LayoutError(f"{len(given)} lists of tensors; give two, all of K and all of V")
-    k, v = given
-    return _keys_and_values(k, v, layout or "nhd", page, naming)
 
 
-# A host pool's layout -> the dims of its page rows; a list has one tensor per layer.
-PAGE_ROWS = {
-    "layer_first": "layer: block dim",
-    "page_first": "block layer dim",
-    "page_first_direct": "block layer 1 dim",
-}
-
-
-# A part of a pool that one notation describes: its notation, tensors, name and sizes.
-_Part = tuple[str, Any, str, dict[str, int]]
-
-
-def parts_of(pool: Any, kind: str) -> list[_Part] | None:
-    """Return the parts of a pool of pages or of states; None for any other pool.
-
-    Raises:
-        LayoutError: one strided map cannot describe the pool; the message gives the reason and an alternative.
-    """
+def _pages(pool: Any, kind: str) -> list[_Part] | None:
+    """Return the parts of a pool of pages or of states; None for any other pool."""
     if hasattr(pool, "mamba_cache"):
-        return _states(pool.mamba_cache.temporal, pool.mamba_cache.conv, "layer block", _siblings(pool), kind)
+        return _states(pool.mamba_cache.temporal, pool.mamba_cache.conv, "layer block")
     if hasattr(pool, "temporal_buffer"):
         dims = "block layer 1" if str(pool.layout).startswith("page_first") else "layer block"
-        return _states(pool.temporal_buffer, pool.conv_buffer, dims, len(pool.slot_state_buffers), kind)
-    if hasattr(pool, "kv_buffer_rope"):
-        raise LayoutError(
-            f"{kind} keeps a ring of slots for each request before its compressed rows, so that rows have no pages; "
-            "describe those from pool.swa_pages on, 'layer: (block token) dim'"
-        )
+        return _states(pool.temporal_buffer, pool.conv_buffer, dims)
     if hasattr(pool, "bytes_per_page_padded"):
         return _latents(pool, kind)
-    if hasattr(pool, "index_k_payload_buffer"):
-        raise LayoutError(f"{kind} keeps FP4 keys and their scales in two buffers: describe index_k_payload_buffer, "
-                          "viewed as uint8, as 'layer: block 1 dim.0 token dim.1' and index_k_scale_buffer as 'layer: "
-                          "block 1 dim token', each with a part of its own, and merge")  # fmt: skip
     if hasattr(pool, "index_head_dim") and not hasattr(pool, "kv_buffer") and not hasattr(pool, "layout"):
-        return [("layer: block dim", pool.index_k_with_scale_buffer, "index", {})]
-    if hasattr(pool, "item_bytes") or hasattr(pool, "state_page_bytes"):
-        rows = PAGE_ROWS.get(pool.layout, "block layer dim")
-        raise LayoutError(f"{kind} keeps page rows of bytes and does not tell their inner order: describe "
-                          f"both sides as whole pages, KVLayout.from_tensors({rows!r}, pool.kv_buffer) here and "
-                          "'layer: block dim' of the device's buffers, viewed as uint8")  # fmt: skip
+        return [_Part("layer: block dim", pool.index_k_with_scale_buffer, "index")]
     return None
 
 
 def _latents(pool: Any, kind: str) -> list[_Part]:
     """Describe pages of latents: either rows that hold their scales, or all data of a page, then all scales."""
     page, row, form = int(pool.page_size), int(pool.kv_cache_total_dim), pool.kv_layout
-    sizes, buffers = {"token": page}, pool.kv_buffer
+    sizes, buffers, dims = {"token": page}, pool.kv_buffer, "layer: block (token dim)"
     if form.bytes_per_token != row or not form.scale_bytes or form.is_interleaved:  # plain values: row after row
-        return [("layer: block (token dim)", [pages[:, : page * row] for pages in buffers], "kv", sizes)]
+        return [_Part(dims, [pages[:, : page * row] for pages in buffers], "kv", sizes)]
     data, scales = int(form.data_bytes), int(form.scale_bytes)
     step, start, scale_step = form.row_addressing(page)
     if (step, start, scale_step) != (data, page * data, scales):
         raise LayoutError(f"{kind} has rows of {step} bytes, and scales from byte {start} on, {scale_step} bytes each; "
                           "SGLang 0.5.23 has all data and then all scales, without gaps")  # fmt: skip
-    return [
-        ("layer: block (token dim)", [pages[:, :start] for pages in buffers], "kv", sizes),
-        ("layer: block (token dim)", [pages[:, start : start + page * scales] for pages in buffers], "kv_scale", sizes),
-    ]
+    behind = [pages[:, start : start + page * scales] for pages in buffers]
+    return [_Part(dims, [pages[:, :start] for pages in buffers], "kv", sizes), _Part(dims, behind, "kv_scale", sizes)]
 
 
-def _siblings(pool: Any) -> int:
-    return len(getattr(pool, "_slot_siblings", ()))
-
-
-def _states(temporal: Any, conv: Sequence[Any], dims: str, beside: int, kind: str) -> list[_Part]:
+def _states(temporal: Any, conv: Sequence[Any], dims: str) -> list[_Part]:
     """Describe the recurrent state ``"ssm"`` and the convolutions ``"conv"``, ``"conv_1"``, ...; a slot is a block."""
-    if beside:
-        raise LayoutError(f"{kind} keeps {beside} kinds of side state that belong to no layer: describe each with "
-                          "KVLayout.from_tensors('block dim', ...), flattened to (slots, elements), with a part of its "
-                          "own, and merge them with backends.state of the rest")  # fmt: skip
     named = [(f"conv_{k}" if k else "conv", tensor) for k, tensor in enumerate(conv)]
     return [
-        (f"{dims} {content_dims(len(tensor.shape) - len(dims.split()))}", tensor, part, {})
+        _Part(f"{dims} {content_dims(len(tensor.shape) - len(dims.split()))}", tensor, part)
         for part, tensor in (*named, ("ssm", temporal))
         if 0 not in tuple(tensor.shape)  # a model of convolutions alone has a state of no elements
     ]

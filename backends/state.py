@@ -19,21 +19,14 @@ linear attention    ``"ssm"``                                         ``(heads, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
-from kvplan.backends._tensors import content_dims, dense, itemsize_of, steps_of
+from kvplan.backends._tensors import Numbers, content_dims, dense_inside, steps_of
 from kvplan.errors import LayoutError
 from kvplan.layout.kvlayout import KVLayout
 
 
-def describe(
-    states: Any,
-    *,
-    parts: Sequence[str] | None = None,
-    layer_start: int = 0,
-    layers: Sequence[int] | None = None,
-    seams: Sequence[int] = (),
-) -> KVLayout:
+def describe(states: Any, *, parts: Sequence[str] | None = None, **numbers: Unpack[Numbers]) -> KVLayout:
     """Describe the states of recurrent layers. Dim 0 of every tensor counts slots, and the other dims are opaque.
 
     A state has no token slots: ``block_tokens`` is 1, and a slot moves whole. Slots may be any distance apart (padded
@@ -45,9 +38,7 @@ def describe(
             a list or tuple with one such tensor per part, as vLLM's ``layer.kv_cache``. A single tensor is one layer.
             SGLang's pool is ``list(zip(state.conv[0], state.temporal))``.
         parts: names of a layer's tensors, in order; by default ``"state"`` for one, ``"conv"``, ``"ssm"`` for two.
-        layer_start: global number of the first layer.
-        layers: global number of every layer, if they are not consecutive.
-        seams: addresses that no descriptor may cross.
+        numbers: ``layer_start``, ``layers``, ``seams``, as :meth:`kvplan.KVLayout.from_tensors` takes them.
 
     Raises:
         LayoutError: names that do not fit the tensors, layers that differ in shape, a tensor whose slots are not
@@ -72,22 +63,19 @@ def describe(
         if len(row) != len(names):
             raise LayoutError(f"states[{layer}] holds {len(row)} tensors, and the parts are {names}; describe layers "
                               "of another kind by themselves and merge")  # fmt: skip
-    described = []
-    for place, name in enumerate(names):
-        column = [row[place] for row in rows]
-        for layer, tensor in enumerate(column):
-            _check_contiguous_inside(tensor, f"{name!r} of states[{layer}]")
-        described.append(
-            KVLayout.from_tensors(
-                f"layer: block {content_dims(len(column[0].shape) - 1)}",
-                column,
-                layer_start=layer_start,
-                layers=layers,
-                part=name,
-                seams=seams,
-            )
+        for name, tensor in zip(names, row, strict=True):
+            if not tuple(tensor.shape) or not dense_inside(tensor):
+                raise LayoutError(
+                    f"{name!r} of states[{layer}] has shape {tuple(tensor.shape)} and strides {steps_of(tensor)} "
+                    "(bytes); a state tensor is (slots, ...), and a slot is contiguous: its bytes in another order are "
+                    "another state, so pass the tensor as it was allocated"
+                )
+    return KVLayout.merge([
+        KVLayout.from_tensors(
+            f"layer: block {content_dims(len(column[0].shape) - 1)}", column, **(numbers | {"part": name})
         )
-    return KVLayout.merge(described) if len(described) > 1 else described[0]
+        for name, column in zip(names, zip(*rows, strict=True), strict=True)
+    ])  # fmt: skip
 
 
 def _tensors(entry: Any, layer: int) -> tuple[Any, ...]:
@@ -104,20 +92,6 @@ def _names(parts: Sequence[str] | None, count: int) -> tuple[str, ...]:
         if count > 2:
             raise LayoutError(f"{count} tensors a layer: name them, as parts=('conv', 'ssm', ...)")
         return ("state",) if count == 1 else ("conv", "ssm")
-    if isinstance(parts, str):
-        raise LayoutError(f"parts is the string {parts!r}; give a tuple of names, as ({parts!r},)")
-    if len(parts) != count or len(set(parts)) != count:
-        raise LayoutError(f"parts are {tuple(parts)}, and a layer holds {count} tensors: each has its own name")
+    if isinstance(parts, str) or len(parts) != count or len(set(parts)) != count:
+        raise LayoutError(f"parts is {parts!r}, and a layer holds {count} tensors: give a tuple with a name of each")
     return tuple(parts)
-
-
-def _check_contiguous_inside(tensor: Any, name: str) -> None:
-    shape = tuple(tensor.shape)
-    if not shape:
-        raise LayoutError(f"{name} has no dims; a state tensor is (slots, ...)")
-    if not dense(shape[1:], steps_of(tensor)[1:], itemsize_of(tensor)):
-        raise LayoutError(
-            f"{name} has shape {shape} and strides {steps_of(tensor)} (bytes): a slot is not contiguous, and its bytes "
-            "in another order are another state; pass the tensor as it was allocated, not transposed or sliced inside "
-            "a slot"
-        )

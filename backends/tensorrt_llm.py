@@ -10,10 +10,9 @@ the public repository and did not install the wheel, which is too large.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
-from kvplan.backends._tensors import PAGE, check_option, rank_of
+from kvplan.backends._tensors import PAGE, Numbers, check_option, content_dims, rank_of
 from kvplan.errors import LayoutError
 from kvplan.layout.kvlayout import KVLayout
 
@@ -29,12 +28,8 @@ def describe(
     kv_layout: str = "HND",
     tokens_per_block: int | None = None,
     num_kv_heads: int | None = None,
-    layer_start: int = 0,
-    head_start: int = 0,
-    layers: Sequence[int] | None = None,
-    part: str | None = None,
     whole_blocks: bool = False,
-    seams: Sequence[int] = (),
+    **numbers: Unpack[Numbers],
 ) -> KVLayout:
     """Describe one pool, primary or secondary; a manager; or the slots of version 2.
 
@@ -51,13 +46,10 @@ def describe(
         kv_layout: ``"HND"``, which TensorRT-LLM's own kernels read, or ``"NHD"``, which FlashInfer reads there.
         tokens_per_block: token slots per block, if the shape does not show them.
         num_kv_heads: KV heads per block, if the shape does not show them; 1 for MLA.
-        layer_start: global number of the first layer.
-        head_start: global number of the first KV head.
-        layers: global number of every layer, if they are not consecutive.
-        part: name of the content; by default ``"kv"`` (parts ``"k"`` and ``"v"`` if ``kv_factor`` is 2), and
-            ``"slot"`` for slots, ``"slot_0"``, ``"slot_1"``, ... for several pools of them.
         whole_blocks: whether the content of each layer of a block is opaque, so that it moves whole.
-        seams: addresses that no descriptor may cross.
+        numbers: ``layer_start``, ``head_start``, ``layers``, ``part`` (by default ``"kv"``, and ``"slot"`` for slots,
+            ``"slot_0"``, ``"slot_1"``, ... for several pools of them), ``seams``, as
+            :meth:`kvplan.KVLayout.from_tensors` takes them.
 
     Raises:
         LayoutError: an unknown kv_layout, a wrong shape, a kv_factor other than 1 and 2, or sizes that contradict the
@@ -73,36 +65,35 @@ def describe(
     """
     check_option("kv_layout", kv_layout, PAGE)
     told = {"token": tokens_per_block, "head": num_kv_heads}
+    sizes = {axis: size for axis, size in told.items() if size is not None}
     if hasattr(pool, "get_buffers"):
-        if layers is not None or layer_start:
+        if numbers.get("layers") is not None or numbers.get("layer_start"):
             raise LayoutError("a manager numbers its own layers; drop layers= and layer_start=")
-        pool, layers = _buffers(pool, kv_layout)
-    if isinstance(pool, list | tuple) and pool and all(rank_of(entry) == 2 for entry in pool):
-        names = [part] if part and len(pool) == 1 else [f"{part or 'slot'}_{k}" for k in range(len(pool))]
+        pool, numbers["layers"] = _buffers(pool, kv_layout)
+    nested = isinstance(pool, list | tuple)
+    if nested and pool and all(rank_of(entry) == 2 for entry in pool):
+        part = numbers.get("part", "slot")
+        names = [part] if len(pool) == 1 and "part" in numbers else [f"{part}_{k}" for k in range(len(pool))]
         return KVLayout.merge([
-            _slots(entry, name, told, layer_start, layers, seams) for entry, name in zip(pool, names, strict=True)
+            describe(entry, tokens_per_block=tokens_per_block, num_kv_heads=num_kv_heads, **(numbers | {"part": name}))
+            for entry, name in zip(pool, names, strict=True)
         ])  # fmt: skip
     if rank_of(pool) == 2:
-        return _slots(pool, part or "slot", told, layer_start, layers, seams)
-    nested = isinstance(pool, list | tuple)
+        if sizes:
+            raise LayoutError(f"shape {tuple(pool.shape)}: slots are opaque; drop tokens_per_block= and num_kv_heads=")
+        slots: Numbers = {"part": "slot", **numbers}
+        return KVLayout.from_tensors("block dim", pool, **slots)
     first = pool[0] if nested and pool else pool
     if not hasattr(first, "shape"):
         raise LayoutError(f"pool is a {type(pool).__name__} of no tensors; {_EXPECTED}")
     shape = tuple(first.shape)
     factor = 1 if nested else 2  # the dim of kv_factor; a view of one layer has no layer dim
-    inside, sizes = _inside(shape[factor + 1 :], PAGE[kv_layout], told, shape, whole_blocks=whole_blocks)
+    inside = _inside(shape, factor, PAGE[kv_layout], sizes, whole_blocks=whole_blocks)
     if shape[factor] not in {1, 2}:
         raise LayoutError(f"shape {shape}: dim {factor} is the kv_factor, 1 or 2, not {shape[factor]}; {_EXPECTED}")
-    kv = "kv" if shape[factor] == 2 else "1"
+    dims = f"{'kv' if shape[factor] == 2 else '1'} {inside}"
     return KVLayout.from_tensors(
-        f"layer: block {kv} {inside}" if nested else f"block layer {kv} {inside}",
-        pool,
-        sizes=sizes,
-        layer_start=layer_start,
-        head_start=head_start,
-        layers=layers,
-        part=part or "kv",
-        seams=seams,
+        f"layer: block {dims}" if nested else f"block layer {dims}", pool, sizes=sizes, **numbers
     )
 
 
@@ -115,33 +106,18 @@ def _buffers(manager: Any, kv_layout: str) -> tuple[list[Any], list[int]]:
     return [manager.get_buffers(layer, kv_layout=kv_layout) for layer in numbers], numbers
 
 
-def _slots(
-    pool: Any,
-    part: str,
-    told: dict[str, int | None],
-    layer_start: int,
-    layers: Sequence[int] | None,
-    seams: Sequence[int],
-) -> KVLayout:
-    if any(size is not None for size in told.values()):
-        raise LayoutError(f"shape {tuple(pool.shape)}: slots are opaque; drop tokens_per_block= and num_kv_heads=")
-    return KVLayout.from_tensors("block dim", pool, part=part, layer_start=layer_start, layers=layers, seams=seams)
-
-
-def _inside(
-    dims: tuple[int, ...], order: str, told: dict[str, int | None], shape: tuple[int, ...], *, whole_blocks: bool
-) -> tuple[str, dict[str, int]]:
-    """Return the notation of one layer of a block, and the sizes that it needs."""
+def _inside(shape: tuple[int, ...], factor: int, order: str, sizes: dict[str, int], *, whole_blocks: bool) -> str:
+    """Return the notation of one layer of a block: of the dims behind the kv_factor."""
+    dims = shape[factor + 1 :]
     if len(dims) not in {1, 3}:
         raise LayoutError(f"shape {shape} has {len(shape)} dims; {_EXPECTED}")
-    sizes = {axis: size for axis, size in told.items() if size is not None}
     if whole_blocks:
         if sizes:
             raise LayoutError("whole_blocks=True has no tokens or heads; drop tokens_per_block= and num_kv_heads=")
-        return ("dim" if len(dims) == 1 else "dim.0 dim.1 dim.2"), {}
+        return content_dims(len(dims))
     if len(dims) == 3:
-        return order, sizes
+        return order
     if len(sizes) < 2:
         raise LayoutError(f"shape {shape} folds heads, tokens and dim into {dims[0]} elements: give tokens_per_block= "
                           "and num_kv_heads=")  # fmt: skip
-    return f"({order})", sizes
+    return f"({order})"

@@ -18,6 +18,7 @@ from kvplan.errors import LayoutError
 from kvplan.layout.kvlayout import KVLayout
 
 NOTATION = "block layer kv token head dim"
+_MEMBERS = "layer_indices tokens_per_page num_key_value_heads head_dim cache_dtype bytes_per_page bytes_per_block"
 
 
 def describe(cache: Any, *, group: str | None = None, head_start: int = 0) -> KVLayout:
@@ -57,16 +58,7 @@ def describe(cache: Any, *, group: str | None = None, head_start: int = 0) -> KV
     name = _group(allocators, group)
     allocator = allocators[name]
     layers, tokens, heads, dim, dtype, page_nbytes, block_nbytes = (
-        _member(allocator, f"cache_allocators[{name!r}]", member)
-        for member in (
-            "layer_indices",
-            "tokens_per_page",
-            "num_key_value_heads",
-            "head_dim",
-            "cache_dtype",
-            "bytes_per_page",
-            "bytes_per_block",
-        )
+        _member(allocator, f"cache_allocators[{name!r}]", member) for member in _MEMBERS.split()
     )
     elements = tensor.view(dtype)
     expected = 2 * tokens * heads * dim * elements.itemsize
@@ -85,14 +77,11 @@ def describe(cache: Any, *, group: str | None = None, head_start: int = 0) -> KV
 
 def _group(allocators: Any, group: str | None) -> str:
     names = list(allocators)
-    held = ", ".join(map(repr, names))
-    if group is None:
-        if len(names) != 1:
-            raise LayoutError(f"the cache has {len(names)} groups, {held}; name one with group=")
-        return str(names[0])
-    if group not in names:
-        raise LayoutError(f"no group {group!r} in this cache; it has {held}")
-    return group
+    chosen = names[0] if group is None and len(names) == 1 else group
+    if chosen not in names:
+        held = f"{len(names)} groups, {', '.join(map(repr, names))}"
+        raise LayoutError(f"no group {group!r}: the cache has {held}; name one with group=")
+    return str(chosen)
 
 
 def _member(value: Any, what: str, name: str) -> Any:

@@ -1,64 +1,76 @@
-"""vLLM: its caches, in version 0.33 and in the generations before it.
+"""vLLM: its caches, in version 0.33 and, where the shape is the same, in older ones.
 
-Source: vLLM 0.33.0, ``v1/kv_cache_interface.py``, ``v1/worker/utils.py`` (``allocate_kv_cache``),
-``v1/attention/backends/`` and ``csrc/cpu/``; 0.10.2 to 0.32.0, the same folders (``get_kv_cache_shape``).
+Source: vLLM 0.33.0, ``v1/kv_cache_interface.py``, ``v1/kv_cache_layout.py``, ``v1/worker/utils.py``
+(``allocate_kv_cache``) and ``v1/attention/backends/``; 0.10.2 to 0.32.0, the same folders (``get_kv_cache_shape``).
 
 In 0.33 every layer is a view ``(B, H, N, C)`` of one allocation: blocks, heads, token slots, content. Its strides show
 the storage order. The attention backend decides the meaning of the content, which ``form`` names.
 
-===================  ===================  =====================================================================
-form                 a layer's tensor     of
-===================  ===================  =====================================================================
-``fused``            (B, H, N, C)         0.33, 0.26: K, then V, in the content of each (head, token)
-``latent``           (B, 1, N, C)         0.33: MLA, if ``spec.head_size_v`` is 0
-``packed``           (B, H, N, C)         0.33: TurboQuant, Octave, UltraQuant: K and V of a row cannot be separated
-``whole_blocks``     (B, H, N, C)         0.33: Mamba, indexers, NVFP4: the bytes of a token are not contiguous
-``cpu``              (B, H, N, C)         0.23 to 0.33, CPU_ATTN: all K of a (block, head), then all V, by ``isa``
-``head_slots``       (B, 2, N, H * D)     0.33, B12X: slot 0 is K, slot 1 V (``spec.num_head_slots == 2``)
-``paged``            (B, 2, N, H * D)     0.29 to 0.33, ROCM_ATTN: K is (H, D / x, N, x), V (H, D, N)
-``shuffled``         (B, 2, N, H * D)     0.33, AITER shuffle: K as in ``paged``, V is (H, N / x, D, x)
-``planes``           (2, B, N, H, D)      0.10 to 0.22: FlashAttention, Flex, ROCM_AITER_FA; Triton (0.10)
-``pages``            (B, 2, N, H, D)      0.10 to 0.20: FlashInfer; Triton (0.20)
-``planes_hnd``       (2, B, H, N, D)      0.11 to 0.22: CPU_ATTN: planes of K and of V, by ``isa``
-``rocm``             (2, B, N, H, D)      0.11 to 0.28: ROCM_ATTN: as ``paged``; by ``version``, ``paged`` from 0.29
-``shuffled_planes``  (2, B, N, H, D)      0.17 to 0.22: ROCM_AITER_FA with a shuffled cache: as ``shuffled``
-``rows``             (B, N, H, C)         0.20: FlashAttention DiffKV: as ``fused``, tokens before heads
-``paged_planes``     (2, B, N * H * D)    0.10: PagedAttention on CPU and ROCm: as ``paged``
-===================  ===================  =====================================================================
+================  ===================  =====================================================================
+form              a layer's tensor     of
+================  ===================  =====================================================================
+``fused``         (B, H, N, C)         0.33, 0.26: K, then V, in the content of each (head, token)
+``latent``        (B, 1, N, C)         0.33: MLA, if ``spec.head_size_v`` is 0
+``packed``        (B, H, N, C)         0.33: TurboQuant, Octave, UltraQuant: K and V of a row cannot be separated
+``whole_blocks``  (B, H, N, C)         0.33: Mamba, indexers, NVFP4: the bytes of a token are not contiguous
+``cpu``           (B, H, N, C)         0.23 to 0.33, CPU_ATTN: packed by instruction set; a head of a block moves whole
+``head_slots``    (B, 2, N, H * D)     0.33, B12X: slot 0 is K, slot 1 V (``spec.num_head_slots == 2``)
+``paged``         (B, 2, N, H * D)     0.29 to 0.33, ROCM_ATTN: K is (H, D / x, N, x), V (H, D, N)
+``shuffled``      (B, 2, N, H * D)     0.33, AITER shuffle: K as in ``paged``, V is (H, N / x, D, x)
+``planes``        (2, B, N, H, D)      0.10 to 0.22: FlashAttention, Flex, ROCM_AITER_FA; Triton (0.10)
+``pages``         (B, 2, N, H, D)      0.10 to 0.20: FlashInfer; Triton (0.20)
+================  ===================  =====================================================================
 
 x is 16 bytes of elements. A layer of ROCM_ATTN whose ``impl._use_interleaved_v_cache`` is set is ``shuffled``: AITER's
-fused writer stores V so. ``isa`` is the instruction set of CPU_ATTN's kernels; inside a (block, head), K and V are
-
-=============================================  ======================  ======================
-isa                                            K                       V
-=============================================  ======================  ======================
-``vec``, ``vec16``, ``rvv``, ``vxe``, ``vsx``  (D, N)                  (N, D)
-``neon`` but for bfloat16, ``neon_fmla``       (D, N)                  (N, D)
-``amx``                                        (N / 16, D / 2, 16, 2)  (D / 16, N / 2, 16, 2)
-``neon_bfmmla``                                (N / 8, D / 4, 8, 4)    (D / 8, N / 4, 8, 4)
-``neon_bfmmla``, to 0.30                       (N / 8, D / 4, 8, 4)    (D / 2, N / 4, 2, 4)
-not known                                      opaque                  opaque
-=============================================  ======================  ======================
-
-A page of NVFP4 is K data, K scales, V data, V scales, each by head and opaque inside: ``"k"``, ``"k_scale"``, ``"v"``,
-``"v_scale"``. ``whole_blocks`` treats a cache as NVFP4 if its elements are single bytes, it has several token slots and
-an even number of head slots, and a ninth of a row can be scales. Opaque blocks move whole.
+fused writer stores V so. To move NVFP4 by heads or tokens, describe it with :mod:`kvplan.backends.quantized`.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple, Unpack
 
-from kvplan.backends._tensors import check_option, steps_of
-from kvplan.backends._vllm_forms import FORMS, Form, Options, check_options, parts_of, rocm_form
-from kvplan.backends._vllm_orders import place
+from kvplan.backends._tensors import Numbers, check_option, dense_inside, itemsize_of, steps_of
 from kvplan.base.integers import integer, integers, optional_integer
 from kvplan.errors import LayoutError
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.tensors import facts
 
-__all__ = ["FORMS", "describe", "place"]
+
+class Form(NamedTuple):
+    """The form of one layer's tensor.
+
+    Attributes:
+        shape: dims of the tensor, as text.
+        dims: notation of the whole tensor, or of K and of V.
+        pair: number of the dim that holds K and V, with extent 2; None without such a dim.
+    """
+
+    shape: str
+    dims: tuple[str, ...]
+    pair: int | None = None
+
+    @property
+    def rank(self) -> int:
+        """Return the number of dims of a layer's tensor."""
+        return self.shape.count(",") + 1
+
+
+_KEYS = "block (head dim.0 token dim.1)"
+FORMS = {
+    "fused": Form("(B, H, N, C)", ("block head token (kv dim)",)),
+    "latent": Form("(B, 1, N, C)", ("block 1 token dim",)),
+    "packed": Form("(B, H, N, C)", ("block head token dim",)),
+    "whole_blocks": Form("(B, H, N, C)", ("block dim.0 dim.1 dim.2",)),
+    "cpu": Form("(B, H, N, C)", ("block head dim.0 dim.1",)),
+    "head_slots": Form("(B, 2, N, H * D)", ("block kv token (head dim)",), pair=1),
+    "paged": Form("(B, 2, N, H * D)", (_KEYS, "block (head dim token)"), pair=1),
+    "shuffled": Form("(B, 2, N, H * D)", (_KEYS, "block (head token.0 dim token.1)"), pair=1),
+    "planes": Form("(2, B, N, H, D)", ("kv block token head dim",), pair=0),
+    "pages": Form("(B, 2, N, H, D)", ("block kv token head dim",), pair=1),
+}
+_HEADS_IN_ROWS = ("head_slots", "paged", "shuffled")
 
 
 def describe(
@@ -68,14 +80,8 @@ def describe(
     head_size_v: int | None = None,
     heads: int | None = None,
     block_tokens: int | None = None,
-    isa: str | None = None,
-    version: str | None = None,
     names: Sequence[str] | None = None,
-    layer_start: int = 0,
-    head_start: int = 0,
-    layers: Sequence[int] | None = None,
-    part: str = "kv",
-    seams: Sequence[int] = (),
+    **numbers: Unpack[Numbers],
 ) -> KVLayout:
     """Describe one KV-cache group by the tensors of its layers.
 
@@ -89,129 +95,107 @@ def describe(
             layers; or one tensor, of one layer or with an outermost dim for the layers. A layer's number is the only
             integer in its name. A layer at the address of another one is left out.
         form: the form of a layer's tensor, from the table.
-        head_size_v: elements of V in the content of ``fused`` and ``rows``, if it is not half (the parts are then
-            of two sizes); 0 makes ``fused`` a ``latent``.
+        head_size_v: elements of V in the content of ``fused``, if it is not half (the parts are then of two sizes); 0
+            makes it a ``latent``.
         heads: KV heads of this rank, for forms that hold heads in one dim with another axis.
         block_tokens: token slots per block of the manager, if the tensor has smaller blocks of the attention kernel.
-            Block ids are then the manager's. ``paged_planes`` always needs it.
-        isa: the instruction set of the kernels of ``cpu`` and ``planes_hnd``, an attention layer's ``isa``; by default
-            from vLLM, if this process has loaded it and the cache is not fp8. If it is unknown, blocks are opaque. It
-            is unknown for ``neon`` with bfloat16, where the build of vLLM decides.
-        version: version of vLLM, as text; by default that of the vLLM that this process has loaded. ``rocm`` needs
-            it, and ``cpu`` with ``isa="neon_bfmmla"``.
+            Block ids are then the manager's.
         names: the layers to describe, ``KVCacheGroupSpec.layer_names``; by default all layers of the dict.
-        layer_start: number of the first layer of a list.
-        head_start: global number of this rank's first KV head.
-        layers: number of every layer, in the order of ``kv_caches`` or of ``names``, if these do not show it.
-        part: ``"kv"``, or the name of an extra. For separate K and V, ``"scale"`` makes ``"k_scale"``, ``"v_scale"``.
-        seams: addresses that no descriptor may cross.
+        numbers: ``layer_start`` (of a list), ``head_start``, ``layers`` (in the order of ``kv_caches`` or of
+            ``names``, if these do not show it), ``part`` and ``seams``, as :meth:`kvplan.KVLayout.from_tensors` takes
+            them.
 
     Raises:
         LayoutError: an unknown form, a tensor of a wrong rank, an argument that does not fit the form, a missing
             argument, a name without exactly one number, or two layers with one number.
 
     >>> import numpy as np
-    >>> raw = np.zeros(2 * 10 * 32768, np.int8)
-    >>> views = place(raw, layers=2, blocks=10, heads=4, tokens=16, row_nbytes=512, order="BLNHC")
-    >>> print(describe({f"model.layers.{k}.self_attn.attn": view for k, view in enumerate(views)}))
+    >>> raw = np.zeros((10, 2, 16, 4, 512), np.int8)  # the storage order BLNHC
+    >>> views = {f"model.layers.{k}.self_attn.attn": raw[:, k].swapaxes(1, 2) for k in range(2)}
+    >>> print(describe(views))
     layer: block head token (kv dim) | layer=2 kv=2 block=10 token=16 head=4 dim=256 | int8 on cpu
     >>> print(describe([np.zeros((40, 4, 16, 128), np.float16)], block_tokens=64))
     layer: (block token.0) head token.1 (kv dim) | layer=1 kv=2 block=10 token=64 head=4 dim=64 | float16 on cpu
     >>> print(describe([np.zeros((10, 2, 16, 256), np.float16)], form="head_slots", heads=4))
     layer: block kv token (head dim) | layer=1 kv=2 block=10 token=16 head=4 dim=64 | float16 on cpu
-    >>> cpu = describe([np.zeros((10, 4, 32, 128), np.float16)], form="cpu", isa="vec")
-    >>> cpu.notation
-    'layer: block head (dim token) + layer: block head (token dim)'
-    >>> cpu.address(layer=0, part="k", token=1) - cpu.address(layer=0, part="k")
-    2
     """
     check_option("form", form, FORMS)
-    options = Options(
-        optional_integer("head_size_v", head_size_v, least=0), optional_integer("heads", heads, least=1),
-        optional_integer("block_tokens", block_tokens, least=1), isa, version,
-    )  # fmt: skip
-    row = FORMS[form]
-    if form == "rocm":
-        row, options = FORMS[rocm_form(version)], options._replace(version=None)
-    check_options(row, options)
-    if form == "fused" and head_size_v == 0:
-        row, options = FORMS["latent"], options._replace(head_size_v=None)
-    caches, numbers = _layers(kv_caches, row, names, layer_start, layers)
+    head_size_v = optional_integer("head_size_v", head_size_v, least=0)
+    heads = optional_integer("heads", heads, least=1)
+    block_tokens = optional_integer("block_tokens", block_tokens, least=1)
+    if head_size_v is not None and form != "fused":
+        raise LayoutError(f"head_size_v is given for form={form!r}; only 'fused' holds V beside K in one row")
+    if (heads is None) == (form in _HEADS_IN_ROWS):
+        needs = "needs heads=" if heads is None else "takes no heads="
+        raise LayoutError(f"form={form!r} {needs}; {', '.join(map(repr, _HEADS_IN_ROWS))} hold heads in one dim with "
+                          "the content, the rest in their own")  # fmt: skip
+    if head_size_v == 0:
+        form, head_size_v = "latent", None
+    caches, layers = _layers(kv_caches, form, names, numbers)
     alike: dict[object, list[int]] = {}
     for k, cache in enumerate(caches):
         alike.setdefault((tuple(cache.shape), steps_of(cache), str(cache.dtype)), []).append(k)
-    found = [
-        KVLayout.from_tensors(
-            f"layer: {dims}", tensors, sizes=sizes, layers=[numbers[k] for k in held], head_start=head_start,
-            part=name, seams=seams
-        )
-        for held in alike.values()
-        for name, dims, tensors, sizes in parts_of(row, [caches[k] for k in held], part, options)
-    ]  # fmt: skip
-    return found[0] if len(found) == 1 else KVLayout.merge(found)
+    parts = []
+    for held in alike.values():
+        for name, dims, tensors, sizes in _parts(form, [caches[k] for k in held], numbers, head_size_v, heads):
+            if block_tokens is not None:
+                dims, sizes = _manager_blocks(dims, sizes, int(caches[held[0]].shape[2]), block_tokens)
+            named = numbers | {"layers": [layers[k] for k in held], "part": name, "layer_start": 0}
+            parts.append(KVLayout.from_tensors(f"layer: {dims}", tensors, sizes=sizes, **named))
+    return parts[0] if len(parts) == 1 else KVLayout.merge(parts)
 
 
 def _layers(
-    kv_caches: Any, form: Form, names: Sequence[str] | None, layer_start: int, layers: Sequence[int] | None
-) -> tuple[list[Any], list[int]]:
+    kv_caches: Any, form: str, names: Sequence[str] | None, numbers: Numbers
+) -> tuple[list[Any], Sequence[int]]:
     """Return the tensors of the layers, and the numbers of the layers."""
+    start, layers = integer("layer_start", numbers.get("layer_start", 0), least=0), numbers.get("layers")
+    given = None if layers is None else integers("layers", layers, least=0)
+    told: Sequence[int]
     if isinstance(kv_caches, Mapping):
-        return _named_layers(kv_caches, form, names, layer_start, layers)
-    if names is not None:
-        raise LayoutError(f"names are given and kv_caches is a {type(kv_caches).__name__}; names pick from a dict of "
-                          "layer name to tensor")  # fmt: skip
-    rank = len(kv_caches.shape) if hasattr(kv_caches, "shape") else None
-    if rank == form.rank:
-        kv_caches = [kv_caches]
-    elif rank == form.rank + 1:
-        kv_caches = [kv_caches[k] for k in range(kv_caches.shape[0])]
-    elif rank is not None:
-        _check_rank("kv_caches", kv_caches, form)
-    elif not isinstance(kv_caches, list | tuple):
-        raise LayoutError(f"kv_caches is a {type(kv_caches).__name__}; give a dict of layer name to tensor, a list "
-                          "with one tensor a layer, or one tensor")  # fmt: skip
-    for k, cache in enumerate(kv_caches):
-        _check_rank(f"kv_caches[{k}]", cache, form)
-    return list(kv_caches), _numbers(layers, layer_start, len(kv_caches))
-
-
-def _named_layers(
-    kv_caches: Mapping[str, Any],
-    form: Form,
-    names: Sequence[str] | None,
-    layer_start: int,
-    layers: Sequence[int] | None,
-) -> tuple[list[Any], list[int]]:
-    picked = list(kv_caches if names is None else names)
-    if not picked:
+        picked = list(kv_caches if names is None else names)
+        for name in picked:
+            if name not in kv_caches:
+                raise LayoutError(f"no layer {name!r} in kv_caches; it has {', '.join(map(repr, kv_caches))}")
+        if start:
+            raise LayoutError(f"layer_start is {start}, and the names of kv_caches tell the layers; leave it out")
+        caches = [(f"kv_caches[{name!r}]", kv_caches[name]) for name in picked]
+        told = [_number(name) for name in picked] if given is None else given
+    else:
+        if names is not None:
+            raise LayoutError(f"names are given and kv_caches is a {type(kv_caches).__name__}; names pick from a dict "
+                              "of layer name to tensor")  # fmt: skip
+        if hasattr(kv_caches, "shape"):
+            kv_caches = list(kv_caches) if len(kv_caches.shape) == FORMS[form].rank + 1 else [kv_caches]
+        if not isinstance(kv_caches, list | tuple):
+            raise LayoutError(f"kv_caches is a {type(kv_caches).__name__}; give a dict of layer name to tensor, a list "
+                              "with one tensor a layer, or one tensor")  # fmt: skip
+        caches = [(f"kv_caches[{k}]", cache) for k, cache in enumerate(kv_caches)]
+        told = range(start, start + len(caches)) if given is None else given
+    if not caches:
         raise LayoutError("kv_caches holds no layer, or names is empty; a layout has at least one layer")
-    for name in picked:
-        if name not in kv_caches:
-            raise LayoutError(f"no layer {name!r} in kv_caches; it has {', '.join(map(repr, kv_caches))}")
-        _check_rank(f"kv_caches[{name!r}]", kv_caches[name], form)
-    if layer_start:
-        raise LayoutError(f"layer_start is {layer_start}, and the names of kv_caches tell the layers; leave it out")
-    given = [_number(name) for name in picked] if layers is None else _numbers(layers, 0, len(picked))
+    if len(told) != len(caches):
+        raise LayoutError(f"layers are {list(told)}; kv_caches holds {len(caches)}, each with its own number")
+    for name, cache in caches:
+        _check_shape(name, cache, form)
+    if not isinstance(kv_caches, Mapping):
+        return [cache for _, cache in caches], told
+    return _first_holders(sorted(zip(told, caches, strict=True), key=lambda entry: entry[0]))
+
+
+def _first_holders(entries: list[tuple[int, tuple[str, Any]]]) -> tuple[list[Any], list[int]]:
+    """Leave out layers that share the cache of another one; of these, only the first is described."""
     described: dict[int, str] = {}
     tensors: dict[object, Any] = {}
-    for number, name in sorted(zip(given, picked, strict=True)):
-        if (place := facts(kv_caches[name])[:-1]) in tensors:
-            continue  # layers that share a cache, by its address: only the first one is described
+    for number, (name, cache) in entries:
+        place = facts(cache)[:-1]
+        if place in tensors:
+            continue
         if number in described:
-            raise LayoutError(f"{described[number]!r} and {name!r} are both layer {number}; describe each kind of "
-                              "layer by itself (names=, part=) and merge")  # fmt: skip
-        described[number], tensors[place] = name, kv_caches[name]
+            raise LayoutError(f"{described[number]} and {name} are both layer {number}; describe each kind of layer by "
+                              "itself (names=, part=) and merge")  # fmt: skip
+        described[number], tensors[place] = name, cache
     return list(tensors.values()), list(described)
-
-
-def _numbers(layers: Sequence[int] | None, layer_start: int, count: int) -> list[int]:
-    first = integer("layer_start", layer_start, least=0)
-    numbers = list(range(first, first + count)) if layers is None else list(integers("layers", layers, least=0))
-    if not count:
-        raise LayoutError("kv_caches holds no layer; a layout has at least one")
-    if len(numbers) != count:
-        raise LayoutError(f"layers are {numbers}; kv_caches holds {count}, each with its own number")
-    return numbers
 
 
 def _number(name: str) -> int:
@@ -222,14 +206,74 @@ def _number(name: str) -> int:
     return numbers[0]
 
 
-def _check_rank(name: str, cache: Any, form: Form) -> None:
+def _check_shape(name: str, cache: Any, form: str) -> None:
+    expected, pair, rank = FORMS[form].shape, FORMS[form].pair, FORMS[form].rank
     if not hasattr(cache, "shape"):
-        raise LayoutError(f"{name} is a {type(cache).__name__}; form={form.name!r} has tensors {form.shape} a layer")
+        raise LayoutError(f"{name} is a {type(cache).__name__}; form={form!r} has tensors {expected} a layer")
     shape = tuple(cache.shape)
-    if len(shape) != form.rank:
+    if len(shape) != rank:
         fits = [other for other in FORMS if FORMS[other].rank == len(shape)]
         hint = f"; of {len(shape)} dims are {', '.join(fits)}" if fits else ""
-        raise LayoutError(f"{name} has shape {shape}, {len(shape)} dims; form={form.name!r} is {form.shape}{hint}")
-    if form.pair is not None and shape[form.pair] != 2:
-        raise LayoutError(f"{name} has shape {shape}, whose dim {form.pair} is {shape[form.pair]}; form={form.name!r} "
-                          f"is {form.shape}, with K and V in that dim")  # fmt: skip
+        raise LayoutError(f"{name} has shape {shape}, {len(shape)} dims; form={form!r} is {expected}{hint}")
+    if pair is not None and shape[pair] != 2:
+        raise LayoutError(f"{name} has shape {shape}, whose dim {pair} is {shape[pair]}; form={form!r} is {expected}, "
+                          "with K and V in that dim")  # fmt: skip
+
+
+_Part = tuple[str, str, list[Any], dict[str, int]]  # part, dims, tensors, sizes
+
+
+def _parts(form: str, caches: list[Any], numbers: Numbers, head_size_v: int | None, heads: int | None) -> list[_Part]:
+    """Return the parts of layers of one shape, in the blocks of the attention kernel."""
+    dims, part = FORMS[form].dims, numbers.get("part", "kv")
+    sizes = {} if heads is None else {"head": heads}
+    k, v = ("k", "v") if part == "kv" else (f"k_{part}", f"v_{part}")
+    tokens, content = map(int, caches[0].shape[2:4])
+    if len(dims) == 2:  # K in groups of 16 bytes per token, and V transposed, or shuffled in groups of tokens
+        x = 16 // itemsize_of(caches[0])
+        if form == "shuffled" and tokens % x:
+            raise LayoutError(f"form='shuffled' has blocks of {tokens} token slots; they come in groups of {x}")
+        slots = {"token.0": tokens // x, "token.1": x} if form == "shuffled" else {"token": tokens}
+        return [
+            (k, dims[0], [_page(cache, 0) for cache in caches], sizes | {"token": tokens, "dim.1": x}),
+            (v, dims[1], [_page(cache, 1) for cache in caches], sizes | slots),
+        ]
+    if head_size_v is None:
+        return [(part, dims[0], caches, sizes)]
+    edge = content - head_size_v
+    if not 0 < edge < content:
+        raise LayoutError(f"head_size_v is {head_size_v}; a row of {content} elements holds K and V")
+    rows = dims[0].replace("(kv dim)", "dim")
+    return [(k, rows, [c[..., :edge] for c in caches], sizes), (v, rows, [c[..., edge:] for c in caches], sizes)]
+
+
+def _page(cache: Any, kv: int) -> Any:
+    """Return K or V of every block, as ``(blocks, elements of a page)``."""
+    side = cache[:, kv]
+    if not dense_inside(side):
+        raise LayoutError(f"x-packed caches are dense in their last 2 dims; these have shape {tuple(cache.shape)} and "
+                          f"strides {steps_of(cache)} (bytes)")  # fmt: skip
+    return side.reshape(int(side.shape[0]), -1)  # contiguous, so a view
+
+
+def _manager_blocks(dims: str, sizes: dict[str, int], tokens: int, block_tokens: int) -> tuple[str, dict[str, int]]:
+    """Return the notation of the same tensors in the manager's blocks, each of consecutive blocks of the kernel.
+
+    >>> _manager_blocks("block head (token.0 dim token.1)", {}, 16, 32)
+    ('(block token.0) head (token.1 dim token.2)', {'token.0': 2})
+    """
+    ratio, rest = divmod(block_tokens, tokens)
+    if rest:
+        raise LayoutError(f"block_tokens is {block_tokens}; the tensor's blocks have {tokens} token slots, and the "
+                          f"manager's a multiple of {tokens}")  # fmt: skip
+    if ratio == 1:
+        return dims, sizes
+    if "token" not in dims:
+        return dims.replace("block", "(block subblock)", 1), sizes | {"subblock": ratio}
+    deeper = {_deeper(axis): size for axis, size in sizes.items()}
+    return _deeper(dims).replace("block", "(block token.0)", 1), deeper | {"token.0": ratio}
+
+
+def _deeper(text: str) -> str:
+    """Raise the number of every token factor by one; an unsplit token axis counts as factor 0."""
+    return re.sub(r"token(?:\.(\d))?", lambda match: f"token.{int(match[1] or 0) + 1}", text)

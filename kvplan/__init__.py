@@ -31,12 +31,10 @@ if TYPE_CHECKING:
     from kvplan.layout.places import Place, locate
     from kvplan.memory.allocate import allocate
     from kvplan.plan.copy_program import CopyProgram, compile
-    from kvplan.plan.descriptors import StridedRows
-    from kvplan.plan.loops_numpy import Descriptors
+    from kvplan.plan.descriptors import Descriptors, StridedRows
     from kvplan.plan.plan import Plan, join
     from kvplan.ranks.groups import Groups
-    from kvplan.ranks.rank_pair import PairProgram
-    from kvplan.ranks.resharding import Resharding, reshard
+    from kvplan.ranks.resharding import PairProgram, Resharding, reshard
     from kvplan.ranks.shards import Shard
     from kvplan.verification.verify import Verification, verify
 
@@ -81,12 +79,12 @@ __all__ = [
 _LATER = {
     "Agent": "kvplan.agents.agent",
     "CopyProgram": "kvplan.plan.copy_program",
-    "Descriptors": "kvplan.plan.loops_numpy",
+    "Descriptors": "kvplan.plan.descriptors",
     "Executor": "kvplan.execute.executor",
     "Groups": "kvplan.ranks.groups",
     "KVLayout": "kvplan.layout.kvlayout",
     "LayerwiseTransfer": "kvplan.execute.layerwise",
-    "PairProgram": "kvplan.ranks.rank_pair",
+    "PairProgram": "kvplan.ranks.resharding",
     "Peer": "kvplan.agents.peer",
     "Place": "kvplan.layout.places",
     "Plan": "kvplan.plan.plan",

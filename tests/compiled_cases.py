@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import kvplan
-from kvplan.plan import loops_numpy
+from kvplan.plan import descriptors
 from tests import oracle
 from tests.strategies import Case, layout_of
 
@@ -27,8 +27,7 @@ def by_dst(made) -> list[tuple[int, int, int]]:
 
 
 def twin_of(plan, max_nbytes=None):
-    parts = [(*part.group.offsets, part.units) for part in plan.parts]
-    return loops_numpy.flat(parts, plan.seams.src, plan.seams.dst, max_nbytes)
+    return descriptors.cut(descriptors.by_sorting(plan.parts), plan.seams, max_nbytes)
 
 
 def wipe(cache: oracle.Cache, addresses: list[int]) -> None:

@@ -14,7 +14,7 @@ from benchmarks.wires.beside import beside_decode
 from benchmarks.wires.far import FAR, NEAR, Side, fill
 from benchmarks.wires.posted import Posted, ways_of
 from benchmarks.wires.sizes import DECODE, PACKED, Scale, Wire
-from kvplan.plan.nixl_lists import NixlList, memory_of
+from kvplan.plan.descriptors import NixlList, memory_of
 
 PATIENCE = 60.0
 Found = dict[str, Any]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from kvplan import Plan
-from kvplan.plan.nixl_lists import NixlList
+from kvplan.plan.descriptors import NixlList
 
 
 class Posted:

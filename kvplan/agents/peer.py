@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 from kvplan.agents.link import Link, checked_note
 from kvplan.agents.packed.packed_transfer import PackedTransfer
@@ -17,8 +18,7 @@ from kvplan.errors import KVPlanError, LayoutError, PathError
 from kvplan.execute.executor import PRIORITIES
 from kvplan.execute.transfer import Transfer, check_after
 from kvplan.layout.kvlayout import KVLayout
-from kvplan.plan.by_pair import ByPair
-from kvplan.plan.plan import Plan
+from kvplan.plan.plan import Plan, PlannedBy
 
 if TYPE_CHECKING:
     from kvplan.agents.by_nixl.nixl_link import NixlLink
@@ -74,7 +74,7 @@ class Peer:
         for transport, layout in held.values():
             whose = layout.addresses
             self._theirs |= {(whose, r.address, r.nbytes, r.device): transport for r in regions_of([layout])}
-        self._routes = ByPair[_Route]()
+        self._routes: WeakKeyDictionary[PlannedBy, _Route] = WeakKeyDictionary()  # of plans of one program
 
     def submit(
         self,
@@ -242,7 +242,12 @@ class Peer:
 
     def _route(self, plan: Plan) -> _Route:
         """Return how a plan goes; raise PathError if it is not with this peer."""
-        return self._routes.get(plan) or self._routes.keep(plan, self._new_route(plan))
+        if len(plan.programs) != 1:
+            return self._new_route(plan)
+        route = self._routes.get(plan.programs[0])
+        if route is None:
+            route = self._routes[plan.programs[0]] = self._new_route(plan)
+        return route
 
     def _new_route(self, plan: Plan) -> _Route:
         src, dst = (self._transport(plan, side) for side in (0, 1))

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from kvplan.cost.policy import HOST_ROUTES
 from kvplan.plan.layers import Edges, cut_groups
+from kvplan.plan.packing import staging_of
 from kvplan.plan.plan import Plan
-from kvplan.plan.staging import staging_of
 from kvplan.program.program import RunGroup
 
 # The driver's batch call treats copies of at least this many bytes in another way, on H100, A30 and GB10.
@@ -62,7 +62,7 @@ def facts_in(plan: Plan, group: RunGroup, edges: Edges) -> GroupFacts:
     if key not in known:
         pieces = [group]
         if len(edges) > 2:
-            pieces = [piece for _, cuts in cut_groups(plan, edges) for whole, piece, _ in cuts if whole is group]
+            pieces = [cut.group for _, cuts in cut_groups(plan, edges) for cut in cuts if cut.whole is group]
         sizes, alignments, granules, terms = zip(*(facts_of(piece, plan.direction) for piece in pieces), strict=True)
         added = {path: tuple(map(sum, zip(*(one[path] for one in terms), strict=True))) for path in terms[0]}
         known[key] = GroupFacts(sum(sizes), min(alignments), max(granules), added)

@@ -1,6 +1,6 @@
 """The model of every picture: rows of bands, which hold bands, and ribbons between rows.
 
-:mod:`kvplan.draw.block`, :mod:`kvplan.draw.program` and :mod:`kvplan.draw.ranks` make pictures of integers and names;
+:mod:`kvplan.draw.block` and :mod:`kvplan.draw.program` make pictures of integers and names;
 :mod:`kvplan.draw.svg` and :mod:`kvplan.draw.text` draw them.
 """
 

@@ -17,7 +17,7 @@ from kvplan.errors import KVPlanError, TransferError
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.measure.processes import OtherProcess
 from kvplan.measure.rig import Progress
-from kvplan.plan.nixl_lists import memory_of
+from kvplan.plan.descriptors import memory_of
 
 NBYTES = 64 << 20  # bytes of the memory of each end
 SIZES = (576, 8 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20)  # bytes of a descriptor

@@ -6,9 +6,7 @@ chunks travel between them.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -16,9 +14,9 @@ import numpy as np
 from kvplan.errors import KVPlanError
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.strides import Int64Array
-from kvplan.plan.chunk_order import Section, sections_of
 from kvplan.plan.descriptors import Part, Seams
 from kvplan.plan.layers import cut_programs, even_edges
+from kvplan.plan.packing import Section, sections_of
 from kvplan.plan.placement import unit_addresses
 from kvplan.plan.plan import Plan, PlannedBy, PlanSource, direction_of, seams_of
 from kvplan.plan.row_plans import RowProgram
@@ -236,30 +234,18 @@ def layer_pieces(outlines: Sequence[Outline], groups: int) -> list[tuple[frozens
 
 def _cut(pieces: Sequence[Piece], most: int, group: int) -> Iterator[Chunk]:
     """Cut units of several sizes, one behind the other, into chunks of whole units."""
-    begins = list(accumulate([piece.units for piece in pieces], initial=0))
-    starts = list(accumulate([piece.units * piece.section.unit_nbytes for piece in pieces], initial=0))
-    if (largest := max([piece.section.unit_nbytes for piece in pieces], default=0)) > most:
-        raise KVPlanError(f"a unit has {largest:,} bytes, and a slot {most:,}")
-
-    def before(unit: int) -> int:
-        number = bisect_right(begins, unit) - 1
-        if number == len(pieces):
-            return starts[-1]
-        return starts[number] + (unit - begins[number]) * pieces[number].section.unit_nbytes
-
-    first = 0
-    while first < begins[-1]:
-        start = before(first)
-        number = bisect_right(starts, start + most) - 1
-        if number == len(pieces):
-            last = begins[-1]
-        else:
-            last = begins[number] + (start + most - starts[number]) // pieces[number].section.unit_nbytes
-        spans = list[Span]()
-        number, unit = bisect_right(begins, first) - 1, first
-        while unit < last:
-            some = min(last, begins[number + 1]) - unit
-            spans.append(Span(pieces[number], unit - begins[number], some, before(unit) - start))
-            number, unit = number + 1, unit + some
-        yield Chunk(tuple(spans), before(last) - start, group)
-        first = last
+    spans, at = list[Span](), 0
+    for piece in pieces:
+        first, nbytes = 0, piece.section.unit_nbytes
+        if nbytes > most:
+            raise KVPlanError(f"a unit has {nbytes:,} bytes, and a slot {most:,}")
+        while first < piece.units:
+            units = min((most - at) // nbytes, piece.units - first)
+            if units:
+                spans.append(Span(piece, first, units, at))
+                first, at = first + units, at + units * nbytes
+            else:
+                yield Chunk(tuple(spans), at, group)
+                spans, at = [], 0
+    if spans:
+        yield Chunk(tuple(spans), at, group)

@@ -12,10 +12,9 @@ import numpy as np
 from kvplan.layout.strides import Int64Array
 from kvplan.plan.descriptors import Part
 from kvplan.plan.plan import Plan, PlannedBy
-from kvplan.program.program import Program, RunGroup
+from kvplan.program.program import BlockAxis, RunGroup
 
 Layers = frozenset[int]
-Skips = tuple[int, int]
 Edges = tuple[int, ...]
 
 
@@ -25,18 +24,16 @@ class Cut(NamedTuple):
     Attributes:
         whole: the run group of the plan.
         group: the run group of some of its layers.
-        step: (2, 1) int64: bytes from the addresses of a unit of ``whole`` to those of ``group``, on both sides.
     """
 
     whole: RunGroup
     group: RunGroup
-    step: Int64Array
 
-    @classmethod
-    def between(cls, whole: RunGroup, group: RunGroup) -> Cut:
-        """Return the cut of a run group, with its step."""
-        step = [[group.src_base - whole.src_base], [group.dst_base - whole.dst_base]]
-        return cls(whole, group, np.array(step, dtype=np.int64))
+    @property
+    def step(self) -> Int64Array:
+        """Bytes from the addresses of a unit of ``whole`` to those of ``group``, on both sides: (2, 1) int64."""
+        (whole, group) = self
+        return np.array([[group.src_base - whole.src_base], [group.dst_base - whole.dst_base]], dtype=np.int64)
 
 
 def even_edges(layers: int, groups: int) -> Edges:
@@ -70,15 +67,11 @@ def cut_programs(
             wanted = tuple(layer for layer in program.src.layers if layer in some)
             if wanted:
                 part = program.of_layers(wanted)
-                if _units(part.program) != _units(program.program):
+                if part.program.units != program.program.units:
                     return None
                 cut.append((number, part))
         pieces.append((some, cut))
     return pieces
-
-
-def _units(program: Program) -> tuple[int, int, int]:
-    return program.unit_tokens, program.src_units, program.dst_units
 
 
 def split_layers(plan: Plan, edges: Edges) -> list[tuple[Layers, Plan]]:
@@ -101,25 +94,21 @@ def split_layers(plan: Plan, edges: Edges) -> list[tuple[Layers, Plan]]:
     [([0, 1], Plan(host of 2 units, 4096 bytes)), ([2, 3], Plan(host of 2 units, 4096 bytes))]
     """
     pieces = cut_groups(plan, edges)
-    if len(pieces) == 1 and all(whole is group for whole, group, _ in pieces[0][1]):
+    if len(pieces) == 1:
         return [(pieces[0][0], plan)]
-    held: dict[RunGroup, list[tuple[Part, Skips]]] = {}
-    for part, skip in zip(plan.parts, plan.skips, strict=True):
-        held.setdefault(part.group, []).append((part, skip))
     made = []
     for layers, cuts in pieces:
-        moved: list[tuple[Part, Skips]] = []
-        for whole, group, step in cuts:
-            moved += [(Part(group, part.units + step), skip) for part, skip in held[whole]]
-        made.append((layers, _narrowed(plan, moved)))
+        moved = [
+            (Part(cut.group, part.units + cut.step), skip)
+            for cut in cuts
+            for part, skip in zip(plan.parts, plan.skips, strict=True)
+            if part.group is cut.whole
+        ]
+        parts, skips = zip(*moved, strict=True) if moved else ((), ())
+        nbytes = sum(part.nbytes for part in parts)
+        some = Plan(parts, plan.units, nbytes, plan.direction, plan.layouts, plan.seams, skips, plan.programs)
+        made.append((layers, some))
     return made
-
-
-def _narrowed(plan: Plan, held: Sequence[tuple[Part, Skips]]) -> Plan:
-    """Return a plan of only these parts, which are given with their skips. Its units and layouts stay the same."""
-    parts, skips = tuple(part for part, _ in held), tuple(skip for _, skip in held)
-    nbytes = sum(part.nbytes for part in parts)
-    return Plan(parts, plan.units, nbytes, plan.direction, plan.layouts, plan.seams, skips, plan.programs)
 
 
 # The pieces of a program's plans, by their edges and run groups. They refer to no program.
@@ -137,35 +126,33 @@ def cut_groups(plan: Plan, edges: Edges) -> _Pieces:
         it is a part of. If the plan cannot be split, the one piece has the run groups of the plan.
     """
     groups = tuple(dict.fromkeys([part.group for part in plan.parts]))
-    if len(plan.programs) != 1:
-        return _cut(plan, groups, edges)
-    known = _known.setdefault(plan.programs[0], {})
+    known = _known.setdefault(plan.programs[0], {}) if len(plan.programs) == 1 else {}
     pieces = known.get((edges, groups))
     if pieces is None:
-        pieces = known[edges, groups] = _cut(plan, groups, edges)
+        pieces = _cut(plan, groups, edges) or [(frozenset(plan.layers), [Cut(group, group) for group in groups])]
+        known[edges, groups] = pieces
     return pieces
 
 
-def _cut(plan: Plan, groups: Sequence[RunGroup], edges: Edges) -> _Pieces:
-    whole = [(frozenset(plan.layers), [Cut.between(group, group) for group in groups])]
-    left, owners, of_axes = set(groups), [], []
+def _cut(plan: Plan, groups: Sequence[RunGroup], edges: Edges) -> _Pieces | None:
+    """Return the pieces of run groups; None if the plan cannot be split."""
+    if len(edges) < 3:
+        return None
+    left, owners, by_axes = set(groups), list[PlannedBy](), dict[tuple[int, BlockAxis, BlockAxis], RunGroup]()
     for program in plan.programs:
-        mine = {(group.src, group.dst): group for group in program.program.groups if group in left}
+        mine = left.intersection(program.program.groups)
         if mine:
+            by_axes |= {(len(owners), group.src, group.dst): group for group in mine}
             owners.append(program)
-            of_axes.append(mine)
-            left.difference_update(mine.values())
+            left -= mine
     pieces = None if left else cut_programs(owners, plan.layers, edges)
     if pieces is None:
-        return whole
+        return None
     made = []
     for layers, programs in pieces:
-        cuts: list[Cut] = []
-        for number, program in programs:
-            for group in program.program.groups:
-                full = of_axes[number].get((group.src, group.dst))
-                if full is None:
-                    return whole
-                cuts.append(Cut.between(full, group))
-        made.append((layers, cuts))
+        parts = [(number, group) for number, program in programs for group in program.program.groups]
+        wholes = [by_axes.get((number, group.src, group.dst)) for number, group in parts]
+        if None in wholes:
+            return None
+        made.append((layers, [Cut(whole, group) for whole, (_, group) in zip(wholes, parts, strict=True) if whole]))
     return made

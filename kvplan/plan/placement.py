@@ -15,8 +15,7 @@ from kvplan.base.quoting import quoted
 from kvplan.errors import BlockIndexError, OverlapError
 from kvplan.layout.address_ranges import check_places
 from kvplan.layout.strides import Int64Array
-from kvplan.plan.loops import loops_for
-from kvplan.plan.loops_numpy import PLACED, SRC_OUTSIDE, TWICE, place_side
+from kvplan.plan.loops import PLACED, SRC_OUTSIDE, TWICE, loops_for, place_side
 from kvplan.program.program import BlockAxis, Program
 
 _INT64 = np.dtype(np.int64)

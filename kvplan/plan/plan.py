@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from operator import add, itemgetter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
@@ -15,13 +15,21 @@ from kvplan.errors import KVPlanError, OverlapError, PathError
 from kvplan.layout.components import touching_seams
 from kvplan.layout.inverse import find
 from kvplan.layout.kvlayout import KVLayout
-from kvplan.layout.records import Shifts
 from kvplan.layout.strides import Int64Array
-from kvplan.plan.descriptors import Part, Seams, StridedRows, flat, strided, together
-from kvplan.plan.loops_numpy import Descriptors
-from kvplan.plan.nixl_lists import NixlList, check_side, nixl_lists
+from kvplan.plan.descriptors import (
+    Descriptors,
+    NixlList,
+    Part,
+    Seams,
+    StridedRows,
+    check_side,
+    flat,
+    nixl_lists,
+    strided,
+    together,
+)
 from kvplan.plan.placement import Side
-from kvplan.program.program import Program, Run, RunGroup, merge_ranges
+from kvplan.program.program import Program, RunGroup, merge_ranges
 
 NO_SEAMS = Seams(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
 
@@ -117,7 +125,9 @@ class Plan:
         return tuple(sorted({layer for src, _ in self.layouts for layer in src.layers}))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _loaded, (tuple(getattr(self, field.name) for field in fields(self)), starts_of(self.layouts))
+        if self.nbytes and not self.sources:
+            raise TypeError("only a whole plan of compiled programs is copied or pickled, not a piece of one")
+        return _planned, (self.sources,)
 
     def descriptors(self, max_nbytes: int | None = None) -> Descriptors:
         """Lower the plan to the fewest descriptors, in no particular order.
@@ -189,11 +199,10 @@ class Plan:
         return f"Plan({self.direction} of {self.units} units, {self.nbytes} bytes)"
 
 
-def _loaded(values: tuple[Any, ...], starts: Starts) -> Plan:
-    """Make a plan from its pickled values; its addresses move as far as the regions of its layouts moved."""
-    plan = Plan(*values)
-    parts, seams = moved(plan.parts, plan.seams, plan.layouts, starts)
-    return replace(plan, parts=parts, seams=seams)
+def _planned(sources: tuple[PlanSource, ...]) -> Plan:
+    """Plan again what was pickled: the layouts of the programs may have other addresses in this process."""
+    plans: list[Plan] = [cast(Any, source.program).plan(*source.ids, *source.skips) for source in sources]
+    return unite(plans)
 
 
 def join(plans: Sequence[Plan]) -> Plan:
@@ -295,7 +304,7 @@ class _Written(NamedTuple):
 
     def ranges(self) -> tuple[Int64Array, Int64Array]:
         """Return first byte and length of each stretch of each unit."""
-        start, size = merge_ranges(*self.group.offsets[1:])
+        start, size = merge_ranges(*self.group.packed[1:])
         return (self.units[1][:, None] + start).ravel(), np.tile(size, self.units.shape[1])
 
 
@@ -352,48 +361,3 @@ def shares_memory(src: KVLayout, dst: KVLayout) -> bool:
             return True
         ends[side] = max(ends[side], end)
     return False
-
-
-Starts = tuple[tuple[int, ...], ...]  # per side, each region's address before pickling; () without a shared pool
-
-
-def starts_of(layouts: Sequence[tuple[KVLayout, KVLayout]]) -> Starts:
-    """Return the addresses of the regions of a plan's layouts in this process; () if no region is in a shared pool."""
-    if not any(region.pool for pair in layouts for layout in pair for region in layout.regions):
-        return ()
-    return tuple([tuple(region.address for pair in layouts for region in pair[side].regions) for side in (0, 1)])
-
-
-def moved(
-    parts: tuple[Part, ...], seams: Seams, layouts: Sequence[tuple[KVLayout, KVLayout]], starts: Starts
-) -> tuple[tuple[Part, ...], Seams]:
-    """Return the parts and seams of a plan, moved as far as its layouts' regions have moved since :func:`starts_of`."""
-    if not starts:
-        return parts, seams
-    src, dst = (
-        Shifts.between(starts[side], [region for pair in layouts for region in pair[side].regions]) for side in (0, 1)
-    )
-    made = {part.group: _moved_group(part.group, src, dst) for part in parts}
-    parts = tuple(Part(made[part.group][0], part.units + made[part.group][1]) for part in parts)
-    return parts, Seams(src.moved(seams.src), dst.moved(seams.dst))
-
-
-def _moved_group(group: RunGroup, src: Shifts, dst: Shifts) -> tuple[RunGroup, Int64Array]:
-    """Move the runs of a run group with their regions; return the group and the bytes that its units move, (2, 1).
-
-    All blocks of a run are in one pool. The runs of one group may be in several pools, whose distances change.
-    """
-    src_offset, dst_offset, nbytes = group.offsets
-    src_far, dst_far = src.of(src_offset + group.src_base), dst.of(dst_offset + group.dst_base)
-    alike = bool((src_far == src_far[0]).all() and (dst_far == dst_far[0]).all())
-    if alike and not src_far[0] and not dst_far[0]:
-        return group, np.zeros((2, 1), dtype=np.int64)
-    if alike:
-        runs, far = group.runs, (int(src_far[0]), int(dst_far[0]))
-    else:
-        src_offset, dst_offset = src_offset + src_far, dst_offset + dst_far
-        far = int(src_offset.min()), int(dst_offset.min())
-        rows = zip((dst_offset - far[1]).tolist(), (src_offset - far[0]).tolist(), nbytes.tolist(), strict=True)
-        runs = tuple(Run(first, to, size, ()) for to, first, size in sorted(rows))
-    moved = replace(group, src_base=group.src_base + far[0], dst_base=group.dst_base + far[1], runs=runs)
-    return moved, np.array(far, dtype=np.int64)[:, None]

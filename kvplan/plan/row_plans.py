@@ -19,8 +19,6 @@ from kvplan.plan.placement import Side, sides
 from kvplan.plan.plan import NO_SEAMS, Plan, direction_of
 from kvplan.program.program import BlockAxis, Program, Run, RunGroup
 
-REACH = 1 << 48  # bytes: more than the addresses of a process
-
 
 class Memory:
     """A range of this process's memory, with the members of a torch tensor, for :meth:`KVLayout.from_tensors`.
@@ -67,8 +65,7 @@ def layout_of(ranges: Sequence[Memory]) -> KVLayout:
 @lru_cache(maxsize=256)
 def _group(nbytes: int, alignment: int) -> RunGroup:
     """Return the run group of rows of a size. It is kept, since a GPU's executor uploads a table for each group."""
-    step = min(alignment, nbytes & -nbytes)
-    axis = BlockAxis(((REACH // step, step),), None, (0,), REACH // step)
+    axis = BlockAxis.multiples(min(alignment, nbytes & -nbytes))
     return RunGroup(axis, axis, 0, 0, (Run(0, 0, nbytes, ()),))
 
 

@@ -11,7 +11,7 @@ from kvplan.base.numbers import number_ranges
 from kvplan.layout.strides import Factors, Loop
 from kvplan.program.matching import Pair, heads_of
 from kvplan.program.passes import Passes
-from kvplan.program.program import BlockAxis, Program, Run, RunGroup
+from kvplan.program.program import BlockAxis, Program, Run
 
 MAX_ROWS = 8  # lines of one kind; further lines are only counted
 TITLE = 13  # columns
@@ -31,7 +31,7 @@ def explain(made: Passes, sides: tuple[str, str], width: int | None = None, unwr
     sections = (
         ("source", iter([sides[0]])),
         ("destination", iter([sides[1]])),
-        ("1 match", chain(match_lines(made.pairs), unwritten)),
+        ("1 match", chain(_match(made.pairs), unwritten)),
         ("2 refine", _refine(made)),
         ("3 coalesce", _coalesce(made)),
         ("4 fuse", _fuse(made.program)),
@@ -61,14 +61,14 @@ def fitted(line: str, width: int | None, indent: int) -> list[str]:
     return [part.replace("\N{NO-BREAK SPACE}", " ") for part in wrapped]
 
 
-def match_lines(pairs: Sequence[Pair], sides: tuple[str, str] = ("the source", "the destination")) -> Iterator[str]:
+def _match(pairs: Sequence[Pair]) -> Iterator[str]:
     """Yield lines about the pairs of the first pass: their number, layers and parts, and the heads of each side."""
     layers = number_ranges(sorted({pair.layer for pair in pairs}))
     parts = ", ".join(dict.fromkeys(pair.part for pair in pairs))
     yield f"{len(pairs):,} pair{'s' * (len(pairs) != 1)}: layers {layers}; parts {parts}"
     for heads, src, dst in heads_of(pairs):
         moved, here, there = map(number_ranges, (heads, src, dst))
-        yield f"heads {moved} of {here} in {sides[0]}, {there} in {sides[1]}"
+        yield f"heads {moved} of {here} in the source, {there} in the destination"
 
 
 def _refine(made: Passes) -> Iterator[str]:
@@ -105,18 +105,14 @@ def _analyse(program: Program) -> Iterator[str]:
     for group in program.groups:
         yield f"source units:      {_axis(group.src, group.src_base)}"
         yield f"destination units: {_axis(group.dst, group.dst_base)}"
-        yield from _reach(group)
+        (src_low, src_high), (dst_low, dst_high) = group.hulls
+        yield f"a unit reaches {src_high - src_low:,} B in the source, {dst_high - dst_low:,} B in the destination"
 
 
 def _axis(axis: BlockAxis, base: int) -> str:
     where = f"each block looked up in a table of {axis.num_blocks}" if axis.table else f"block {_factors(axis.factors)}"
     units = f", unit {number_steps(axis.units)}" if len(axis.units) > 1 else ""
     return f"{base:#x} + {where}{units}"
-
-
-def _reach(group: RunGroup) -> Iterator[str]:
-    (src_low, src_high), (dst_low, dst_high) = group.hulls
-    yield f"a unit reaches {src_high - src_low:,} B in the source, {dst_high - dst_low:,} B in the destination"
 
 
 def _factors(factors: Factors) -> str:

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from kvplan.base.numbers import number_ranges
-from kvplan.base.quoting import other_case
 from kvplan.errors import IncompatibleLayoutsError
 from kvplan.layout.components import Component, Geometry
 from kvplan.layout.dtypes import agree
@@ -87,7 +86,7 @@ def _match_parts(layer: int, src: dict[str, _Held], dst: dict[str, _Held]) -> It
                 raise IncompatibleLayoutsError(
                     f"the {other} lacks part {part!r} of layer {layer}, which the {name} holds (the {other} has "
                     f"{sorted(there) or 'nothing else'}); give the part one name on both sides: part=..., or slice it "
-                    f"away: layout.slice(parts=...){_other_case(here, there) or _other_case(there, here)}"
+                    "away: layout.slice(parts=...)"
                 )
     for part, a, b in ((name, a, b) for name, held in left.items() for a, b in _meeting(held, right[name])):
         _check_tokens(a, b)
@@ -100,12 +99,6 @@ def _match_parts(layer: int, src: dict[str, _Held], dst: dict[str, _Held]) -> It
                 f"in the destination; they must be equal ({dtypes}a fused dim is written (head dim) or (kv dim))"
             )
         yield part, a, b, 0, 0, nbytes
-
-
-def _other_case(here: Iterable[str], there: Iterable[str]) -> str:
-    """Return a hint on the first part of one side that the other side holds in other letter case."""
-    known = {*there, *(("k", "v") if "kv" in there else ())}
-    return next((hint for hint in (other_case(part, known) for part in here) if hint), "")
 
 
 def _meeting(left: _Held, right: _Held) -> Iterator[tuple[Component, Component]]:

@@ -41,6 +41,9 @@ def merge_ranges(start: Int64Array, size: Int64Array) -> tuple[Int64Array, Int64
     return begin, np.concatenate((last[cuts - 1], last[-1:])) - begin
 
 
+REACH = 1 << 48  # bytes: more than the addresses of a process
+
+
 class Extents(NamedTuple):
     """The maximal contiguous byte ranges of a unit on one side.
 
@@ -93,6 +96,15 @@ class BlockAxis(NamedTuple):
     units: tuple[int, ...]
     num_blocks: int
 
+    @classmethod
+    def multiples(cls, step: int) -> BlockAxis:
+        """Return an axis whose blocks are all multiples of a step, one unit each.
+
+        >>> BlockAxis.multiples(4096).stride
+        4096
+        """
+        return cls(((REACH // step, step),), None, (0,), REACH // step)
+
     @property
     def stride(self) -> int | None:
         """Bytes from block to block; None if there is no single number."""
@@ -143,34 +155,22 @@ class RunGroup:
         return np.array(rows, dtype=np.int64).reshape(-1, 9)
 
     @cached_property
-    def offsets(self) -> tuple[Int64Array, Int64Array, Int64Array]:
-        """Source offset, destination offset and bytes of every copy of one unit, loops expanded.
+    def packed(self) -> Int64Array:
+        """Source offset, destination offset and bytes of every copy of one unit, loops expanded: (3, copies) int64.
 
         Copies of neighbouring steps of a loop may touch on both sides: the last row of a box and the first of the next.
         Such copies are one copy here, which a list can express and a loop cannot.
         """
-        total = sum(run.copies for run in self.runs)
-        src, dst, size = (np.empty(total, dtype=np.int64) for _ in range(3))
-        at = 0
+        columns = []
         for run in self.runs:
-            grids = [np.zeros(1, dtype=np.int64)] * 2
+            src, dst = np.array([run.src], dtype=np.int64), np.array([run.dst], dtype=np.int64)
             for count, src_stride, dst_stride in run.loops:
                 steps = np.arange(count, dtype=np.int64)
-                grids = [
-                    (grid[:, None] + steps * stride).ravel()
-                    for grid, stride in zip(grids, (src_stride, dst_stride), strict=True)
-                ]
-            src[at : at + run.copies] = grids[0] + run.src
-            dst[at : at + run.copies] = grids[1] + run.dst
-            size[at : at + run.copies] = run.nbytes
-            at += run.copies
-        merged = merge_adjacent(src, dst, size)
-        return (src, dst, size) if merged[0].size == total else merged
-
-    @cached_property
-    def packed(self) -> Int64Array:
-        """The offsets as one array, (3, copies) int64."""
-        return np.stack(self.offsets)
+                src, dst = ((at[:, None] + steps * by).ravel() for at, by in ((src, src_stride), (dst, dst_stride)))
+            columns.append(np.stack((src, dst, np.full_like(src, run.nbytes))))
+        made = np.concatenate(columns, axis=1)
+        merged = merge_adjacent(*made)
+        return made if merged[0].size == made.shape[1] else np.stack(merged)
 
     @cached_property
     def runs_by_size(self) -> tuple[tuple[int, Int64Array], ...]:
@@ -186,7 +186,7 @@ class RunGroup:
     @cached_property
     def sizes(self) -> tuple[int, ...]:
         """The different sizes of the copies of one unit, in bytes."""
-        return tuple(np.unique(self.offsets[2]).tolist())
+        return tuple(np.unique(self.packed[2]).tolist())
 
     @cached_property
     def nbytes(self) -> int:
@@ -205,7 +205,7 @@ class RunGroup:
     @cached_property
     def hulls(self) -> tuple[tuple[int, int], tuple[int, int]]:
         """For each side: first byte of a unit, and the byte after its last, relative to the unit's address."""
-        src, dst, size = self.offsets
+        src, dst, size = self.packed
         return (int(src.min()), int((src + size).max())), (int(dst.min()), int((dst + size).max()))
 
 
@@ -225,6 +225,11 @@ class Program:
     dst_units: int
     groups: tuple[RunGroup, ...]
     opaque: bool = False
+
+    @property
+    def units(self) -> tuple[int, int, int]:
+        """Token slots per unit, and units per block of each side."""
+        return self.unit_tokens, self.src_units, self.dst_units
 
     @cached_property
     def unit_words(self) -> str:
@@ -264,7 +269,7 @@ class Program:
         # Run groups of equal distances between units on this side lie in one block of it, whatever the other has.
         blocks: dict[BlockAxis, list[tuple[Int64Array, Int64Array]]] = {}
         for group in self.groups:
-            src, dst, size = group.offsets
+            src, dst, size = group.packed
             axis, start = (group.src, src + group.src_base) if side == "src" else (group.dst, dst + group.dst_base)
             blocks.setdefault(axis, []).append((start, size))
         lengths: list[int] = []

@@ -4,25 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any, Protocol
+from typing import Any
 
 from kvplan.base.integers import optional_integer
 from kvplan.errors import BlockIndexError, KVPlanError, LayoutError
 from kvplan.plan.copy_program import CopyProgram
 from kvplan.plan.placement import own_block_ids
 from kvplan.plan.plan import Plan, join
-from kvplan.ranks.rank_pair import PairProgram
+from kvplan.ranks.resharding import PairProgram
 
-
-class Plans(Protocol):
-    """A program that can plan one cache group: a copy program, or one pair of a resharding."""
-
-    @property
-    def unit_tokens(self) -> int:
-        """Return the tokens per unit; skips count units."""
-
-    def plan(self, src_blocks: Any, dst_blocks: Any, src_skip: int = 0, dst_skip: int = 0) -> Plan:
-        """Plan one transfer of this cache group."""
+Plans = CopyProgram | PairProgram  # programs that can plan one cache group
 
 
 class Groups:
@@ -52,18 +43,12 @@ class Groups:
     def __init__(self, programs: Sequence[Plans]) -> None:
         if not isinstance(programs, Iterable):
             raise LayoutError(f"programs is {programs!r}; give one program per group")
-        self.programs: tuple[Plans, ...] = tuple(programs)
+        self.programs = tuple(programs)
         if not self.programs:
             raise LayoutError("no groups; give at least one program")
-        spans = []
         for k, program in enumerate(self.programs):
-            if isinstance(program, CopyProgram):
-                spans.append((program.src.block_tokens, program.dst.block_tokens))
-            elif isinstance(program, PairProgram):
-                spans.append(program.spans)
-            else:
+            if not isinstance(program, Plans):
                 raise LayoutError(f"programs[{k}] is a {type(program).__name__}; give what kvplan.compile makes")
-        self._spans = tuple(spans)
 
     def plan(
         self,
@@ -97,7 +82,7 @@ class Groups:
         for k, program in enumerate(self.programs):
             try:
                 ids = own_block_ids(lists[0][k], "src_blocks"), own_block_ids(lists[1][k], "dst_blocks")
-                skips = self._skips(k, firsts[0][k], firsts[1][k]) if len(ids[0]) or len(ids[1]) else (0, 0)
+                skips = _skips(program, firsts[0][k], firsts[1][k]) if len(ids[0]) or len(ids[1]) else (0, 0)
                 plans.append(program.plan(*ids, *skips))
             except KVPlanError as error:
                 raise type(error)(f"group {k}: {error}") from error
@@ -107,33 +92,34 @@ class Groups:
         count = len(self.programs)
         if given is None and name.endswith("first"):
             return [None] * count
-        if type(given) is list and len(given) == count:  # engines give such a list
-            return given
         ordered = isinstance(given, Iterable) and not isinstance(given, (str, bytes, AbstractSet, Mapping))
         entries = list(given) if ordered and getattr(given, "ndim", 1) != 0 else []
         if len(entries) != count:
             raise BlockIndexError(f"{name} is {given!r}; give a sequence of {count}, one entry per group")
         return entries
 
-    def _skips(self, group: int, src_first: Any, dst_first: Any) -> tuple[int, int]:
-        """Return, for each side, the units of its first block that lie before the first token of the transfer."""
-        spans, unit = self._spans[group], self.programs[group].unit_tokens
-        src = (_counted("src_first", src_first) or 0) * spans[0]
-        first = _counted("dst_first", dst_first)
-        dst = src // spans[1] * spans[1] if first is None else first * spans[1]
-        start = max(src, dst)
-        for name, first, span in (("src", src, spans[0]), ("dst", dst, spans[1])):
-            if start - first >= span:
-                raise BlockIndexError(
-                    f"the {name} blocks begin at token {first} of the request and the other side's at {start}; leave "
-                    f"out the {(start - first) // span} {name} blocks before that"
-                )
-        return (start - src) // unit, (start - dst) // unit
-
     def __repr__(self) -> str:
         return f"Groups({', '.join(map(repr, self.programs))})"
 
 
-def _counted(name: str, number: Any) -> int | None:
+def _skips(program: Plans, src_first: Any, dst_first: Any) -> tuple[int, int]:
+    """Return, for each side, the units of its first block that lie before the first token of the transfer."""
+    if isinstance(program, PairProgram):
+        spans = program.spans
+    else:
+        spans = program.src.block_tokens, program.dst.block_tokens
     right = "it counts blocks of the request before the first given"
-    return optional_integer(name, number, least=0, right=right, error=BlockIndexError)
+    counted = [
+        optional_integer(name, first, least=0, right=right, error=BlockIndexError)
+        for name, first in (("src_first", src_first), ("dst_first", dst_first))
+    ]
+    src = (counted[0] or 0) * spans[0]
+    dst = (src // spans[1] if counted[1] is None else counted[1]) * spans[1]
+    start = max(src, dst)
+    for name, first, span in (("src", src, spans[0]), ("dst", dst, spans[1])):
+        if start - first >= span:
+            raise BlockIndexError(
+                f"the {name} blocks begin at token {first} of the request and the other side's at {start}; leave "
+                f"out the {(start - first) // span} {name} blocks before that"
+            )
+    return (start - src) // program.unit_tokens, (start - dst) // program.unit_tokens

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import groupby, pairwise
 from math import gcd, lcm
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +21,7 @@ from kvplan.layout.slicing import common_heads, heads_held
 from kvplan.layout.strides import Int64Array
 
 Heads = range | None  # None for content that belongs to no head
+Parts = dict[str, Heads]  # the parts of one layer that a rank holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,15 +129,6 @@ class Share(NamedTuple):
     heads: Heads
 
 
-class _Piece(NamedTuple):
-    """The content of one layer and one destination part that one source moves in its turn."""
-
-    turn: Turn
-    src_parts: tuple[str, ...]
-    dst_part: str
-    heads: Heads
-
-
 def shares(
     sources: Sequence[Shard], destinations: Sequence[Shard], *, complete: bool
 ) -> dict[tuple[int, int], tuple[Share, ...]]:
@@ -153,93 +146,76 @@ def shares(
         LayoutError: sources deal the tokens of the same content to ranks in different ways.
     """
     held = [_held(shard.layout) for shard in sources]
-    wanted = [_held(shard.layout) for shard in destinations]
-    _check_one_head(held, wanted)
-    pieces: dict[tuple[int, int], dict[int, list[_Piece]]] = defaultdict(lambda: defaultdict(list))
-    names = {name for parts in wanted for name in parts}
-    holders = {(layer, part): _holders(held, layer, part) for layer, part in names}
+    found: dict[tuple[int, int], list[Share]] = defaultdict(list)
     for d, destination in enumerate(destinations):
-        here = [source.meets(destination) for source in sources]
-        alike: dict[Any, list[tuple[int, _Piece]]] = {}  # most layers are held by the same sources, with the same heads
-        for (layer, part), heads in wanted[d].items():
-            key = part, heads, holders[layer, part]
-            made = alike.get(key)
-            if made is None:
-                made = alike[key] = []
-                offers = {
-                    s: found
-                    for s, layers in enumerate(held)
-                    if (found := _offer(layers, layer, part, heads)) is not None
-                }  # fmt: skip
-                for there, among in _split_heads(heads, {s: both for s, (_, both) in offers.items()}):
-                    where = _where(layer, part, there)
-                    _check_one_way(sources, among, where)
+        alike: dict[Any, list[int]] = defaultdict(list)  # layers that all ranks hold alike
+        wanted = _held(destination.layout)
+        for layer, parts in wanted.items():
+            there = tuple(tuple(layers.get(layer, {}).items()) for layers in held)
+            alike[tuple(parts.items()), there].append(layer)
+        for layers in alike.values():
+            pieces: dict[int, list[Share]] = defaultdict(list)
+            for part, heads in wanted[layers[0]].items():
+                where = f"layer {layers[0]} {part!r}"
+                offers = _offers([parts.get(layers[0], {}) for parts in held], part, heads, where)
+                for some, among in _split_heads(heads, {s: both for s, (_, both) in offers.items()}):
+                    content = where if some is None else f"{where}, heads {number_ranges(some)}"
+                    _check_one_way(sources, among, content)
                     missing = _missing(sources, among, destination) if complete else None
                     if missing is not None:
                         raise IncompatibleLayoutsError(
-                            f"no source holds {where}{missing}, which destination {d} holds; name the rank that does, "
-                            "slice the destination, or pass complete=False to leave those bytes as they are"
+                            f"no source holds {content}{missing}, which destination {d} holds; name the rank that "
+                            "does, slice the destination, or pass complete=False to leave those bytes as they are"
                         )
-                    turns = _turns(sources, among).items()
-                    made += [(s, _Piece(turn, offers[s][0], part, there)) for s, turn in turns if here[s]]
-            for s, piece in made:
-                pieces[s, d][layer].append(piece)
-    return {pair: tuple(_products(layers)) for pair, layers in sorted(pieces.items())}
+                    for s, turn in _turns(sources, among).items():
+                        if sources[s].meets(destination):
+                            pieces[s].append(Share(turn, tuple(sorted(layers)), offers[s][0], (part,), some))
+            for s, made in pieces.items():
+                found[s, d] += _joined(made)
+    return {pair: tuple(made) for pair, made in sorted(found.items())}
 
 
-def _holders(held: Sequence[Mapping[tuple[int, str], Heads]], layer: int, part: str) -> tuple[Any, ...]:
-    """Return the heads that each source holds of this content, under any name; of none it is empty."""
-    return tuple(layers.get((layer, name), ()) for layers in held for name in (part, "k", "v", "kv"))
-
-
-def _held(layout: KVLayout) -> dict[tuple[int, str], Heads]:
-    held: dict[tuple[int, str], Heads] = {}
+def _held(layout: KVLayout) -> dict[int, Parts]:
+    """Return the parts of each layer of a rank, with their heads."""
+    held: dict[int, Parts] = defaultdict(dict)
     for (layer, part), heads in heads_held(layout.components).items():
         if isinstance(heads, tuple):
             raise LayoutError(f"layer {layer} {part!r} holds heads {number_ranges(heads)}; a rank's are consecutive")
-        held[layer, part] = heads
+        held[layer][part] = heads
     return held
 
 
-def _names(held: Mapping[tuple[int, str], Heads], layer: int, part: str) -> tuple[str, ...]:
+def _names(held: Parts, part: str) -> tuple[str, ...]:
     """Return the names of the parts that hold a part: ``"kv"`` may be held as ``"k"`` and ``"v"``, or the reverse."""
-    if (layer, part) in held:
+    if part in held:
         return (part,)
-    if part == "kv" and (layer, "k") in held and (layer, "v") in held:
+    if part == "kv" and "k" in held and "v" in held:
         return ("k", "v")
-    return ("kv",) if part in {"k", "v"} and (layer, "kv") in held else ()
+    return ("kv",) if part in {"k", "v"} and "kv" in held else ()
 
 
-def _check_one_head(
-    sources: Sequence[Mapping[tuple[int, str], Heads]], destinations: Sequence[Mapping[tuple[int, str], Heads]]
-) -> None:
-    """Check that content without a head axis on one rank has at most one head on all ranks.
+def _offers(held: Sequence[Parts], part: str, wanted: Heads, where: str) -> dict[int, tuple[tuple[str, ...], Heads]]:
+    """Return, for each source with common content, its parts that hold a destination's part, and the common heads.
 
     Raises:
-        IncompatibleLayoutsError: other ranks hold several heads, so the layout of the rank must name its own head.
+        IncompatibleLayoutsError: content without a head axis on one rank has several heads on the others.
     """
-    for layer, part in {key: None for held in destinations for key in held}:
-        named = {held[layer, name] for held in (*sources, *destinations) for name in _names(held, layer, part)}
-        numbers = sorted({number for heads in named if heads is not None for number in heads})
-        if None in named and len(numbers) > 1:
-            raise IncompatibleLayoutsError(
-                f"layer {layer} {part!r} has heads {number_ranges(numbers)} on some ranks and no head axis on others; "
-                "name the heads on all of them, as in (head dim), with head_start"
-            )
-
-
-def _offer(
-    held: Mapping[tuple[int, str], Heads], layer: int, part: str, wanted: Heads
-) -> tuple[tuple[str, ...], Heads] | None:
-    """Return the source's parts that hold a destination's part, and the common heads; None if nothing is common."""
-    names = _names(held, layer, part)
-    if not names:
-        return None
-    known = [heads for heads in (wanted, *(held[layer, name] for name in names)) if heads is not None]
-    if not known:
-        return names, None
-    both = common_heads(known)
-    return (names, both) if both else None
+    offers: dict[int, tuple[tuple[str, ...], Heads]] = {}
+    named = {wanted}
+    for s, parts in enumerate(held):
+        names = _names(parts, part)
+        known = [heads for heads in (wanted, *(parts[name] for name in names)) if heads is not None]
+        both = common_heads(known) if known else None
+        if names and (both or both is None):
+            offers[s] = names, both
+        named |= {parts[name] for name in names}
+    numbers = sorted({number for heads in named if heads is not None for number in heads})
+    if None in named and len(numbers) > 1:
+        raise IncompatibleLayoutsError(
+            f"{where} has heads {number_ranges(numbers)} on some ranks and no head axis on others; "
+            "name the heads on all of them, as in (head dim), with head_start"
+        )
+    return offers
 
 
 def _split_heads(wanted: Heads, offers: Mapping[int, Heads]) -> Iterator[tuple[Heads, tuple[int, ...]]]:
@@ -248,20 +224,14 @@ def _split_heads(wanted: Heads, offers: Mapping[int, Heads]) -> Iterator[tuple[H
     if wanted is None or len(ranges) < len(offers):  # a rank without a head axis: all ranks have the same head
         yield next(iter(ranges.values()), wanted), tuple(offers)
         return
-    edges = sorted(
-        {wanted.start, wanted.stop, *(edge for heads in ranges.values() for edge in (heads.start, heads.stop))}
-    )
-    last: tuple[range, tuple[int, ...]] | None = None
-    for first, end in pairwise(edges):
-        among = tuple(s for s, heads in ranges.items() if heads.start <= first and end <= heads.stop)
-        if last is not None and last[1] == among:
-            last = (range(last[0].start, end), among)
-            continue
-        if last is not None:
-            yield last
-        last = (range(first, end), among)
-    if last is not None:
-        yield last
+    edges = sorted({edge for heads in (wanted, *ranges.values()) for edge in (heads.start, heads.stop)})
+    cells = [
+        (tuple(s for s, heads in ranges.items() if heads.start <= first and end <= heads.stop), first, end)
+        for first, end in pairwise(edges)
+    ]
+    for among, run in groupby(cells, key=itemgetter(0)):
+        cut = [cell for _, *cell in run]
+        yield range(cut[0][0], cut[-1][1]), among
 
 
 def _check_one_way(sources: Sequence[Shard], among: Sequence[int], where: str) -> None:
@@ -270,10 +240,6 @@ def _check_one_way(sources: Sequence[Shard], among: Sequence[int], where: str) -
     if len(schemes) > 1:
         told = " and ".join(f"{size} ranks, {interleave} tokens at a time" for size, interleave in schemes)
         raise LayoutError(f"sources deal the tokens of {where} in two ways ({told}); give sources of one way")
-
-
-def _where(layer: int, part: str, heads: Heads) -> str:
-    return f"layer {layer} {part!r}" + (f", heads {number_ranges(heads)}" if heads is not None else "")
 
 
 def _missing(sources: Sequence[Shard], among: Sequence[int], destination: Shard) -> str | None:
@@ -294,19 +260,16 @@ def _turns(sources: Sequence[Shard], among: Sequence[int]) -> dict[int, Turn]:
     return {s: Turn(k, len(held)) for held in alike.values() for k, s in enumerate(held)}
 
 
-def _products(layers: Mapping[int, list[_Piece]]) -> Iterator[Share]:
-    """Join the pieces of all layers into few products: first layers with equal pieces, then parts with equal heads."""
-    alike: dict[tuple[_Piece, ...], list[int]] = defaultdict(list)
-    for layer, pieces in layers.items():
-        alike[tuple(pieces)].append(layer)
-    for held, numbers in alike.items():
-        grouped: dict[tuple[Turn, Heads], list[_Piece]] = defaultdict(list)
-        for piece in held:
-            grouped[piece.turn, piece.heads].append(piece)
-        for turn in {turn for turn, _ in grouped}:
-            ranges = [heads for there, heads in grouped if there == turn and heads is not None]
-            if (turn, None) in grouped and len(ranges) == 1:  # a slice of heads keeps parts without heads whole
-                grouped[turn, ranges[0]] += grouped.pop((turn, None))
-        for (turn, heads), same in grouped.items():
-            src = tuple(dict.fromkeys(name for piece in same for name in piece.src_parts))
-            yield Share(turn, tuple(sorted(numbers)), src, tuple(piece.dst_part for piece in same), heads)
+def _joined(pieces: Sequence[Share]) -> Iterator[Share]:
+    """Join the parts of one turn and equal heads, of the same layers, into one share."""
+    grouped: dict[tuple[Turn, Heads], list[Share]] = defaultdict(list)
+    for piece in pieces:
+        grouped[piece.turn, piece.heads].append(piece)
+    for turn in {turn for turn, _ in grouped}:
+        ranges = [heads for there, heads in grouped if there == turn and heads is not None]
+        if (turn, None) in grouped and len(ranges) == 1:  # a slice of heads keeps parts without heads whole
+            grouped[turn, ranges[0]] += grouped.pop((turn, None))
+    for (_, heads), same in grouped.items():
+        src = tuple(dict.fromkeys(name for piece in same for name in piece.src_parts))
+        dst = tuple(name for piece in same for name in piece.dst_parts)
+        yield same[0]._replace(src_parts=src, dst_parts=dst, heads=heads)

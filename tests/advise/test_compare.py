@@ -149,7 +149,7 @@ def test_the_first_run_is_the_first_descriptor(pair):
     begins = {
         int(a) + g.src_base: int(n)
         for g in made.program.groups
-        for a, n in zip(g.offsets[0], g.offsets[2], strict=True)
+        for a, n in zip(g.packed[0], g.packed[2], strict=True)
     }
     assert begins[at] == found.nbytes
     assert (found.axis is None) == (found.nbytes == made.program.unit_nbytes)

@@ -23,7 +23,3 @@ PLANES = [(np.zeros((3, 4, 1, 512), np.int16), np.zeros((3, 4, 1, 64), np.int16)
 def test_refused_with_what_to_do(given, options, message):
     with pytest.raises(LayoutError, match=message):
         lmcache.describe(given, **options)
-
-
-def test_letters_are_translated_without_tensors():
-    assert lmcache.notation_of("TWO_X_NL_X_NBBS_NH_HS") == "kv layer: (block token) head dim"

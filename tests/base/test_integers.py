@@ -49,11 +49,6 @@ def chunks(start, end, offset=0, cached=0):
     return [(chunk.skip, chunk.slots.tolist()) for chunk in made[0]]
 
 
-def raw_place(**given):
-    sizes = {"layers": 1, "blocks": 4, "heads": 2, "tokens": 8, "row_nbytes": 16}
-    return [view.shape for view in vllm.place(np.zeros(4096, np.int8), **sizes | given)]
-
-
 # Of each: what takes the integer, and one that is right.
 TAKES = {
     "sizes": (lambda n: str(paged(sizes={"token": n})), 4),
@@ -88,7 +83,6 @@ TAKES = {
     "mla block_tokens": (lambda n: str(mla.describe(np.zeros((256, 8)), block_tokens=n)), 128),
     "sglang page_size": (lambda n: str(sglang.describe([np.zeros((300, 1, 8))], page_size=n)), 100),
     "vllm heads": (lambda n: str(vllm.describe([np.zeros((10, 2, 16, 256))], form="head_slots", heads=n)), 4),
-    "placed offset": (lambda n: raw_place(offset=n), 200),
     "lmcache start": (lambda n: chunks(n, 254), 250),
     "vllm group_sizes": (lambda n: [len(g.blocks) for g in ids_of(
         SimpleNamespace(block_ids=range(100), group_sizes=[n], block_indices=[250]),

@@ -144,19 +144,19 @@ MUTANTS = (
     ),
     Mutant("program/passes.py", "pair.dst_dim, pair.nbytes].append(pair)", "0, pair.nbytes].append(pair)", FUSED),
     Mutant(
-        "program/fold.py",
+        "program/passes.py",
         "(last.src + last.nbytes, last.dst + last.nbytes) == (run.src, run.dst)",
         "last.dst + last.nbytes == run.dst",
         COPYING,
     ),
     Mutant(
-        "program/fold.py",
+        "program/passes.py",
         "steps[end - 1] == steps[at]",
         "steps[end - 1][1] == steps[at][1]",
         COPYING,
     ),
     Mutant(
-        "program/fold.py", "src = run.src + sum(step * loop[1] for", "src = run.src + sum(step * loop[2] for", COPYING
+        "program/passes.py", "src = run.src + sum(step * loop[1] for", "src = run.src + sum(step * loop[2] for", COPYING
     ),
     Mutant("program/matching.py", '("v", v, nbytes[0], nbytes[1])', '("v", v, 0, nbytes[1])', FUSED),
     Mutant(
@@ -179,27 +179,27 @@ MUTANTS = (
     ),
     Mutant(
         "ranks/resharding.py",
-        "clash = not _different_content(a, b)",
-        "clash = False",
+        "check_disjoint((*a.components, *b.components))",
+        "check_disjoint(a.components)",
         f'"{TABLE}[reshard: destinations 0 and 1 share bytes]"',
     ),
     Mutant(
-        "ranks/rank_pair.py",
-        "mine = dst % turn.ranks == turn.number",
-        "mine = dst % turn.ranks >= 0",
+        "ranks/resharding.py",
+        "kept &= blocks[1] % self._turn.ranks == self._turn.number",
+        "kept &= blocks[1] % self._turn.ranks >= 0",
         "laws/test_ranks.py",
     ),
-    Mutant("ranks/rank_pair.py", "            kept &= side.holds(token)\n", "", "laws/test_ranks.py"),
+    Mutant("ranks/resharding.py", "            kept &= rank.holds(token)\n", "", "laws/test_ranks.py"),
     # Ids and addresses; merging and cutting; rings, layers and chunks.
     Mutant(
-        "plan/placing_numba.py",
+        "plan/loops_numba.py",
         "last, signs = num_blocks - 1, np",
         "last, signs = num_blocks, np",
         "laws/test_planner_loops.py",
     ),
-    Mutant("plan/placing_numba.py", "    for at in range(done):\n", "    for at in range(done - 1):\n", RISING),
+    Mutant("plan/loops_numba.py", "    for at in range(done):\n", "    for at in range(done - 1):\n", RISING),
     Mutant(
-        "plan/placing_numba.py",
+        "plan/loops_numba.py",
         "ids[: (skip + count - 1) // units + 1].copy()",
         "ids[: (skip + count - 1) // units + 1]",
         "laws/test_planner_loops.py",
@@ -211,26 +211,26 @@ MUTANTS = (
         f'"{TABLE}[CopyProgram.plan: 4 src ... cover 4 units ... 1 dst ... cover 3]"',
     ),
     Mutant(
-        "plan/loops_numba.py",
-        "for at in range(bounds.size - 1, -1, -1):",
-        "for at in range(bounds.size):",
-        "laws/test_planner_loops.py",
-    ),
-    Mutant(
-        "plan/loops_numba.py",
-        "stop = min(stop, _next_cut(dst[k], done, dst_seams))",
-        "stop = min(stop, size[k])",
+        "plan/descriptors.py",
+        "some = _among(bounds, made.dst) | _among(bounds, made.dst + made.size)",
+        "some = _among(bounds, made.dst)",
         "laws/test_minimal_descriptors.py",
     ),
     Mutant(
-        "plan/merges.py",
+        "plan/descriptors.py",
+        "counts = np.searchsorted(marks, made[side] + made.size) - first",
+        "counts = np.searchsorted(marks, made[side] + made.size - 1) - first",
+        "laws/test_minimal_descriptors.py",
+    ),
+    Mutant(
+        "plan/descriptors.py",
         "own = (before == after) |",
         "own = (owner[before] == owner[after]) |",
         "laws/test_minimal_descriptors.py laws/test_lowerings.py",
     ),
-    Mutant("plan/staging.py", "padded = -(-lengths // GRAIN) * GRAIN", "padded = lengths", "laws/test_staged_units.py"),
+    Mutant("plan/packing.py", "padded = -(-lengths // GRAIN) * GRAIN", "padded = lengths", "laws/test_staged_units.py"),
     Mutant(
-        "plan/staging.py", "if np.any(places != places[0] + moved[:, None]):", "if False:", "laws/test_staged_units.py"
+        "plan/packing.py", "if np.any(places != places[0] + moved[:, None]):", "if False:", "laws/test_staged_units.py"
     ),
     Mutant(
         "plan/plan.py",
@@ -252,12 +252,12 @@ MUTANTS = (
     ),
     Mutant(
         "plan/layers.py",
-        "[group.dst_base - whole.dst_base]",
-        "[0]",
+        "[group.dst_base - whole.dst_base]]",
+        "[0]]",
         "laws/test_joined_plans.py",
     ),
     Mutant(
-        "plan/nixl_lists.py",
+        "plan/descriptors.py",
         "[(column[order], size) for column in (made.src, made.dst)]",
         "[(made.src, size), (made.dst[order], size)]",
         LISTS,

@@ -12,14 +12,14 @@ import kvplan
 from kvplan.cuda import player
 from kvplan.execute.gpu import row_loops
 from kvplan.execute.host import memcpy
-from kvplan.plan import loops_numba, placing_numba
+from kvplan.plan import loops_numba
 from tests.simulated.drawn import Drawn, executor, owned
 from tests.simulated_driver import simulated
 from tests.strategies import cases
 
 LOOPS = {
     f"{module.__name__}.{name}": loop
-    for module in (loops_numba, placing_numba, player, row_loops, memcpy)
+    for module in (loops_numba, player, row_loops, memcpy)
     for name, loop in vars(module).items()
     if isinstance(loop, Dispatcher)
 }
@@ -58,7 +58,7 @@ def main() -> None:
         there = kvplan.KVLayout.from_tensors("block token head dim", owned(driver, cache))
         made.prepare(kvplan.compile(host, there).plan([0], [0]), by_layer=True)
     check_loaded(
-        "kvplan.plan.loops_numba", "kvplan.plan.placing_numba", "kvplan.cuda.player", "kvplan.execute.gpu.row_loops"
+        "kvplan.plan.loops_numba", "kvplan.cuda.player", "kvplan.execute.gpu.row_loops"
     )
     with kvplan.Executor() as here:
         here.prepare(program.plan([0], [0]))

@@ -1,4 +1,4 @@
-"""Law 8: a fast path skips work whose result is known; it equals its slow loops_numpy."""
+"""Law 8: a fast path skips work whose result is known; it equals its slow twin."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import kvplan
 from kvplan import KVLayout
-from kvplan.plan import loops_numba, loops_numpy, merges, placing_numba
+from kvplan.plan import descriptors, loops_numba
 from tests.compiled_cases import by_dst, compiled
 from tests.plan.slow_twins import uncompiled, without_numba
 from tests.profiles import examples
@@ -54,30 +54,12 @@ def test_ids_are_refused_in_the_same_words(src, dst, tokens, skips):
 
 
 @examples(250)
-@given(
-    starts=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 12)), min_size=1, max_size=9, unique_by=lambda s: s[1]),
-    nbytes=st.sampled_from((8, 16)),
-)  # fmt: skip
-def test_chains_and_their_twin(starts, nbytes):
-    """Law 8: the compiled loop that merges neighbouring units agrees with its numpy twin."""
-    units = np.array(starts, dtype=np.int64).T * [[8], [nbytes]]  # no two destinations overlap
-    count = units.shape[1]
-    slots = np.empty(1 << (2 * count - 1).bit_length(), dtype=np.int32)
-    made = []
-    for which in (loops_numpy, loops_numba):
-        out = np.zeros((3, count), dtype=np.int64)
-        left = which.chain(units, nbytes, slots, out)
-        made.append(sorted(out[:, :left].T.tolist()))
-    assert made[0] == made[1]
-
-
-@examples(250)
 @given(ids=st.lists(st.integers(0, 9), max_size=12), rising=st.booleans())
 def test_rising_ids_skip_a_search_whose_result_is_known(ids, rising):
     """Law 8: rising ids need no search for a block that is named twice."""
     dst_ids = np.array(sorted(ids) if rising else ids, dtype=np.int64)
     seen = np.zeros(4, np.uint64)
-    found = placing_numba._twice(dst_ids, 0, 1, dst_ids.size, seen)
+    found = loops_numba._twice(dst_ids, 0, 1, dst_ids.size, seen)
     assert (found >= 0) == (len(set(ids)) < len(ids))
     assert not seen.any()
 
@@ -105,13 +87,13 @@ def test_an_irregular_program_falls_back_to_sorting(case):
     """Law 8: merging by the program's seams equals merging by sorting."""
     _, _, _, plan = compiled(case)
     expected = by_dst(plan.descriptors())
-    limit, merges.MAX_CANDIDATES = merges.MAX_CANDIDATES, -1
-    merges.possible_merges.cache_clear()
+    limit, descriptors.MAX_CANDIDATES = descriptors.MAX_CANDIDATES, -1
+    descriptors.possible_merges.cache_clear()
     try:
         assert by_dst(plan.descriptors()) == expected
     finally:
-        merges.MAX_CANDIDATES = limit
-        merges.possible_merges.cache_clear()
+        descriptors.MAX_CANDIDATES = limit
+        descriptors.possible_merges.cache_clear()
 
 
 @examples(100)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvplan
-from kvplan.plan.nixl_lists import NixlList
+from kvplan.plan.descriptors import NixlList
 from tests import oracle
 from tests.compiled_cases import by_dst, compiled, twin_of
 from tests.plan.slow_twins import without_numba

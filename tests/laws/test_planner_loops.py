@@ -7,15 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvplan.plan import loops_numba, loops_numpy, placing_numba
-from kvplan.plan.descriptors import NO_CAP
+from kvplan.plan import loops, loops_numba
+from kvplan.program.program import merge_adjacent
 from tests.profiles import examples
-
-NONE = np.empty(0, np.int64)
 
 
 def compiled(name: str):
-    return getattr(placing_numba if hasattr(placing_numba, name) else loops_numba, name)
+    return getattr(loops_numba, name)
 
 
 def as_written(name: str):
@@ -72,10 +70,10 @@ def test_units_are_placed_as_their_twin_places_them(loop, data, count):
     (src_ids, src_skip, src), (dst_ids, dst_skip, dst) = (data.draw(sides(count)) for _ in range(2))
     src_blocks, dst_blocks = (data.draw(st.integers(3, 5)) for _ in range(2))
     made, seen = [], np.zeros(1, np.uint64)
-    for place in (loop("place_units"), loops_numpy.place_units):
+    for place in (loop("place_units"), loops.place_units):
         out = np.zeros((2, 2, count), np.int64)
         found = place(src_ids, dst_ids, src_skip, dst_skip, src, dst, TABLES, TABLES, src_blocks, dst_blocks, seen, out)
-        made.append((tuple(map(int, found)), out.tolist() if found[0] == loops_numpy.PLACED else None))
+        made.append((tuple(map(int, found)), out.tolist() if found[0] == loops.PLACED else None))
         assert not seen.any()
     assert made[0] == made[1]
 
@@ -96,12 +94,10 @@ def test_chains_are_those_of_the_twin(loop, drawn):
     """Law 8: the loop that chains neighbouring units, against its numpy twin."""
     units, nbytes = drawn
     count = units.shape[1]
-    slots, made = np.empty(1 << (2 * count - 1).bit_length(), np.int32), []
-    for chain in (loop("chain"), loops_numpy.chain):
-        out = np.zeros((3, count), np.int64)
-        left = chain(units, nbytes, slots, out)
-        made.append(sorted(out[:, :left].T.tolist()))
-    assert made[0] == made[1]
+    slots, out = np.empty(1 << (2 * count - 1).bit_length(), np.int32), np.zeros((3, count), np.int64)
+    left = loop("chain")(units, nbytes, slots, out)
+    twin = np.stack(merge_adjacent(*units, np.full(count, nbytes)))
+    assert sorted(out[:, :left].T.tolist()) == sorted(twin.T.tolist())
 
 
 RUNS = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50), st.integers(1, 9)), min_size=1, max_size=3)
@@ -148,60 +144,3 @@ def test_every_run_of_every_chain_is_written_in_order(loop, runs, chains, more, 
     assert list(map(tuple, out[:, before:after].T.tolist())) == expected
     assert (out[:, :before] == -7).all()
     assert (out[:, after:] == -7).all()
-
-
-@st.composite
-def pieces(draw) -> list[tuple[int, int, int]]:
-    """Descriptors whose destinations touch or lie apart, in any order."""
-    made, at = [], draw(st.integers(0, 3))
-    for _ in range(draw(st.integers(0, 5))):
-        nbytes = draw(st.integers(1, 6))
-        made.append((at + draw(st.sampled_from((100, 100, 120))), at, nbytes))
-        at += nbytes + draw(st.sampled_from((0, 0, 2)))
-    return draw(st.permutations(made))
-
-
-@both
-@examples(250)
-@given(drawn=pieces(), data=st.data())
-def test_descriptors_are_merged_at_the_bounds_and_nowhere_else(loop, drawn, data):
-    """Law 8: the loop that merges at the bounds of runs, against a plain search."""
-    starts = {dst: (src, nbytes) for src, dst, nbytes in drawn}
-    ends = {dst + nbytes for _, dst, nbytes in drawn}
-    touching = [dst + n for src, dst, n in drawn if starts.get(dst + n, (None,))[0] == src + n]
-    lonely = sorted(starts.keys() ^ ends)  # a bound may also be where only one of the two is there
-    bounds = sorted(set(data.draw(st.lists(st.sampled_from(touching + lonely))) if touching + lonely else []))
-    expected = []
-    for src, dst, nbytes in sorted(drawn, key=lambda one: one[1]):
-        if expected and dst in bounds and expected[-1][1] + expected[-1][2] == dst:
-            expected[-1][2] += nbytes
-        else:
-            expected.append([src, dst, nbytes])
-    columns = [array([one[k] for one in drawn]) for k in range(3)]
-    left = loop("stitch")(array(bounds), *columns)
-    assert sorted([list(one) for one in zip(*(c[:left].tolist() for c in columns), strict=True)]) == sorted(expected)
-
-
-@both
-def test_three_descriptors_in_a_row_are_merged_into_one(loop):
-    """Law 8 for a chain: the middle one is merged, too."""
-    columns = [array([4, 0, 9]), array([104, 100, 109]), array([5, 4, 2])]
-    assert loop("stitch")(array([104, 109]), *columns) == 1
-    assert [int(column[0]) for column in columns] == [0, 100, 11]
-
-
-SEAMS = st.lists(st.integers(0, 60), max_size=4, unique=True).map(sorted)
-
-
-@both
-@examples(250)
-@given(drawn=RUNS, seams=st.tuples(SEAMS, SEAMS), cap=st.none() | st.integers(1, 12))
-def test_cuts_are_those_of_the_twin(loop, drawn, seams, cap):
-    """Law 8: the loop that cuts at seams and at the cap, against its numpy twin."""
-    marks, columns = [array(side) for side in seams], [array([one[k] for one in drawn]) for k in range(3)]
-    expected = [column.tolist() for column in loops_numpy.cut(loops_numpy.Descriptors(*columns), *marks, cap)]
-    split, most = loop("split"), NO_CAP if cap is None else cap
-    count = split(*marks, most, *columns, NONE, NONE, NONE, write=False)
-    out = [np.empty(count, np.int64) for _ in range(3)]
-    assert split(*marks, most, *columns, *out, write=True) == count
-    assert [column.tolist() for column in out] == expected

@@ -11,7 +11,7 @@ import kvplan
 from kvplan import KVLayout
 from kvplan.cuda.rows import BATCH, COPY, LAUNCH, RECORD, SYNC, WAIT
 from kvplan.execute.gpu import row_loops
-from kvplan.plan.staging import GRAIN, stage
+from kvplan.plan.packing import GRAIN, stage
 from tests import oracle
 from tests.compiled_cases import planned
 from tests.profiles import examples
@@ -44,7 +44,7 @@ def test_units_whose_runs_are_neighbours_of_other_units_runs(load):
 
 def check_two_steps(group, *, load: bool) -> None:
     made = stage(group, host_is_src=load)
-    src, dst, size = group.offsets
+    src, dst, size = group.packed
     host, cache = (src, dst) if load else (dst, src)
     for unit in range(made.granule_units):
         direct = ranges(host + made.unit_hosts[unit], cache, size)
@@ -127,7 +127,7 @@ def test_the_calls_of_chunks_carry_out_the_plan_and_the_compiled_loop_is_its_pla
         assert (rows[0, 2], rows[-1, 2]) == (BEGIN, END)
         check_waits(rows[1:-1], joined=two)
         runs = made.runs if load else made.runs[[1, 0, 2]]
-        src, dst, size = group.offsets
+        src, dst, size = group.packed
         own = [(a + s, b + d, n) for a, b in units.T.tolist()
                for s, d, n in zip(src.tolist(), dst.tolist(), size.tolist(), strict=True)]  # fmt: skip
         at, sizes = columns[0 if load else 1][:, None], columns[2][:, None]

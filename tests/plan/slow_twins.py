@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from kvplan.plan import loops, loops_numba, placing_numba
+from kvplan.plan import loops, loops_numba
 from kvplan.plan.loops import sparing
 
 
@@ -25,7 +25,7 @@ def without_numba():
 @contextmanager
 def uncompiled(*modules):
     """Run the compiled loops of modules, by default of the planner, as the Python they are written in."""
-    modules = modules or (loops_numba, placing_numba)
+    modules = modules or (loops_numba,)
     made = [(module, *item) for module in modules for item in vars(module).items() if hasattr(item[1], "py_func")]
     for module, name, loop in made:
         setattr(module, name, loop.py_func)

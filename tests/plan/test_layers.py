@@ -4,26 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import kvplan
 from kvplan.plan.layers import even_edges, split_layers
-from tests.compiled_cases import moves, planned
-from tests.profiles import examples
-from tests.strategies import cases
-
-
-@examples(200)
-@given(case=cases(), count=st.integers(1, 3))
-def test_each_part_moves_the_bytes_of_its_layers(case, count):
-    plan = planned(case)
-    for layers, part in split_layers(plan, even_edges(len(plan.layers), count)):
-        src, dst = plan.layouts[0]
-        program = kvplan.compile(src.slice(layers=sorted(layers)), dst.slice(layers=sorted(layers)))
-        if len(layers) == len(src.layers) or program.unit_tokens == case.unit_tokens:
-            alone = program.plan(case.src_ids, case.dst_ids, case.src_skip, case.dst_skip)
-            assert moves(part) == moves(alone)
+from tests.compiled_cases import moves
 
 
 @pytest.mark.parametrize(("count", "sizes"), [(1, [5]), (2, [2, 3]), (3, [1, 2, 2]), (5, [1] * 5), (9, [1] * 5)])

@@ -34,14 +34,6 @@ def test_the_worked_example_of_the_design():
     assert units_of(back, cpu, 0, 128) == [1, 2, 3, 4, 5, 6, 7, 12, 13, 14, 15]
 
 
-def test_the_last_larger_block_may_be_partly_used():
-    program = kvplan.compile(tokens(16, 16), tokens(4, 64))
-    assert [program.plan(range(n), [2, 0]).units for n in (5, 6, 7, 8)] == [5, 6, 7, 8]
-    for n in (4, 9):
-        with pytest.raises(kvplan.BlockIndexError):
-            program.plan(range(n), [2, 0])
-
-
 def test_blocks_of_24_and_16_tokens():
     src, dst = tokens(4, 24), tokens(6, 16)
     plan = kvplan.compile(src, dst).plan([3, 1], [5, 0, 2], src_skip=1, dst_skip=1)
@@ -86,39 +78,6 @@ def test_read_only_ids_are_fine_and_ids_are_read_once():
     plan = program.plan(ids, mine)
     mine[:] = 0
     assert units_of(plan, dst, 1, 32) == [1, 2, 3]
-
-
-@pytest.mark.parametrize("page", [512, 1024])
-@pytest.mark.parametrize("units", [1, 3])
-def test_vllm_s_cases(page, units, executor):
-    """vLLM 0.33's handler tests, as facts: pages of 512 and 1,024 bytes, 1 and 3 units a block, entering in the middle
-    of the first, three groups of which one is empty and one unaligned, bytes outside untouched."""
-    rng = np.random.default_rng(0)
-    gpus = [rng.integers(0, 255, (2, 32, page), np.uint8) for _ in range(3)]  # layer, block, page
-    hosts = [np.full((12, units, 2, page), 9, np.uint8) for _ in range(3)]  # block, unit, layer, page
-    notation = "layer block token dim", "block token layer dim"
-    programs = [
-        kvplan.compile(
-            KVLayout.from_tensors(notation[0], gpu.reshape(2, 32, 1, page)), KVLayout.from_tensors(notation[1], host)
-        )
-        for gpu, host in zip(gpus, hosts, strict=True)
-    ]
-    skip = min(1, units - 1)
-    ids = [list(range(3, 3 + 2 * units)), [], [30, 7, 11, 2][: 2 * units - skip]]
-    blocks = [[5, 2], [], [8, 1]]
-    plans = [
-        program.plan(gpu_ids, host_ids[: -(-(len(gpu_ids) + s) // units)], dst_skip=s)
-        for program, gpu_ids, host_ids, s in zip(programs, ids, blocks, (0, 0, skip), strict=True)
-    ]
-    joined = kvplan.join(plans)
-    assert joined.units == sum(map(len, ids))
-    assert executor.submit(joined).result().nbytes == joined.units * 2 * page
-    for gpu, host, gpu_ids, host_ids, s in zip(gpus, hosts, ids, blocks, (0, 0, skip), strict=True):
-        expected = np.full_like(host, 9)
-        for k, block in enumerate(gpu_ids):
-            at = k + s
-            expected[host_ids[at // units], at % units] = gpu[:, block]
-        np.testing.assert_array_equal(host, expected)
 
 
 def test_consecutive_blocks_merge_on_both_sides():

@@ -5,25 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import kvplan
-from kvplan import KVLayout
 from kvplan.execute.host.memcpy import copy
 from kvplan.execute.host.tasks import copy_by_memmove
-from tests.compiled_cases import by_dst
-from tests.plan.slow_twins import without_numba
-
-
-def test_seams_cut_rows_without_numba():
-    src, dst = (np.zeros((2, 4, 4, 8), np.uint8) for _ in range(2))
-    seam = src.ctypes.data + 4 * 4 * 8 + 20
-    sides = (KVLayout.from_tensors("layer block token dim", t, seams=s) for t, s in ((src, (seam,)), (dst, ())))
-    plan = kvplan.compile(*sides).plan([0, 2], [1, 0])
-    rows, flat = plan.strided().tolist(), by_dst(plan.descriptors())
-    with without_numba():
-        assert plan.strided().tolist() == rows
-        assert by_dst(plan.descriptors()) == flat
-    assert len(flat) == 5  # 2 layers x 2 blocks, and a cut
-
 
 # ---- the host path -----------------------------------------------------------------------------------------------
 

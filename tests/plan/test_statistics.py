@@ -85,7 +85,7 @@ def test_every_count_is_bounded_by_the_lowerings(plan):
         return
     _, runs, nbytes = features("kernel", counts)
     assert nbytes == plan.nbytes
-    assert runs == sum(part.group.offsets[0].size * part.units.shape[1] for part in plan.parts)
+    assert runs == sum(part.group.packed[0].size * part.units.shape[1] for part in plan.parts)
     _, small, large, _ = features("copy_engine", counts)
     assert small + large == runs >= plan.descriptors().size.size  # units that touch are merged
     _, calls, rows, _ = features("copy_engine_2d", counts)

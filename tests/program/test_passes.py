@@ -57,20 +57,6 @@ def test_fused_and_split_content_match_by_their_halves():
     assert kvplan.compile(fused, fused).runs == 2
 
 
-@pytest.mark.slow
-def test_each_half_of_fused_content_goes_where_its_part_is():
-    """Rows of 12 bytes hold K of 4 bytes and V of 8; of 3 blocks of one token."""
-    fused = KVLayout.from_tensors("block dim", np.arange(36, dtype=np.uint8).reshape(3, 12))
-    k, v = np.zeros((3, 4), np.uint8), np.zeros((3, 8), np.uint8)
-    split = KVLayout.merge([KVLayout.from_tensors("block dim", t, part=part) for t, part in ((k, "k"), (v, "v"))])
-    rows = fused.address(layer=0, part="kv", block=1)
-    there = kvplan.compile(fused, split).plan([1], [2]).descriptors()
-    back = kvplan.compile(split, fused).plan([2], [1]).descriptors()
-    held = {4: (rows, k[2].ctypes.data), 8: (rows + 4, v[2].ctypes.data)}
-    assert {n: (a, b) for a, b, n in zip(*(c.tolist() for c in there), strict=True)} == held
-    assert {n: (b, a) for a, b, n in zip(*(c.tolist() for c in back), strict=True)} == held
-
-
 def test_a_layer_may_hold_fused_content_beside_k_and_v():
     def cache():
         return KVLayout.merge([KVLayout.from_tensors("block dim", np.zeros((3, 8 * n), np.uint8), part=part)
@@ -83,14 +69,6 @@ def test_a_layer_may_hold_fused_content_beside_k_and_v():
         (one.address(layer=0, part=part, block=0), other.address(layer=0, part=part, block=1), nbytes)
         for part, nbytes in (("kv", 16), ("k", 8), ("v", 8))
     )
-
-
-@pytest.mark.parametrize(("tokens", "unit"), [(2, 1), (3, 3), (6, 6), (1, 1)])
-def test_a_unit_repeats_in_a_token_axis_of_two_factors(tokens, unit):
-    """Six tokens, three and three: units of two would be a pair at one place and split at the next."""
-    src = KVLayout.from_tensors("block token.0 dim token.1", np.zeros((4, 2, 8, 3), np.int8))
-    dst = KVLayout.from_tensors("block token dim", np.zeros((12, tokens, 8), np.int8))
-    assert kvplan.compile(src, dst).unit_tokens == kvplan.compile(dst, src).unit_tokens == unit
 
 
 def test_one_head_of_any_number_is_content_without_heads():

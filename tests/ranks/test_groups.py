@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import kvplan
-from kvplan import Groups, KVLayout, OverlapError
+from kvplan import Groups, KVLayout
 from tests import oracle
 from tests.profiles import examples
 from tests.strategies import cases, layout_of
@@ -60,17 +59,3 @@ def test_every_group_moves_its_request_from_its_front_on(drawn, executor):
     for dst, expected in wanted:
         for root, want in zip(dst.roots, expected.roots, strict=True):
             np.testing.assert_array_equal(root, want)
-
-
-def test_groups_that_lie_over_one_another_are_told_apart_by_their_ids():
-    memory = np.zeros((1, 64, 2, 16, 2, 8), np.int8)
-    full, window = cache((0,), 16, memory=memory), cache((1,), 16, memory=memory)
-    pools = [KVLayout.from_tensors("layer block kv token head dim", np.random.default_rng(k).integers(
-        0, 255, (1, 8, 2, 16, 2, 8), np.uint8), layers=(k,)) for k in (0, 1)]  # fmt: skip
-    groups = Groups([kvplan.compile(pool, group) for pool, group in zip(pools, (full, window), strict=True)])
-    with kvplan.Executor() as executor:
-        executor.submit(groups.plan([[0, 1], [2, 3]], [[9, 4], [5, 60]])).synchronize()
-    for k, (src, dst) in enumerate([([0, 1], [9, 4]), ([2, 3], [5, 60])]):
-        np.testing.assert_array_equal(memory.view(np.uint8)[0, dst], pools[k].tensors[0, src])
-    with pytest.raises(OverlapError, match="two of the joined plans write address"):
-        groups.plan([[0, 1], [2, 3]], [[9, 4], [4, 60]])

@@ -7,7 +7,6 @@ import pytest
 
 import kvplan
 from kvplan import BlockIndexError, IncompatibleLayoutsError, KVLayout, Shard
-from tests.oracle import byte_moves
 
 
 def kv(heads=range(4), tokens=16, **more):
@@ -58,26 +57,3 @@ def test_skips_that_shift_two_ways_of_dealing_are_refused():
             programs[k, k].plan([0, 1], [2, 3], 1, 0)
         assert programs[k, k].plan([0, 1], [2, 3], 1, 1).nbytes == (32 if k == 0 else 64)
         assert programs[k, 2].plan([0, 1], [2, 3, 4], 1, 0).nbytes == (32 if k == 0 else 64)
-
-
-def test_a_rank_plans_alone_what_it_would_among_all():
-    """Its own tensors and the pool are real; the others are described, by what they hold."""
-
-    def real(k):
-        return KVLayout.from_tensors(
-            "layer: kv block token head dim", [np.zeros((2, 8, 4, 1, 8), np.int8) for _ in range(2)], head_start=k // 2
-        )
-
-    def elsewhere(k):
-        sizes = {"layer": 2, "kv": 2, "block": 8, "token": 4, "head": 1, "dim": 8}
-        return KVLayout.from_spec(
-            {"notation": "block layer kv token head dim", "sizes": sizes, "dtype": "int8", "head_start": k // 2}
-        )
-
-    ranks = [real(k) for k in range(4)]
-    pool = KVLayout.from_tensors("block layer kv head token dim", np.zeros((8, 2, 2, 2, 8, 8), np.int8))
-    everything = kvplan.reshard(ranks, pool).plan(range(7), [6, 3, 1, 0], dst_skip=1)
-    for k, rank in enumerate(ranks):
-        alone = kvplan.reshard([rank if k == n else elsewhere(n) for n in range(4)], pool)
-        plan = alone[k, 0].plan(range(7), [6, 3, 1, 0], dst_skip=1)
-        assert byte_moves(plan.descriptors()) == byte_moves(everything[k, 0].descriptors())

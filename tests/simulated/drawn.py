@@ -8,7 +8,7 @@ import numpy as np
 
 import kvplan
 from kvplan import KVLayout
-from kvplan.plan.staging import stage
+from kvplan.plan.packing import stage
 from tests import oracle
 from tests.paged_caches import assert_same_bytes
 from tests.simulated.objects import Tensor

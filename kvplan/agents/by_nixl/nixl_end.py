@@ -20,7 +20,7 @@ from kvplan.base.quoting import quoted
 from kvplan.base.threads import error_of
 from kvplan.errors import KVPlanError, PathError, TransferError
 from kvplan.layout.kvlayout import KVLayout
-from kvplan.plan.nixl_lists import memory_of
+from kvplan.plan.descriptors import memory_of
 
 Span = tuple[int, int, str]  # address, bytes, device
 MOVING, DONE = "PROC", "DONE"  # NIXL's states of a transfer

@@ -13,7 +13,7 @@ from kvplan.agents.packed.packed_transfer import PATIENCE, PackedTransfer
 from kvplan.agents.peer_transfer import BOUND, Order, PeerTransfer, bound_of
 from kvplan.errors import PathError, TransferError
 from kvplan.execute.transfer import Transfer, TransferResult
-from kvplan.plan.nixl_lists import nixl_lists
+from kvplan.plan.descriptors import nixl_lists
 from kvplan.plan.plan import Plan
 
 LOOK_SECONDS = 50e-6  # seconds between two polls of a transfer in flight

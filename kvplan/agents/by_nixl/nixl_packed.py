@@ -15,9 +15,9 @@ from kvplan.cost.wires.wire_model import WireChoice, choose_way, crossing_of, di
 from kvplan.cost.wires.wire_profile import WireProfile, find_wire, wire_name
 from kvplan.errors import KVPlanError
 from kvplan.layout.kvlayout import KVLayout
-from kvplan.plan.chunk_order import GRAIN
 from kvplan.plan.chunks import Chunks, outlines_of, sources_of
-from kvplan.plan.nixl_lists import memory_of
+from kvplan.plan.descriptors import memory_of
+from kvplan.plan.packing import GRAIN
 from kvplan.plan.plan import Plan
 
 __all__ = ["PACKED_VERSION", "NixlPacked", "PackedWay", "checked_progress"]

@@ -12,7 +12,7 @@ from kvplan.base.integers import integer
 from kvplan.base.quoting import quoted
 from kvplan.cost.wires.wire_profile import WireProfile
 from kvplan.errors import KVPlanError, LayoutError, PathError
-from kvplan.plan.chunk_order import GRAIN
+from kvplan.plan.packing import GRAIN
 from kvplan.plan.row_plans import Memory, layout_of
 
 LEAST_SLOT = 4096  # bytes

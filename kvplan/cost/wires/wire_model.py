@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from kvplan.base.numbers import binary, count_of, duration, percent
 from kvplan.cost.wires.wire_profile import MIB, WireProfile
-from kvplan.plan.chunk_order import sections_of
+from kvplan.plan.packing import sections_of
 from kvplan.plan.plan import Plan
 
 # Sizes of a slot within 3 % of the best are alike. Of them, the smallest one is taken with which a transfer needs at

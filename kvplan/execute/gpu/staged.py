@@ -19,8 +19,8 @@ from kvplan.execute.gpu.resources import Resources
 from kvplan.execute.gpu.tables import HEADER, Table
 from kvplan.layout.strides import Int64Array
 from kvplan.plan.descriptors import Part
+from kvplan.plan.packing import GRAIN, staging_of
 from kvplan.plan.plan import Plan
-from kvplan.plan.staging import GRAIN, staging_of
 from kvplan.program.program import RunGroup
 
 RING_NBYTES = 84 << 20  # of a direction, if the policy names no number

@@ -40,9 +40,9 @@ def tasks_of(plan: Plan) -> tuple[list[Task], int]:
 
 def _cut(group: RunGroup) -> tuple[Int64Array, Int64Array, Int64Array]:
     """Return the offsets and bytes of the copies of a unit; those longer than a task are cut."""
+    src, dst, size = group.packed
     if all(run.nbytes <= TASK_NBYTES for run in group.runs):
-        return group.offsets
-    src, dst, size = group.offsets
+        return src, dst, size
     pieces = -(-size // TASK_NBYTES)
     skips = TASK_NBYTES * np.concatenate([np.arange(count) for count in pieces])
     src, dst, size = (column.repeat(pieces) for column in (src, dst, size))

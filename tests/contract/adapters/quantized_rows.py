@@ -3,8 +3,8 @@
 import numpy as np
 
 from kvplan import KVLayout
-from kvplan.backends import flashinfer, quantized
-from tests.contract.adapters.rows import Row, named, noise, per_layer
+from kvplan.backends import quantized
+from tests.contract.adapters.rows import Row, named, noise
 
 # Bytes a row; of a page of 64 rows (of 8 heads where there are heads, at head_dim 128); and of it with its padding.
 NBYTES = {
@@ -18,7 +18,6 @@ NBYTES = {
     "deepseek_v41_split": (528, 33_792, 33_792),
     "deepseek_v41_nvfp4_split": (288, 18_432, 18_432),
     "indexer_fp8": (132, 8_448, 8_448),
-    "indexer_fp8_tiled": (132, 8_448, 8_448),
     "indexer_mxfp4": (68, 4_352, 4_352),
     "int8_per_token_head": (264, 135_168, 135_168),
     "fp8_per_token_head": (264, 135_168, 135_168),
@@ -29,14 +28,13 @@ NBYTES = {
     "turboquant_3bit_nc": (102, 52_224, 52_224),
     "nvfp4": (144, 73_728, 73_728),
 }
-HEADED = list(NBYTES)[12:-1]
+HEADED = list(NBYTES)[11:-1]
 # Data and scales of a row, in regions of their own: all data of a page, then all scales.
 REGIONS = {
     "deepseek_v4": (576, 8),
     "deepseek_v41_split": (512, 16),
     "deepseek_v41_nvfp4_split": (256, 32),
     "indexer_fp8": (128, 4),
-    "indexer_fp8_tiled": (128, 4),
     "indexer_mxfp4": (64, 4),
 }
 LATENT = {"parts": "kv", "heads": range(1)}
@@ -54,12 +52,10 @@ def row_at(row, tokens=64, heads=1, *, order="NHD"):
 
 
 def region_at(name, tokens):
-    """Where data and scales stand in a page; keys of ROCm come in tiles of 16 rows x 16 bytes."""
+    """Where data and scales stand in a page."""
     data, scale = REGIONS[name]
 
     def index(m, l, p, b, t, h):
-        if name == "indexer_fp8_tiled" and not p:
-            return m[b, : tokens * data].reshape(tokens // 16, data // 16, 16, 16)[t // 16, :, t % 16]
         return m[b, tokens * data + t * scale :][:scale] if p else m[b, t * data :][:data]
 
     return index
@@ -83,8 +79,6 @@ def pages(name):
     told = {"block_tokens": 64, "layer_start": 5}
     notation = "layer: block (token dim)"
     if name in REGIONS:
-        tiled = "layer: block (token.0 dim.0 token.1 dim.1) + "
-        notation = (tiled if name == "indexer_fp8_tiled" else "") + notation
         facts = {"parts": "kv kv_scale", "heads": range(1)}
         index = region_at(name, 64)
     elif name == "nvfp4" or name in HEADED:
@@ -110,7 +104,6 @@ def rows(name):
         return Row(f"rows of {name}", noise(2, nbytes, kind=np.uint8),
                    lambda m: quantized.describe(m.reshape(2, 64, row), name, layer_start=5, part="index"),
                    region_at(name, 64), nbytes,
-                   "layer: block (token.0 dim.0 token.1 dim.1) + layer: block (token dim)" if "tiled" in name else
                    "layer: block (token dim)", **ONE, parts="index index_scale", heads=range(1),
                    same=(lambda m: quantized.describe(m.reshape(2, 64, 1, row), name, layer_start=5, part="index"),
                          lambda m: quantized.describe(m.reshape(2, 1, 64, row), name, layer_start=5, part="index",
@@ -179,40 +172,7 @@ def five(name):
                tokens=5, layers=(0,), **facts)  # fmt: skip
 
 
-FP4 = "layer kv: block {} dim + layer: block {} dim"
-SCALES = [
-    Row("NVFP4 of FlashInfer", [[[noise(3, 16, 8, 64, kind=np.uint8) for _ in "kv"] for _ in "01"],
-                                [per_layer(3, 16, 8, 8, kind=np.uint8) for _ in "kv"]],
-        lambda m: quantized.with_scales(flashinfer.describe(m[0], layers=[2, 5], head_start=8),
-                                        {"k_scale": m[1][0], "v_scale": m[1][1]}),
-        lambda m, l, p, b, t, h: (m[1][p - 2][l] if p > 1 else m[0][l][p])[b, t, h], 36_864,
-        FP4.format("token head", "token head"), tokens=16, layers=(2, 5), parts="k v k_scale v_scale",
-        heads=range(8, 16)),
-    Row("NVFP4 of FlashInfer, HND", [[[noise(3, 2, 4, 64, kind=np.uint8) for _ in "kv"] for _ in "01"],
-                                     [per_layer(3, 2, 4, 8, kind=np.uint8) for _ in "kv"]],
-        lambda m: quantized.with_scales(flashinfer.describe(m[0], kv_layout="HND"),
-                                        {"k_scale": m[1][0], "v_scale": m[1][1]}, kv_layout="HND"),
-        lambda m, l, p, b, t, h: (m[1][p - 2][l] if p > 1 else m[0][l][p])[b, h, t], 2_304,
-        FP4.format("head token", "head token"), parts="k v k_scale v_scale"),
-    Row("swizzled scales", [noise(3, 2, 4, 2, 64, kind=np.uint8), noise(3, 2, 4, 8, kind=np.uint8)],
-        lambda m: quantized.with_scales(flashinfer.describe(m[0]), {"k_scale": m[1]}, whole_blocks=True),
-        lambda m, l, p, b, t, h: m[1][b] if p == 2 else m[0][b, p, t, h], 1_088,
-        "layer: block kv token head dim + layer: block dim.0 dim.1 dim.2", layers=(0,), parts="k v k_scale",
-        same=(lambda m: quantized.with_scales(flashinfer.describe(m[0]), {"k_scale": m[1].reshape(3, -1)},
-                                              whole_blocks=True),
-              lambda m: quantized.with_scales(flashinfer.describe(m[0]), {"k_scale": m[1].reshape(3, 8, 8)},
-                                              whole_blocks=True))),
-    Row("swizzled scales of kernel blocks", [noise(3, 2, 16, 2, 64, kind=np.uint8), noise(12, 64, kind=np.uint8)],
-        lambda m: quantized.with_scales(flashinfer.describe(m[0]), {"k_scale": m[1]}, whole_blocks=True),
-        lambda m, l, p, b, t, h: m[1][4 * b + t] if p == 2 else m[0][b, p, t, h], 4_352,
-        "layer: block kv token head dim + layer: (block subblock) dim", layers=(0,), tokens=16,
-        parts="k v k_scale"),
-    Row("a scale a token, and one a head", [noise(3, 2, 4, 2, 8), noise(3, 4, 2, kind=np.int32),
-                                            noise(3, 4, kind=np.int32)],
-        lambda m: quantized.with_scales(flashinfer.describe(m[0]), {"k_scale": m[1], "scale": m[2]}),
-        lambda m, l, p, b, t, h: (*m[0][b, :, t, h], m[1][b, t, h, None], m[2][b, t, None])[p], 304,
-        "layer: block kv token head dim + layer: block token head + layer: block token", layers=(0,),
-        parts="k v k_scale scale"),
+OTHERS = [
     Row("an indexer beside a latent", [noise(3, 64, 656, kind=np.uint8), noise(3, 8_448, kind=np.uint8)],
         lambda m: KVLayout.merge([quantized.describe(m[0], "fp8_ds_mla"),
                                   quantized.describe(m[1], "indexer_fp8", block_tokens=64, part="index")]),
@@ -227,7 +187,12 @@ SCALES = [
 ]  # fmt: skip
 
 GROUPS = {
-    "quantized": [*map(pages, NBYTES), *(rows(name) for name in NBYTES if name != "nvfp4"), *map(five, PADDED), *HND],
-    "with_scales": SCALES,
+    "quantized": [
+        *map(pages, NBYTES),
+        *(rows(name) for name in NBYTES if name != "nvfp4"),
+        *map(five, PADDED),
+        *HND,
+        *OTHERS,
+    ],
 }
 ROWS = named(GROUPS)

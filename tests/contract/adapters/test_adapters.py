@@ -38,7 +38,7 @@ def test_every_name_has_a_row():
     words = {word.strip(",") for name in names for word in name.split(" ")}
     assert words >= {*vllm.FORMS, *sglang.HOST["K and V"], "HND", "vectorized_5d", "unified"} - {"whole_blocks"}
     backends = {module.name for module in iter_modules(kvplan.backends.__path__) if module.name[0] != "_"}
-    assert {name.split(":")[0] for name in names} == {*backends, "with_scales", "published"}
+    assert {name.split(":")[0] for name in names} == {*backends, "published"}
 
 
 def hold_facts(row, layout):

@@ -7,7 +7,7 @@ import pytest
 
 import kvplan
 from kvplan.cost.wires.wire_model import crossing_of
-from kvplan.plan.chunk_order import sections_of
+from kvplan.plan.packing import sections_of
 
 LAYER_FIRST, BLOCK_FIRST, ROWS = (
     kvplan.KVLayout.from_tensors(notation, np.zeros(shape, np.int8))

@@ -107,4 +107,4 @@ def assert_aligned(plan: kvplan.Plan) -> None:
     """What a run group says of its alignment holds, or a kernel's words would not fit."""
     for group, units in plan.parts:
         assert not (units % group.alignment).any()
-        assert not (np.stack(group.offsets) % group.alignment).any()
+        assert not (group.packed % group.alignment).any()

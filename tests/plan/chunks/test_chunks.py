@@ -78,19 +78,6 @@ def test_units_that_one_side_copies_in_bytes_stay_aligned_for_the_other(executor
     assert not to_rows[:, :, 1:].any()
 
 
-def test_ranks_send_what_both_hold(executor):
-    """A rank with heads 0 and 1, and one with heads 1 and 2: head 1 travels."""
-    theirs = np.arange(4 * 2 * 2 * 4, dtype=np.uint8).reshape(4, 2, 2, 4)
-    mine = np.zeros((4, 2, 2, 4), np.uint8)
-    src = KVLayout.from_tensors("block token head dim", theirs, head_start=0)
-    dst = KVLayout.from_tensors("block head token dim", mine, head_start=1)
-    plan = kvplan.compile(src, dst).plan([3], [0])
-    assert sizes(Half(plan, 0, 256).cut) == [(2 * 4, [1])]
-    through(executor, plan, 256)
-    np.testing.assert_array_equal(mine[0, 0], theirs[3, :, 1])
-    assert mine.sum() == theirs[3, :, 1].sum()
-
-
 def test_layers_come_in_their_order():
     _, _, src, dst = two_layouts(seed=2)
     cut = Half(kvplan.compile(dst, src).plan([1, 2], [0, 3]), 0, 256, 3).cut
