@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, Unpack
 
 from kvplan.backends._tensors import Numbers
-from kvplan.base.integers import optional_integer
+from kvplan.base.values import optional_integer
 from kvplan.errors import LayoutError
 from kvplan.layout.kvlayout import KVLayout
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 from typing import Any, Unpack
 
 from kvplan.backends._tensors import Numbers, itemsize_of, one_per_layer
-from kvplan.base.integers import optional_integer
+from kvplan.base.values import optional_integer
 from kvplan.errors import LayoutError
 from kvplan.layout.kvlayout import KVLayout
 

@@ -12,7 +12,7 @@ from math import ceil
 from typing import Any, NamedTuple, Unpack
 
 from kvplan.backends._tensors import PAGE, Numbers, check_option, dense_inside, itemsize_of, one_per_layer, steps_of
-from kvplan.base.integers import integer, optional_integer
+from kvplan.base.values import integer, optional_integer
 from kvplan.errors import LayoutError
 from kvplan.layout.kvlayout import KVLayout
 

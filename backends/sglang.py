@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Unpack
 
 from kvplan.backends._tensors import Numbers, check_option, content_dims, rank_of
-from kvplan.base.integers import integer, integers, optional_integer
+from kvplan.base.values import integer, integers, optional_integer
 from kvplan.errors import LayoutError
 from kvplan.layout.kvlayout import KVLayout
 

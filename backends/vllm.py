@@ -32,7 +32,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Unpack
 
 from kvplan.backends._tensors import Numbers, check_option, dense_inside, itemsize_of, steps_of
-from kvplan.base.integers import integer, integers, optional_integer
+from kvplan.base.values import integer, integers, optional_integer
 from kvplan.errors import LayoutError
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.tensors import facts

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvplan.base.version import __version__
+from kvplan.base import __version__
 from kvplan.errors import (
     BlockIndexError,
     HostMemoryError,

@@ -1,7 +1,7 @@
 """Errors of kvplan: one class for each kind of mistake.
 
 Every message names the wrong value, its place, and the right value. All errors but :class:`TransferError` are raised
-before any byte moves. A message quotes its input shortened; see :mod:`kvplan.base.quoting`.
+before any byte moves. A message quotes its input shortened; see :mod:`kvplan.base.values`.
 """
 
 from __future__ import annotations

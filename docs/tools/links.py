@@ -15,7 +15,7 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
 from docs.tools.reference_pages import options
-from kvplan.base.version import __version__
+from kvplan.base import __version__
 
 ROOT = Path(__file__).parents[2]
 PAGES = {

@@ -25,7 +25,7 @@ from kvplan.agents.packed.ring import checked_slots
 from kvplan.agents.peer import Peer
 from kvplan.agents.relocation import relocated
 from kvplan.agents.transport import NIXL, TRANSPORTS, close_all
-from kvplan.base.quoting import quoted
+from kvplan.base.values import quoted
 from kvplan.errors import KVPlanError, LayoutError, PathError, TransferError
 from kvplan.execute.executor import Executor
 from kvplan.execute.stats import ExecutorStats

@@ -9,9 +9,8 @@ from zlib import crc32
 
 from kvplan.agents.identity import Host
 from kvplan.agents.transport import Table
-from kvplan.base.limits import LIMITS, Budget
-from kvplan.base.quoting import listed, quoted
-from kvplan.base.reading import json_of
+from kvplan.base.files import LIMITS, Budget, json_of
+from kvplan.base.values import listed, quoted
 from kvplan.errors import LayoutError
 from kvplan.layout.dump import built_from_dump, document_of
 from kvplan.layout.kvlayout import KVLayout

@@ -9,7 +9,7 @@ from kvplan.agents.agent_card import AgentCard, why_not
 from kvplan.agents.by_nixl.nixl_end import NixlOffer
 from kvplan.agents.sockets import unreachable
 from kvplan.agents.transport import NIXL, Owner, Transport
-from kvplan.base.quoting import quoted
+from kvplan.base.values import quoted
 from kvplan.errors import PathError
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from kvplan.agents.board import ENDED, ISSUED, LANES, PASSED, PUBLISHED
 from kvplan.base.process import generation
-from kvplan.base.quoting import listed
+from kvplan.base.values import listed
 from kvplan.cuda.device import NOT_READY, Device, Uncaptured
 from kvplan.cuda.handles import event_handle, stream_handle
 from kvplan.cuda.ipc.shared_words import RELEASED, SharedWords

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kvplan.base.process import generation
-from kvplan.base.quoting import quoted
+from kvplan.base.values import quoted
 from kvplan.errors import KVPlanError
 
 _EXITING = 0x4  # PF_EXITING of the flags in /proc/PID/stat: set before the kernel frees any memory of the process

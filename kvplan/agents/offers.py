@@ -10,7 +10,7 @@ from importlib.util import find_spec
 
 from kvplan.agents.relocation import regions_of
 from kvplan.agents.transport import LOCAL, NIXL, TRANSPORTS, Offer, Transport, close_all
-from kvplan.base.quoting import listed, quoted
+from kvplan.base.values import listed, quoted
 from kvplan.errors import KVPlanError, PathError, TransferError
 from kvplan.layout.components import Region
 from kvplan.layout.kvlayout import KVLayout

@@ -13,7 +13,7 @@ from kvplan.agents.packed.packed_transfer import PackedTransfer
 from kvplan.agents.peer_transfer import BOUND, Line, Order, PeerTransfer
 from kvplan.agents.relocation import regions_of
 from kvplan.agents.transport import NIXL
-from kvplan.base.quoting import listed, quoted
+from kvplan.base.values import listed, quoted
 from kvplan.errors import KVPlanError, LayoutError, PathError
 from kvplan.execute.executor import PRIORITIES
 from kvplan.execute.transfer import Transfer, check_after

@@ -1,15 +1,19 @@
-"""Forks and exits: a number that differs between a process and its parent, a lock for compilers, hooks of exits."""
+"""Forks and exits: a number that differs between a process and its parent, a lock for compilers, hooks of exits.
+
+Also attributes that are computed once, without a lock that a fork could leave held.
+"""
 
 from __future__ import annotations
 
 import atexit
+import functools
 import logging  # noqa: F401  # see the end of this file
 import os
 import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvplan.errors import TransferError
 
@@ -81,3 +85,33 @@ def _end() -> None:
 # Logging must be loaded before this. Hooks run in reverse order, so a fork takes the lock above before the lock of
 # logging, which compilers take, too.
 os.register_at_fork(before=_compiling.acquire, after_in_parent=_compiling.release, after_in_child=_forked)
+
+
+# ---- attributes -----------------------------------------------------------------------------------------------------
+
+if TYPE_CHECKING:
+    from functools import cached_property as cached_property
+else:
+
+    class cached_property(functools.cached_property):  # the name of functools' decorator
+        """Compute an attribute once for each object, and keep it in the object's ``__dict__``.
+
+        ``functools.cached_property`` of Python 3.11 holds a lock while it computes. A fork during that time leaves the
+        lock held in the child, where no thread releases it. Here two threads that read it at once may both compute, and
+        get the first result; the result must not depend on the time of the call.
+
+        >>> class Cache:
+        ...     @cached_property
+        ...     def nbytes(self):
+        ...         print("computed")
+        ...         return 4096
+        >>> cache = Cache()
+        >>> cache.nbytes + cache.nbytes
+        computed
+        8192
+        """
+
+        def __get__(self, instance, owner=None):
+            if instance is None:
+                return self
+            return instance.__dict__.setdefault(self.attrname, self.func(instance))

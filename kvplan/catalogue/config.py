@@ -14,10 +14,8 @@ from math import gcd, prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kvplan.base.integers import integer
-from kvplan.base.limits import LIMITS
-from kvplan.base.quoting import QUOTED, quoted
-from kvplan.base.reading import json_of, read_whole
+from kvplan.base.files import LIMITS, json_of, read_whole
+from kvplan.base.values import QUOTED, integer, quoted
 from kvplan.catalogue.models import Group, Model, config_defaults, table
 from kvplan.errors import LayoutError, bounded
 

@@ -9,7 +9,7 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any
 
-from kvplan.base.quoting import quoted
+from kvplan.base.values import quoted
 from kvplan.catalogue.models import Group, table
 from kvplan.errors import LayoutError
 from kvplan.layout.kvlayout import KVLayout

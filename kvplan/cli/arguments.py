@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kvplan.base.quoting import quoted
+from kvplan.base.values import quoted
 from kvplan.errors import KVPlanError, LayoutError, bounded
 from kvplan.layout.components import INT64_MAX
 from kvplan.layout.kvlayout import KVLayout

@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any
 
 from kvplan.base.numbers import duration, rate, rounded
-from kvplan.base.quoting import quoted
+from kvplan.base.values import quoted
 from kvplan.cli.answer import Answer, Number, Table, json_text, plain, table
 from kvplan.cli.arguments import amounts, gpu, names
 from kvplan.cli.machine import need_torch

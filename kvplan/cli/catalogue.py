@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from kvplan.advise.advise import advise
 from kvplan.base.numbers import duration
-from kvplan.base.quoting import quoted
+from kvplan.base.values import quoted
 from kvplan.catalogue.config import read_config
 from kvplan.catalogue.layouts import BESIDE, NamedLayout, choose, layout_for, named_layouts
 from kvplan.catalogue.models import Group, Model, find_model, models

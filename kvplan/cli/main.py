@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
-from kvplan.base.version import __version__
+from kvplan.base import __version__
 from kvplan.errors import IncompatibleLayoutsError, KVPlanError, NotationError, bounded
 from kvplan.plan.loops import sparing
 

@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from kvplan.base import __version__
 from kvplan.base.numbers import exact
-from kvplan.base.version import __version__
 from kvplan.cli.answer import Answer, Table
 from kvplan.cli.arguments import add_blocks, add_pair, add_shared, pair_of, source_of, span
 from kvplan.cli.layouts import LayoutAnswer, which

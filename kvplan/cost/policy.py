@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
-from kvplan.base.integers import optional_integer
+from kvplan.base.values import optional_integer
 from kvplan.errors import PathError
 from kvplan.plan.layers import even_edges
 

@@ -9,9 +9,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from kvplan.base.files import json_of
 from kvplan.base.numbers import count_of
-from kvplan.base.quoting import quoted
-from kvplan.base.reading import json_of
+from kvplan.base.values import quoted
 from kvplan.cost.policy import HOST_ROUTES
 from kvplan.errors import KVPlanError
 

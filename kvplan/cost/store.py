@@ -10,8 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from kvplan.base.limits import LIMITS
-from kvplan.base.reading import read_whole
+from kvplan.base.files import LIMITS, read_whole
 from kvplan.cost.profile import ANY_PEER, PROFILES, DeviceProfile, default, default_pair, from_json
 from kvplan.cuda.machine import Machine, machine
 from kvplan.errors import KVPlanError

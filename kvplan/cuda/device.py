@@ -14,7 +14,7 @@ from types import ModuleType
 
 import numpy as np
 
-from kvplan.base.cached_property import cached_property
+from kvplan.base.process import cached_property
 from kvplan.cuda.driver import DEVICE_MAP, NOT_READY, PORTABLE, SUCCESS, Driver, DriverError, driver
 from kvplan.cuda.peers import check_reach
 from kvplan.cuda.rows import FAILED, NAMES, error_of, new_state

@@ -10,8 +10,8 @@ from itertools import pairwise
 from math import prod
 from typing import NamedTuple
 
-from kvplan.base.integers import integer
 from kvplan.base.numbers import between, nbytes_text, number_ranges
+from kvplan.base.values import integer
 from kvplan.draw import bands
 from kvplan.draw.bands import Band, Label, Line, Picture, Ribbon, Row
 from kvplan.errors import BlockIndexError, IncompatibleLayoutsError, KVPlanError, LayoutError

@@ -13,7 +13,7 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Self
 
-from kvplan.base.integers import optional_integer
+from kvplan.base.values import optional_integer
 from kvplan.cost.policy import Policy
 from kvplan.cuda.handles import lender
 from kvplan.errors import KVPlanError, PathError, TransferError

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, Self
 
-from kvplan.base.integers import integer
 from kvplan.base.numbers import number_ranges
 from kvplan.base.threads import Call, error_of
+from kvplan.base.values import integer
 from kvplan.errors import KVPlanError, LayoutError, TransferError
 from kvplan.layout.components import NOT_HERE
 from kvplan.plan.plan import Plan

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from kvplan.base.limits import LIMITS
+from kvplan.base.files import LIMITS
 from kvplan.errors import LayoutError
 from kvplan.layout.components import INT64_MAX, Component, Form, Region, quoted_address
 from kvplan.layout.strides import Factors, span

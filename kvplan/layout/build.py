@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvplan.base.integers import integer, integers
-from kvplan.base.limits import LIMITS, Budget
-from kvplan.base.quoting import quoted
+from kvplan.base.files import LIMITS, Budget
+from kvplan.base.values import integer, integers, quoted
 from kvplan.errors import LayoutError
 from kvplan.layout.address_ranges import check_bounds
 from kvplan.layout.components import (

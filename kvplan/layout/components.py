@@ -9,8 +9,7 @@ from itertools import accumulate, pairwise
 from math import lcm
 from typing import Any, NamedTuple
 
-from kvplan.base.integers import integers
-from kvplan.base.quoting import quoted
+from kvplan.base.values import integers, quoted
 from kvplan.errors import LayoutError
 from kvplan.layout.strides import Factors, extent, offset, span
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvplan.base.limits import Budget
+from kvplan.base.files import Budget
 from kvplan.errors import LayoutError
 from kvplan.layout.address_ranges import check_places
 from kvplan.layout.components import Component, Form

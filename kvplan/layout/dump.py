@@ -14,10 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kvplan.base.files import write_whole
-from kvplan.base.integers import integer
-from kvplan.base.limits import LIMITS, Budget
-from kvplan.base.quoting import listed, quoted
+from kvplan.base.files import LIMITS, Budget, write_whole
+from kvplan.base.values import integer, listed, quoted
 from kvplan.errors import LayoutError, NotationError
 from kvplan.layout.address_ranges import check_bounds
 from kvplan.layout.build import part_name
@@ -118,7 +116,7 @@ def built_from_dump(dump: Mapping[str, Any], budget: Budget | None = None) -> Bu
         budget: limits of the work for the whole document that contains the dump.
 
     Raises:
-        LayoutError: a value is missing, wrong or too large (:mod:`kvplan.base.limits`), components overlap or lie
+        LayoutError: a value is missing, wrong or too large (:mod:`kvplan.base.files`), components overlap or lie
             outside their allocations, or the schema is not known.
     """
     _check_schema(dump["schema"])

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
-from kvplan.base.integers import integer
-from kvplan.base.quoting import listed, quoted
+from kvplan.base.values import integer, listed, quoted
 from kvplan.errors import LayoutError
 from kvplan.layout.components import INT64_MAX
 from kvplan.layout.notation import Dim, Notation

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from kvplan.base.limits import LIMITS
+from kvplan.base.files import LIMITS
 from kvplan.errors import KVPlanError
 from kvplan.layout.components import Component, Form
 from kvplan.layout.strides import span

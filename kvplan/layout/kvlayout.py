@@ -7,10 +7,9 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from kvplan.base.cached_property import cached_property
-from kvplan.base.integers import integer, optional_integer
 from kvplan.base.numbers import number_ranges
-from kvplan.base.quoting import other_case, quoted
+from kvplan.base.process import cached_property
+from kvplan.base.values import integer, optional_integer, other_case, quoted
 from kvplan.errors import BlockIndexError, LayoutError
 from kvplan.layout.build import build
 from kvplan.layout.components import Built, Component, Geometry, Region

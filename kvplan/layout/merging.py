@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvplan.base.limits import Budget
+from kvplan.base.files import Budget
 from kvplan.errors import LayoutError
 from kvplan.layout.components import Built, once, subblocks_of
 from kvplan.layout.disjoint import check_disjoint

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from kvplan.base.quoting import quoted
+from kvplan.base.values import quoted
 from kvplan.errors import NotationError
 
 AXES = ("layer", "kv", "block", "token", "subblock", "head", "dim")

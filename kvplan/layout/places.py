@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from kvplan.base.integers import integer
 from kvplan.base.numbers import nbytes_text, number_ranges
+from kvplan.base.values import integer
 from kvplan.errors import KVPlanError
 from kvplan.layout.address_ranges import merged
 from kvplan.layout.components import INT64_MAX, Component, Region, quoted_address

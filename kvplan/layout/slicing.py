@@ -11,9 +11,8 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
-from kvplan.base.integers import integers
 from kvplan.base.numbers import number_ranges
-from kvplan.base.quoting import listed, other_case, quoted
+from kvplan.base.values import integers, listed, other_case, quoted
 from kvplan.errors import LayoutError
 from kvplan.layout.components import Built, Component, Form, subblocks_of
 from kvplan.layout.strides import cut, extent, normal, offset

@@ -9,10 +9,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from kvplan.base.integers import integer, integers
-from kvplan.base.limits import LIMITS, Budget
-from kvplan.base.quoting import quoted
-from kvplan.base.reading import json_of, read_whole, toml_of
+from kvplan.base.files import LIMITS, Budget, json_of, read_whole, toml_of
+from kvplan.base.values import integer, integers, quoted
 from kvplan.errors import LayoutError
 from kvplan.layout.build import Naming, assemble, part_name
 from kvplan.layout.components import INT64_MAX, Built, Region, quoted_address

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvplan.base.limits import LIMITS
+from kvplan.base.files import LIMITS
 from kvplan.errors import IncompatibleLayoutsError
 
 Factor = tuple[int, int]  # (extent, stride in bytes)

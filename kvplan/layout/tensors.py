@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from kvplan.base.quoting import quoted
+from kvplan.base.values import quoted
 from kvplan.errors import LayoutError
 from kvplan.layout.components import Region
 from kvplan.layout.holding import Holding

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvplan.base.version import __version__
+from kvplan.base import __version__
 from kvplan.cost.model import NS
 from kvplan.cost.policy import HOST_ROUTES, OVERLAPS, ROUTES
 from kvplan.cost.profile import (

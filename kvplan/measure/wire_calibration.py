@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kvplan.agents.packed.ring import Slots, ring_for, slots_of_a_peer
-from kvplan.base.version import __version__
+from kvplan.base import __version__
 from kvplan.cost.model import NS
 from kvplan.cost.store import find_for
 from kvplan.cost.wires.wire_model import Crossing, best_slot, crossing_of, packed_cost

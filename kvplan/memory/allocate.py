@@ -8,7 +8,7 @@ from typing import Any
 
 from kvplan.advise.advise import Wanted, host_orders
 from kvplan.advise.orders import parts_of
-from kvplan.base.quoting import quoted
+from kvplan.base.values import quoted
 from kvplan.errors import LayoutError
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.notation import parse

@@ -18,9 +18,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvplan.base.integers import integer, integers
 from kvplan.base.numbers import number_ranges
-from kvplan.base.quoting import other_case, quoted
+from kvplan.base.values import integer, integers, other_case, quoted
 from kvplan.errors import LayoutError, NotationError
 from kvplan.layout.dtypes import ITEMSIZE
 from kvplan.layout.extents import extents, shape_of

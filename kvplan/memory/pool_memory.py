@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvplan.base.quoting import quoted
+from kvplan.base.values import quoted
 from kvplan.errors import HostMemoryError, LayoutError
 from kvplan.layout.components import Pool
 from kvplan.layout.kvlayout import KVLayout

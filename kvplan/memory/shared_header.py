@@ -11,7 +11,7 @@ import os
 import re
 import struct
 
-from kvplan.base.quoting import quoted
+from kvplan.base.values import quoted
 from kvplan.errors import LayoutError
 
 SHOWN = 600  # characters of a geometry in a message

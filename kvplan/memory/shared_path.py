@@ -9,7 +9,7 @@ from math import lcm
 from pathlib import Path
 from typing import Any
 
-from kvplan.base.quoting import quoted
+from kvplan.base.values import quoted
 from kvplan.errors import LayoutError
 
 FOLDER = Path("/dev/shm")  # where shm_open keeps its files

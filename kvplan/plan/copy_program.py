@@ -9,9 +9,9 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from kvplan.base.cached_property import cached_property
-from kvplan.base.integers import optional_integer
-from kvplan.base.limits import LIMITS
+from kvplan.base.files import LIMITS
+from kvplan.base.process import cached_property
+from kvplan.base.values import optional_integer
 from kvplan.errors import KVPlanError, LayoutError
 from kvplan.layout.components import ADDRESSES
 from kvplan.layout.holding import check_held

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvplan.base.cached_property import cached_property
+from kvplan.base.process import cached_property
 from kvplan.layout.strides import Int64Array
 from kvplan.program.passes import limit_loops, merge_and_fold
 from kvplan.program.program import BlockAxis, Run, RunGroup, merge_ranges

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvplan.base.integers import integer
-from kvplan.base.quoting import quoted
+from kvplan.base.values import integer, quoted
 from kvplan.errors import BlockIndexError, OverlapError
 from kvplan.layout.address_ranges import check_places
 from kvplan.layout.strides import Int64Array

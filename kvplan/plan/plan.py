@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
-from kvplan.base.cached_property import cached_property
-from kvplan.base.integers import optional_integer
+from kvplan.base.process import cached_property
+from kvplan.base.values import optional_integer
 from kvplan.errors import KVPlanError, OverlapError, PathError
 from kvplan.layout.components import touching_seams
 from kvplan.layout.inverse import find

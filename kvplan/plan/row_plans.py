@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from kvplan.base.cached_property import cached_property
+from kvplan.base.process import cached_property
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.strides import Int64Array
 from kvplan.plan.descriptors import Part

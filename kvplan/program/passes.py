@@ -14,7 +14,7 @@ from itertools import pairwise, product
 from math import gcd, prod
 from typing import NamedTuple
 
-from kvplan.base.limits import LIMITS
+from kvplan.base.files import LIMITS
 from kvplan.errors import IncompatibleLayoutsError
 from kvplan.layout.components import Component, Form, Geometry
 from kvplan.layout.strides import (

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvplan.base.cached_property import cached_property
 from kvplan.base.numbers import binary, count_of, exact
+from kvplan.base.process import cached_property
 from kvplan.layout.strides import Factors, Int64Array, Loop, offsets_of
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-from kvplan.base.integers import optional_integer
+from kvplan.base.values import optional_integer
 from kvplan.errors import BlockIndexError, KVPlanError, LayoutError
 from kvplan.plan.copy_program import CopyProgram
 from kvplan.plan.placement import own_block_ids

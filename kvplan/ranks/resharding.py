@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from kvplan.base.cached_property import cached_property
 from kvplan.base.numbers import count_of, number_ranges
+from kvplan.base.process import cached_property
 from kvplan.errors import BlockIndexError, IncompatibleLayoutsError, LayoutError, OverlapError
 from kvplan.layout.disjoint import check_disjoint
 from kvplan.layout.kvlayout import KVLayout

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvplan.base.integers import integer
 from kvplan.base.numbers import number_ranges
+from kvplan.base.values import integer
 from kvplan.errors import IncompatibleLayoutsError, LayoutError
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.slicing import common_heads, heads_held

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from kvplan.base.integers import optional_integer
+from kvplan.base.values import optional_integer
 from kvplan.errors import BlockIndexError, KVPlanError, LayoutError
 from kvplan.execute.executor import Executor
 from kvplan.layout.components import Component

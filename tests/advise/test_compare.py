@@ -147,9 +147,7 @@ def test_the_first_run_is_the_first_descriptor(pair):
     at = src.address(layer=found.start.layer, part=found.start.part, block=found.start.block, token=found.start.token,
                      head=found.start.head) + found.start.byte  # fmt: skip
     begins = {
-        int(a) + g.src_base: int(n)
-        for g in made.program.groups
-        for a, n in zip(g.packed[0], g.packed[2], strict=True)
+        int(a) + g.src_base: int(n) for g in made.program.groups for a, n in zip(g.packed[0], g.packed[2], strict=True)
     }
     assert begins[at] == found.nbytes
     assert (found.axis is None) == (found.nbytes == made.program.unit_nbytes)

@@ -57,9 +57,7 @@ def main() -> None:
         driver.pin(pool)
         there = kvplan.KVLayout.from_tensors("block token head dim", owned(driver, cache))
         made.prepare(kvplan.compile(host, there).plan([0], [0]), by_layer=True)
-    check_loaded(
-        "kvplan.plan.loops_numba", "kvplan.cuda.player", "kvplan.execute.gpu.row_loops"
-    )
+    check_loaded("kvplan.plan.loops_numba", "kvplan.cuda.player", "kvplan.execute.gpu.row_loops")
     with kvplan.Executor() as here:
         here.prepare(program.plan([0], [0]))
     check_loaded("kvplan.execute.host.memcpy")

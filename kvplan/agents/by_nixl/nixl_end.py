@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from kvplan.agents.packed.ring import Place
-from kvplan.base.quoting import quoted
 from kvplan.base.threads import error_of
+from kvplan.base.values import quoted
 from kvplan.errors import KVPlanError, PathError, TransferError
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.plan.descriptors import memory_of

@@ -9,8 +9,8 @@ from kvplan.agents.by_nixl.nixl_end import NixlEnd
 from kvplan.agents.packed.end import End, PackedWay
 from kvplan.agents.packed.line import MOST_PROGRAMS
 from kvplan.agents.packed.ring import Slots, ring_for
-from kvplan.base.cached_property import cached_property
-from kvplan.base.quoting import quoted
+from kvplan.base.process import cached_property
+from kvplan.base.values import quoted
 from kvplan.cost.wires.wire_model import WireChoice, choose_way, crossing_of, direct_at_once
 from kvplan.cost.wires.wire_profile import WireProfile, find_wire, wire_name
 from kvplan.errors import KVPlanError

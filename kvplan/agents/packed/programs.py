@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvplan.base.cached_property import cached_property
+from kvplan.base.process import cached_property
 from kvplan.errors import TransferError
 from kvplan.layout.dump import built_from_dump, document_of
 from kvplan.layout.kvlayout import KVLayout

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvplan.base.integers import integer
-from kvplan.base.quoting import quoted
+from kvplan.base.values import integer, quoted
 from kvplan.cost.wires.wire_profile import WireProfile
 from kvplan.errors import KVPlanError, LayoutError, PathError
 from kvplan.plan.packing import GRAIN

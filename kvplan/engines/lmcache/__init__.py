@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from kvplan.backends import lmcache as backend
-from kvplan.base.integers import integer
+from kvplan.base.values import integer
 from kvplan.cost.policy import BESIDE_COMPUTE, Policy
 from kvplan.engines import versions
 from kvplan.engines.lmcache.objects import ObjectPrograms, chunks_of

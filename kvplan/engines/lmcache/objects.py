@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kvplan.backends import lmcache as backend
-from kvplan.base.integers import integer, integers
+from kvplan.base.values import integer, integers
 from kvplan.engines.slots import blocks_of, slot_array
 from kvplan.errors import BlockIndexError, KVPlanError, LayoutError
 from kvplan.layout.kvlayout import KVLayout

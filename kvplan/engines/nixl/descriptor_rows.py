@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from kvplan.agents.packed.programs import Offer
-from kvplan.base.cached_property import cached_property
+from kvplan.base.process import cached_property
 from kvplan.layout.components import Region
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.strides import Int64Array

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from kvplan.agents.packed.ring import Slots, checked_slots
-from kvplan.base.reading import json_of
+from kvplan.base.files import json_of
 from kvplan.engines.nixl.descriptor_rows import EVERY, Placed, RegisteredMemory, Rows, indices
 from kvplan.engines.nixl.metadata import card_in, joined
 from kvplan.engines.nixl.neighbours import ALWAYS, NEVER, End, NearEnd, Neighbour, PackedEnd, guarded

@@ -7,7 +7,7 @@ import importlib
 import os
 from typing import Any
 
-from kvplan.base.quoting import listed, quoted
+from kvplan.base.values import listed, quoted
 from kvplan.engines.nixl.neighbours import AUTO, NEVER, WHEN
 from kvplan.errors import KVPlanError, PathError
 

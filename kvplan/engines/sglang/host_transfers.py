@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from kvplan.backends import sglang as backend
-from kvplan.base.integers import integer, integers
+from kvplan.base.values import integer, integers
 from kvplan.engines.slots import blocks_of, first_stray, slot_array
 from kvplan.engines.startup import prepare
 from kvplan.errors import BlockIndexError, LayoutError

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvplan.base.integers import integer, integers
+from kvplan.base.values import integer, integers
 from kvplan.engines.vllm.pages import Page, layouts_of
 from kvplan.errors import BlockIndexError, LayoutError
 from kvplan.layout.strides import Int64Array

@@ -15,7 +15,7 @@ POINTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-
 BOTH = {"kvplan-lmcache": "KVPLAN_LMCACHE", "kvplan-nixl": "KVPLAN_NIXL"}
 VARIABLES = {"vllm.general_plugins": BOTH, "sglang.srt.plugins": BOTH | {"kvplan": "KVPLAN_SGLANG"}}
 EVERY = [(group, name) for group, names in VARIABLES.items() for name in names]
-LIGHT = {"kvplan", "kvplan.base", "kvplan.base.version", "kvplan.engines", "kvplan.engines.plugins", "kvplan.errors"}
+LIGHT = {"kvplan", "kvplan.base", "kvplan.engines", "kvplan.engines.plugins", "kvplan.errors"}
 PROBE = """
 import sys
 from importlib.metadata import EntryPoint
