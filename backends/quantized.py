@@ -11,7 +11,15 @@ from collections.abc import Mapping
 from math import ceil
 from typing import Any, NamedTuple, Unpack
 
-from kvplan.backends._tensors import PAGE, Numbers, check_option, dense_inside, itemsize_of, one_per_layer, steps_of
+from kvplan.backends._tensors import (
+    PAGE,
+    Numbers,
+    check_option,
+    dense_inside,
+    itemsize_of,
+    one_per_layer,
+    steps_of,
+)
 from kvplan.base.values import integer, optional_integer
 from kvplan.errors import LayoutError
 from kvplan.layout.kvlayout import KVLayout

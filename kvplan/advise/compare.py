@@ -9,8 +9,8 @@ import numpy as np
 
 from kvplan.base.numbers import number_ranges
 from kvplan.draw.program import Place, locate_byte, run_words
-from kvplan.layout.inverse import first_from
 from kvplan.layout.kvlayout import KVLayout
+from kvplan.layout.places import first_from
 from kvplan.layout.strides import extent
 from kvplan.program.matching import Pair, heads_of
 from kvplan.program.passes import Passes

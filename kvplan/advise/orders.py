@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 from kvplan.errors import LayoutError
 from kvplan.layout.components import Component
-from kvplan.layout.dtypes import ITEMSIZE
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.spec import DEVICE_BASE, HOST_BASE
 from kvplan.layout.strides import coalesce, cut, extent
+from kvplan.layout.tensors import ITEMSIZE
 
 USUAL = ("block", "layer", "kv", "token", "subblock", "head", "dim")  # of equal orders, the nearest to this one wins
 FREE = 6  # atoms that are permuted; if there are more, the innermost ones move together

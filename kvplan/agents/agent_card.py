@@ -12,8 +12,8 @@ from kvplan.agents.transport import Table
 from kvplan.base.files import LIMITS, Budget, json_of
 from kvplan.base.values import listed, quoted
 from kvplan.errors import LayoutError
-from kvplan.layout.dump import built_from_dump, document_of
 from kvplan.layout.kvlayout import KVLayout
+from kvplan.layout.spec import built_from_dump, document_of
 
 SCHEMA = "kvplan.agent/3"
 _RIGHT = "give what Agent.card() made"

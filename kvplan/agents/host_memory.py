@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 from kvplan.agents.transport import Mapped, Offer, Opened, Owner, Table, close_all
 from kvplan.errors import HostMemoryError, LayoutError, PathError
 from kvplan.layout.components import Region
+from kvplan.memory.shared import page_of
 from kvplan.memory.shared_mappings import Mapping as FileMapping
 from kvplan.memory.shared_mappings import Stretch, opened_file, stretch_of, stretches_here, trouble_of
-from kvplan.memory.shared_path import page_of
 
 FILES = 1024  # most files of a card: a descriptor each
 RANGES = 1 << 14  # most ranges of a card: a mapping each, and Linux has 65,530 of them

@@ -9,8 +9,8 @@ from dataclasses import replace
 from kvplan.agents.transport import Mapped
 from kvplan.layout import records
 from kvplan.layout.components import Region
-from kvplan.layout.holding import Holding
 from kvplan.layout.kvlayout import KVLayout
+from kvplan.layout.tensors import Holding
 
 
 def regions_of(layouts: Iterable[KVLayout]) -> list[Region]:

@@ -15,9 +15,9 @@ from kvplan.cli.catalogue import OPTIONS, add_model, run_model
 from kvplan.cli.screen import Tell, add_pictures, pictures
 from kvplan.draw.notebook import layers_text, layout_facts
 from kvplan.errors import KVPlanError
+from kvplan.layout.address_ranges import Padding, padding_of
 from kvplan.layout.components import ADDRESSES, Region
 from kvplan.layout.kvlayout import KVLayout
-from kvplan.layout.padding import Padding, padding_of
 from kvplan.layout.places import Place, locate
 from kvplan.layout.views import View, token_nbytes, views
 from kvplan.plan.copy_program import compile_quietly

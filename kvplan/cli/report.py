@@ -126,7 +126,7 @@ def _verdict(answer: ExplainAnswer, verified: bool | None) -> Iterator[tuple[str
 
 def _verified(src: KVLayout, dst: KVLayout, *, reinterpret: bool) -> tuple[str, bool | None]:
     """Move markers there and back, between reserved CPU memory with the strides of both."""
-    from kvplan.memory.reserve import reserve
+    from kvplan.memory.shared_mappings import reserve
     from kvplan.verification.verify import block_counts, verify
 
     drawn = random.Random(0)  # the same blocks each time

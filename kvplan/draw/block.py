@@ -15,9 +15,9 @@ from kvplan.base.values import integer
 from kvplan.draw import bands
 from kvplan.draw.bands import Band, Label, Line, Picture, Ribbon, Row
 from kvplan.errors import BlockIndexError, IncompatibleLayoutsError, KVPlanError, LayoutError
+from kvplan.layout.address_ranges import stretches_of
 from kvplan.layout.components import Built, Component, Geometry
-from kvplan.layout.inverse import first_from
-from kvplan.layout.padding import stretches_of
+from kvplan.layout.places import first_from
 from kvplan.layout.strides import Factors, span
 from kvplan.program.passes import compile_geometry
 

@@ -10,9 +10,9 @@ from kvplan.draw.block import block_picture
 from kvplan.draw.page import table, text
 from kvplan.draw.svg import svg
 from kvplan.errors import IncompatibleLayoutsError, LayoutError
+from kvplan.layout.address_ranges import Padding, padding_of
 from kvplan.layout.components import ADDRESSES, Component
 from kvplan.layout.kvlayout import KVLayout
-from kvplan.layout.padding import Padding, padding_of
 from kvplan.layout.strides import extent
 from kvplan.layout.views import token_nbytes
 from kvplan.program.passes import compile_geometry

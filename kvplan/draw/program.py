@@ -12,9 +12,9 @@ import numpy as np
 from kvplan.base.numbers import count_of
 from kvplan.draw import bands
 from kvplan.draw.bands import Band, Label, Line, Picture, Ribbon, Row
+from kvplan.layout.address_ranges import stretches_of
 from kvplan.layout.components import Component
-from kvplan.layout.inverse import find
-from kvplan.layout.padding import stretches_of
+from kvplan.layout.places import find
 from kvplan.layout.strides import Int64Array
 from kvplan.program.explain import run_times
 from kvplan.program.matching import Pair, match
@@ -49,7 +49,7 @@ def locate_byte(
     content = find(components, address)
     if content is None:
         raise LookupError(f"no content at {address:#x}")  # never: every byte of a run is content on both sides
-    component, (block, token, head, byte), _ = content
+    component, (block, token, head, byte) = content
     head += component.form.head_start
     for pair in pairs:
         first = pair.src_dim if side == "src" else pair.dst_dim

@@ -19,7 +19,7 @@ from kvplan.cuda.handles import lender
 from kvplan.errors import KVPlanError, PathError, TransferError
 from kvplan.execute.stats import ExecutorStats
 from kvplan.execute.transfer import Transfer, check_after
-from kvplan.layout.holding import check_held
+from kvplan.layout.tensors import check_held
 from kvplan.plan.plan import Plan
 
 if TYPE_CHECKING:

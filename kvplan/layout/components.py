@@ -63,8 +63,8 @@ class Region:
         seams: addresses in the region that no descriptor may cross, ascending.
         owner: the object that keeps the memory alive; never compared.
         recorded: whether the addresses come from a dump or a pickle; then nothing can be moved.
-        held: a :class:`~kvplan.layout.holding.Holding`, which checks whether a tensor still has this memory; or an
-            object that prevents an array from freeing it; never compared.
+        held: a :class:`~kvplan.layout.tensors.Holding`, which checks whether a tensor still has this memory; never
+            compared.
         pool: the shared pool that holds the region, or None; never compared.
     """
 
@@ -179,15 +179,10 @@ class Component:
         Raises:
             LayoutError: the token or the head is not in this component.
         """
-        form = self.form
+        form, head = self.form, self.form.head_start if head is None else head
         if not 0 <= token < extent(form.token):
-            last = extent(form.token) - 1
-            if form.opaque and not last:
-                raise LayoutError(f"token {token} of {self}; its blocks are opaque and move whole")
             noun, nouns = ("sub-block", "sub-blocks") if form.opaque else ("token", "token slots")
-            raise LayoutError(f"{noun} {token} of {self}; {nouns} are 0 to {last}")
-        if head is None:
-            head = form.head_start
+            raise LayoutError(f"{noun} {token} of {self}; {nouns} are 0 to {extent(form.token) - 1}")
         if head not in form.heads:
             raise LayoutError(f"head {head} of {self}; heads are {form.heads.start} to {form.heads.stop - 1}")
         return offset(form.token, token) + offset(form.head, head - form.head_start)
@@ -210,7 +205,7 @@ class Built(NamedTuple):
         num_blocks: number of blocks.
         block_tokens: token slots per block; sub-blocks per block if no part has token slots.
         dtype: name of the element type; merged layouts have several names with `` + `` between them.
-        notation: notation in normal form; merged layouts have several notations with `` + `` between them.
+        notation: notation in normal form; merged layouts have several with `` + `` between them, a page has ``|``.
     """
 
     components: tuple[Component, ...]
@@ -275,29 +270,20 @@ def once(regions: Iterable[Region], seams: Sequence[int] = ()) -> tuple[Region, 
     >>> [region.seams for region in once([Region(0, 64), Region(64, 64), Region(0, 64, seams=(16,))], seams=[64])]
     [(16, 64), (64,)]
     """
-    unique: dict[tuple[int, int], Region] = {}
-    more: dict[tuple[int, int], set[int]] = {}
+    alike: dict[tuple[int, int], list[Region]] = {}
     for region in regions:
-        place = region.address, region.nbytes
-        known = unique.setdefault(place, region)
-        if known.writable and not region.writable:
-            unique[place] = replace(known, writable=False)
-        if region.seams:
-            more.setdefault(place, set()).update(region.seams)
-    ordered = sorted(unique.values(), key=lambda region: region.address)
+        alike.setdefault((region.address, region.nbytes), []).append(region)
+    places = sorted(alike)
     marks = integers("seams", seams, right="a seam is an address, an integer")
-    starts = [region.address for region in ordered]
-    reach = list(accumulate((region.end for region in ordered), max))  # regions may nest
+    reach = list(accumulate((address + nbytes for address, nbytes in places), max))  # regions may nest
     for seam in marks:
-        before = bisect_right(starts, seam) - 1
+        before = bisect_right(places, seam, key=lambda place: place[0]) - 1
         if before < 0 or seam > reach[before]:
             raise LayoutError(f"seam {quoted_address(seam)} lies in no allocation of this layout")
-    marks = tuple(sorted({*marks, *touching_seams(ordered)}))
-    if not marks and not more:
-        return tuple(ordered)
-    found = []
-    for region in ordered:
-        inside = marks[bisect_left(marks, region.address) : bisect_right(marks, region.end)]
-        own = more.get((region.address, region.nbytes), ())
-        found.append(replace(region, seams=tuple(sorted({*inside, *own}))))
-    return tuple(found)
+    marks = tuple(sorted({*marks, *touching_seams([alike[place][0] for place in places])}))
+    unique = []
+    for (address, nbytes), some in sorted(alike.items()):
+        inside = marks[bisect_left(marks, address) : bisect_right(marks, address + nbytes)]
+        own = tuple(sorted({*inside, *(seam for region in some for seam in region.seams)}))
+        unique.append(replace(some[0], writable=all(region.writable for region in some), seams=own))
+    return tuple(unique)

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 from kvplan.base.numbers import number_ranges
 from kvplan.layout.components import Built, Component
-from kvplan.layout.dtypes import itemsize_of
-from kvplan.layout.notation import AXES, parse
+from kvplan.layout.notation import AXES, notations
 from kvplan.layout.slicing import Heads, joined_heads
 from kvplan.layout.strides import extent
+from kvplan.layout.tensors import itemsize_of
 
 
 class Content(NamedTuple):
@@ -83,7 +83,7 @@ def _content(held: Sequence[Component], dtype: str) -> Content:
 
 def sizes(layout: Built) -> dict[str, int]:
     """Return the extents of the axes of a notation, in elements for ``dim``; without axes on which contents differ."""
-    axes = frozenset[str]().union(*(parse(one).axes for one in layout.notation.split(" + ")))
+    axes = frozenset[str]().union(*(notation.axes for notation in notations(layout.notation)))
     found = kinds(layout)
     outer = {"layer": sum(map(len, found.values())), "kv": min(2, len(layout.parts)), "block": layout.num_blocks}
     inner = [content.sizes for contents in found for content in contents]

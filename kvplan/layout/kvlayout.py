@@ -13,11 +13,10 @@ from kvplan.base.values import integer, optional_integer, other_case, quoted
 from kvplan.errors import BlockIndexError, LayoutError
 from kvplan.layout.build import build
 from kvplan.layout.components import Built, Component, Geometry, Region
-from kvplan.layout.holding import Holding
 from kvplan.layout.kinds import sizes, words
-from kvplan.layout.merging import merged
 from kvplan.layout.records import mapped, record_of
-from kvplan.layout.slicing import Heads, joined_heads, sliced
+from kvplan.layout.slicing import Heads, joined_heads, merge, sliced
+from kvplan.layout.tensors import Holding
 
 
 class KVLayout:
@@ -29,6 +28,7 @@ class KVLayout:
 
     Attributes:
         built: the layout as plain data.
+        components: one for each (layer, part), or for each of its heads if heads are separate allocations.
         regions: the allocations that hold the cache, in order of address.
         num_blocks: number of blocks.
         block_tokens: token slots per block; sub-blocks per block if no part has token slots.
@@ -50,7 +50,7 @@ class KVLayout:
 
     def __init__(self, built: Built, *, tensors: Any = None) -> None:
         self.built = built
-        self._components = built.components
+        self.components = built.components
         self._by_key: dict[tuple[int, str], list[Component]] = {}
         for component in built.components:
             self._by_key.setdefault((component.layer, component.part), []).append(component)
@@ -152,12 +152,12 @@ class KVLayout:
         for k, layout in enumerate(layouts):
             if not isinstance(layout, KVLayout):
                 raise LayoutError(f"merge takes layouts; number {k} is a {type(layout).__name__}")
-        return cls(merged([layout.built for layout in layouts]), tensors=[layout.tensors for layout in layouts])
+        return cls(merge([layout.built for layout in layouts]), tensors=[layout.tensors for layout in layouts])
 
     @cached_property
     def layers(self) -> tuple[int, ...]:
         """Global numbers of the layers, ascending."""
-        return tuple(sorted({c.layer for c in self._components}))
+        return tuple(sorted({c.layer for c in self.components}))
 
     @cached_property
     def parts(self) -> tuple[str, ...]:
@@ -167,7 +167,7 @@ class KVLayout:
     @cached_property
     def heads(self) -> Heads:
         """Global numbers of the KV heads of all layers: a range; a tuple if some number between them is not held."""
-        forms = [c.form for c in self._components if c.form.headed] or [c.form for c in self._components]
+        forms = [c.form for c in self.components if c.form.headed] or [c.form for c in self.components]
         return joined_heads(form.heads for form in forms)
 
     @cached_property
@@ -223,15 +223,10 @@ class KVLayout:
         """Addresses that no descriptor may cross, ascending."""
         return tuple(sorted({seam for region in self.regions for seam in region.seams}))
 
-    @property
-    def components(self) -> tuple[Component, ...]:
-        """One component for each (layer, part), or for each of its heads if heads are separate allocations."""
-        return self._components
-
     @cached_property
     def geometry(self) -> Geometry:
         """The data of the layout that the compiler reads."""
-        return Geometry(self._components, self.num_blocks, self.block_tokens)
+        return Geometry(self.components, self.num_blocks, self.block_tokens)
 
     def component(self, layer: int, part: str, head: int | None = None) -> Component:
         """Return the component of one (layer, part), or of one head if heads are separate allocations."""
@@ -239,10 +234,8 @@ class KVLayout:
         found = self._by_key.get((layer, part)) if isinstance(part, str) else None
         if found is None:
             hint = other_case(part, self.parts) if isinstance(part, str) else ""
-            raise LayoutError(
-                f"no layer {layer} {quoted(part)}; held are layers {number_ranges(self.layers)}, parts {self.parts}"
-                f"{hint}"
-            )
+            known = f"layers {number_ranges(self.layers)}, parts {self.parts}"
+            raise LayoutError(f"no layer {layer} {quoted(part)}; held are {known}{hint}")
         if head is None or len(found) == 1:
             return found[0]
         for component in found:
@@ -290,7 +283,7 @@ class KVLayout:
         ...     KVLayout.load(f"{folder}/cache.json") == layout
         True
         """
-        from kvplan.layout.dump import save
+        from kvplan.layout.spec import save
 
         save(self.built, path)
 
@@ -336,7 +329,7 @@ class KVLayout:
     def _identity(self) -> tuple[object, ...]:
         views = sorted(
             (c.layer, c.part, c.address, f.block, f.token, f.head, f.dim, f.head_start, f.table or ())
-            for c in self._components
+            for c in self.components
             for f in (c.form,)
         )
         return (self.num_blocks, self.block_tokens, self.device, self.seams, tuple(views))

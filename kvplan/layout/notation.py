@@ -20,9 +20,14 @@ from kvplan.errors import NotationError
 
 AXES = ("layer", "kv", "block", "token", "subblock", "head", "dim")
 NESTING_AXES = ("layer", "kv", "block", "head")
+PARTS, JOINED = "|", " + "  # between parts that share a page, and between layouts that were merged
 
 _FACTOR = re.compile(r"0|[1-9]\d?", re.ASCII)
-_TOKEN = re.compile(r"\s*(?:(?P<name>[A-Za-z_]\w*(?:\.\w*)?)|(?P<number>\d+)|(?P<mark>[():]))")
+_TOKEN = re.compile(r"([A-Za-z_]\w*(?:\.\w*)?|\d+|[():])|(\S)")
+_HINTS = {
+    "|": " (only kvplan.allocate makes a page of several parts)",
+    "+": " (it stands between the notations of a merged layout: give each to a layout of its own, and merge them)",
+}
 
 
 class Atom(NamedTuple):
@@ -86,11 +91,6 @@ def _print_dim(dim: Dim) -> str:
     return f"({' '.join(map(str, dim))})"
 
 
-class _Piece(NamedTuple):
-    text: str
-    column: int
-
-
 def parse(text: str) -> Notation:
     """Parse a notation.
 
@@ -109,116 +109,118 @@ def parse(text: str) -> Notation:
     return _parsed(text)
 
 
+def notations(text: str) -> tuple[Notation, ...]:
+    """Return the notations in the text of a layout: a merged layout has several, and so has a page of several parts.
+
+    >>> [str(each) for each in notations("block | k: head dim | scale: head + block dim")]
+    ['block head dim', 'block head', 'block dim']
+    """
+    every: list[Notation] = []
+    for each in text.split(JOINED):
+        first, *sections = each.split(PARTS)
+        every += [parse(f"{first} {section.partition(':')[2]}") for section in sections] or [parse(first)]
+    return tuple(every)
+
+
 @lru_cache(maxsize=256)
 def _parsed(text: str) -> Notation:
-    pieces = _tokenize(text)
-    colons = [k for k, piece in enumerate(pieces) if piece.text == ":"]
-    if len(colons) > 1:
-        raise NotationError("a second ':'", text=text, column=pieces[colons[1]].column)
-    split = colons[0] if colons else -1
-    if split == 0:
-        raise NotationError("nothing left of the ':'; drop it for one tensor", text=text, column=pieces[0].column)
-    seen: dict[Atom, _Piece] = {}
-    nesting = tuple(_nesting_axis(text, piece, seen) for piece in pieces[: max(split, 0)])
-    dims = _dims(text, pieces[split + 1 :], seen)
-    if not dims:
-        raise NotationError("no dims; a tensor has at least one", text=text, column=len(text) + 1)
-    _check_factors(text, seen)
-    _check_inside_a_block(text, seen)
-    return Notation(nesting, dims)
+    return _Parser(text).notation()
 
 
-def _tokenize(text: str) -> list[_Piece]:
-    pieces: list[_Piece] = []
-    at, end = 0, len(text.rstrip())
-    while at < end:
-        match = _TOKEN.match(text, at)
-        if match is None:
-            column = at + len(text[at:]) - len(text[at:].lstrip()) + 1
-            hint = " (only kvplan.allocate makes a page of several parts)" * (text[column - 1] == "|")
-            raise NotationError(f"unexpected character {text[column - 1]!r}{hint}", text=text, column=column)
-        kind = match.lastgroup or ""
-        pieces.append(_Piece(match.group(kind), match.start(kind) + 1))
-        at = match.end()
-    return pieces
+class _Parser:
+    """Parse one text; every error has the column of its piece."""
 
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.seen: dict[Atom, int] = {}  # with their columns
 
-def _atom(text: str, piece: _Piece, seen: dict[Atom, _Piece]) -> Atom:
-    axis, dot, digits = piece.text.partition(".")
-    if axis not in AXES:
-        problem = f"unknown axis {quoted(piece.text)} (axes are {', '.join(AXES)})"
-        raise NotationError(problem, text=text, column=piece.column)
-    if dot and not _FACTOR.fullmatch(digits):
-        problem = f"{quoted(piece.text)}: write the number of the factor after the dot, as in {axis}.0"
-        raise NotationError(problem, text=text, column=piece.column)
-    if dot and axis == "kv":
-        raise NotationError("kv has extent 2 and cannot be split", text=text, column=piece.column)
-    atom = Atom(axis, int(digits) if dot else None)
-    if atom in seen:
-        raise NotationError(f"{atom} is named twice", text=text, column=piece.column)
-    for other in seen:
-        if other.axis == axis and (other.factor is None) != (atom.factor is None):
-            raise NotationError(f"{axis} is named both whole and split", text=text, column=piece.column)
-    seen[atom] = piece
-    return atom
+    def wrong(self, column: int, problem: str) -> NotationError:
+        return NotationError(problem, text=self.text, column=column)
 
+    def notation(self) -> Notation:
+        pieces = self.pieces()
+        colons = [at for at, (piece, _) in enumerate(pieces) if piece == ":"]
+        if len(colons) > 1:
+            raise self.wrong(pieces[colons[1]][1], "a second ':'")
+        split = colons[0] if colons else -1
+        if split == 0:
+            raise self.wrong(pieces[0][1], "nothing left of the ':'; drop it for one tensor")
+        nesting = tuple(self.nesting(*piece) for piece in pieces[: max(split, 0)])
+        dims = self.dims(pieces[split + 1 :])
+        if not dims:
+            raise self.wrong(len(self.text) + 1, "no dims; a tensor has at least one")
+        self.check()
+        return Notation(nesting, dims)
 
-def _nesting_axis(text: str, piece: _Piece, seen: dict[Atom, _Piece]) -> str:
-    if piece.text not in NESTING_AXES:
-        problem = f"{quoted(piece.text)} cannot stand left of the ':' (only {', '.join(NESTING_AXES)} can)"
-        raise NotationError(problem, text=text, column=piece.column)
-    return _atom(text, piece, seen).axis
+    def pieces(self) -> list[tuple[str, int]]:
+        """Cut the text into names, numbers and marks, each with its column."""
+        pieces = []
+        for match in _TOKEN.finditer(self.text):
+            if match[2]:
+                raise self.wrong(match.start() + 1, f"unexpected character {match[2]!r}{_HINTS.get(match[2], '')}")
+            pieces.append((match[1], match.start() + 1))
+        return pieces
 
+    def atom(self, piece: str, column: int) -> Atom:
+        axis, dot, digits = piece.partition(".")
+        if axis not in AXES:
+            raise self.wrong(column, f"unknown axis {quoted(piece)} (axes are {', '.join(AXES)})")
+        if dot and not _FACTOR.fullmatch(digits):
+            raise self.wrong(column, f"{quoted(piece)}: write the number of the factor after the dot, as in {axis}.0")
+        if dot and axis == "kv":
+            raise self.wrong(column, "kv has extent 2 and cannot be split")
+        atom = Atom(axis, int(digits) if dot else None)
+        if atom in self.seen:
+            raise self.wrong(column, f"{atom} is named twice")
+        if any(other.axis == axis and (other.factor is None) == bool(dot) for other in self.seen):
+            raise self.wrong(column, f"{axis} is named both whole and split")
+        self.seen[atom] = column
+        return atom
 
-def _dims(text: str, pieces: list[_Piece], seen: dict[Atom, _Piece]) -> tuple[Dim, ...]:
-    dims: list[Dim] = []
-    group: list[Atom] | None = None  # the open parenthesis, if any
-    opened = 0
-    for piece in pieces:
-        if piece.text == "(":
-            if group is not None:
-                raise NotationError("a '(' inside a '('", text=text, column=piece.column)
-            group, opened = [], piece.column
-        elif piece.text == ")":
-            if group is None:
-                raise NotationError("a ')' without its '('", text=text, column=piece.column)
-            if not group:
-                raise NotationError("an empty '()'; a dim of extent 1 is written 1", text=text, column=opened)
-            dims.append(tuple(group))
-            group = None
-        elif piece.text[0].isdigit():
-            if piece.text != "1" or group is not None:
-                problem = (
-                    f"{quoted(piece.text)}: the only number is 1, a dim of its own; extents come from shapes or sizes"
-                )
-                raise NotationError(problem, text=text, column=piece.column)
-            dims.append(())
-        else:
-            atom = _atom(text, piece, seen)
-            if group is None:
-                dims.append((atom,))
+    def nesting(self, piece: str, column: int) -> str:
+        if piece not in NESTING_AXES:
+            allowed = ", ".join(NESTING_AXES)
+            raise self.wrong(column, f"{quoted(piece)} cannot stand left of the ':' (only {allowed} can)")
+        return self.atom(piece, column).axis
+
+    def dims(self, pieces: list[tuple[str, int]]) -> tuple[Dim, ...]:
+        dims: list[Dim] = []
+        group: list[Atom] | None = None  # the open parenthesis, if any
+        opened = 0
+        for piece, column in pieces:
+            if piece == "(":
+                if group is not None:
+                    raise self.wrong(column, "a '(' inside a '('")
+                group, opened = [], column
+            elif piece == ")":
+                if group is None:
+                    raise self.wrong(column, "a ')' without its '('")
+                if not group:
+                    raise self.wrong(opened, "an empty '()'; a dim of extent 1 is written 1")
+                dims.append(tuple(group))
+                group = None
+            elif group is not None and not piece[0].isdigit():
+                group.append(self.atom(piece, column))
+            elif piece == "1" and group is None:
+                dims.append(())
+            elif piece[0].isdigit():
+                only = "the only number is 1, a dim of its own; extents come from shapes or sizes"
+                raise self.wrong(column, f"{quoted(piece)}: {only}")
             else:
-                group.append(atom)
-    if group is not None:
-        raise NotationError("a '(' that is never closed", text=text, column=opened)
-    return tuple(dims)
+                dims.append((self.atom(piece, column),))
+        if group is not None:
+            raise self.wrong(opened, "a '(' that is never closed")
+        return tuple(dims)
 
-
-def _check_factors(text: str, seen: dict[Atom, _Piece]) -> None:
-    """Check that factors of a split axis are numbered 0, 1, ... without a gap, and that there are two or more."""
-    for atom, piece in seen.items():
-        if atom.factor is None:
-            continue
-        numbers = {other.factor for other in seen if other.axis == atom.axis}
-        missing = set(range(max(2, len(numbers)))) - numbers
-        if missing:
-            problem = f"{atom.axis} is split but {atom.axis}.{min(missing)} is missing"
-            raise NotationError(problem, text=text, column=piece.column)
-
-
-def _check_inside_a_block(text: str, seen: dict[Atom, _Piece]) -> None:
-    """Check that a block holds token slots or opaque sub-blocks, and not both."""
-    first = {atom.axis: piece for atom, piece in reversed(seen.items())}
-    if "token" in first and "subblock" in first:
-        column = max(first["token"].column, first["subblock"].column)
-        raise NotationError("token and subblock exclude each other: a sub-block is opaque", text=text, column=column)
+    def check(self) -> None:
+        """Check that factors are numbered 0, 1, ... without a gap, and that a block holds tokens or sub-blocks."""
+        first: dict[str, int] = {}
+        for (axis, factor), column in self.seen.items():
+            first.setdefault(axis, column)
+            numbers = {other.factor for other in self.seen if other.axis == axis}
+            missing = set(range(max(2, len(numbers)))) - numbers
+            if factor is not None and missing:
+                raise self.wrong(column, f"{axis} is split but {axis}.{min(missing)} is missing")
+        if "token" in first and "subblock" in first:
+            column = max(first["token"], first["subblock"])
+            raise self.wrong(column, "token and subblock exclude each other: a sub-block is opaque")

@@ -1,4 +1,4 @@
-"""Slices of a layout, and layouts in smaller blocks, over the same memory.
+"""Slices and merges of layouts, and layouts in smaller blocks, over the same memory.
 
 No byte is copied. If the token factors cannot express a view, the result is None. Views of one token always exist.
 """
@@ -11,11 +11,15 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
+import numpy as np
+
+from kvplan.base.files import Budget
 from kvplan.base.numbers import number_ranges
 from kvplan.base.values import integers, listed, other_case, quoted
 from kvplan.errors import LayoutError
-from kvplan.layout.components import Built, Component, Form, subblocks_of
-from kvplan.layout.strides import cut, extent, normal, offset
+from kvplan.layout.components import Built, Component, Form, once, subblocks_of
+from kvplan.layout.disjoint import check_disjoint
+from kvplan.layout.strides import cut, normal, offset, offsets_of
 
 Heads = range | tuple[int, ...]  # global numbers of heads, ascending; a tuple if they are not consecutive
 
@@ -46,19 +50,15 @@ def heads_held(components: Iterable[Component]) -> dict[tuple[int, str], Heads |
     Raises:
         LayoutError: two components of one (layer, part) hold one head, or have no head axis.
     """
-    ranges: dict[tuple[int, str], list[range | None]] = defaultdict(list)
+    forms: dict[tuple[int, str], list[Form]] = defaultdict(list)
     for component in components:
-        form = component.form
-        ranges[component.layer, component.part].append(form.heads if form.headed else None)
+        forms[component.layer, component.part].append(component.form)
     held: dict[tuple[int, str], Heads | None] = {}
-    for (layer, part), some in ranges.items():
-        if len(some) == 1:
-            held[layer, part] = some[0]
-            continue
-        heads = joined_heads(heads for heads in some if heads is not None)
-        if None in some or len(heads) < sum(len(heads) for heads in some if heads is not None):
+    for (layer, part), some in forms.items():
+        heads = some[0].heads if len(some) == 1 else joined_heads(form.heads for form in some)
+        if len(some) > 1 and (len(heads) < sum(len(form.heads) for form in some) or not all(f.headed for f in some)):
             raise LayoutError(f"layer {layer} {part!r} is held {len(some)} times, and not as heads apart")
-        held[layer, part] = heads
+        held[layer, part] = heads if some[0].headed else None
     return held
 
 
@@ -75,22 +75,14 @@ def slice_heads(components: Sequence[Component], heads: Heads) -> list[Component
     headed = [component for component in components if component.form.headed]
     held = joined_heads(component.form.heads for component in headed) if headed else heads
     if not set(heads) <= set(held):
-        raise LayoutError(
-            f"heads {quoted(heads[0])} to {quoted(heads[-1])} are not all held by {headed[0]}; it holds "
-            f"{held[0]} to {held[-1]}"
-        )
-    kept: list[Component] = []
-    forms: dict[int, list[tuple[Form, int]]] = {}
-    for component in components:
-        form = component.form
-        if id(form) not in forms:
-            mine = [both for some in wanted if (both := common_heads((some, form.heads)))]
-            forms[id(form)] = [_head_slice(form, some) for some in mine] if form.headed else [(form, 0)]
-        kept += [
-            Component(component.layer, component.part, component.address + shift, sliced, component.dtype)
-            for sliced, shift in forms[id(form)]
-        ]
-    return kept
+        wanted_text = f"heads {quoted(heads[0])} to {quoted(heads[-1])}"
+        raise LayoutError(f"{wanted_text} are not all held by {headed[0]}; it holds {held[0]} to {held[-1]}")
+
+    def cut_out(form: Form) -> list[tuple[Form, int]]:
+        mine = [both for some in wanted if (both := common_heads((some, form.heads)))]
+        return [_head_slice(form, some) for some in mine] if form.headed else [(form, 0)]
+
+    return _changed(components, cut_out)
 
 
 def _consecutive(numbers: Sequence[int]) -> list[range]:
@@ -102,22 +94,27 @@ def _consecutive(numbers: Sequence[int]) -> list[range]:
 def _head_slice(form: Form, heads: range) -> tuple[Form, int]:
     """Slice a form to some heads; return it with the bytes from the form's first head to the first of ``heads``."""
     start, count = heads.start - form.head_start, len(heads)
-    offsets = [offset(form.head, start + k) for k in range(count)]
     place, factors = 1, []
-    # Rebuild the factors from the innermost. All factors are kept whole, but the outermost may be cut.
-    for size, stride in reversed(form.head):
-        if place == count:
-            break
+    for size, stride in reversed(form.head):  # factors are kept whole, but the outermost may be cut
         take = min(size, -(-count // place))
         factors.append((take, stride))
         place *= take
-    head = normal(reversed(factors))
-    if extent(head) != count or any(offset(head, k) + offsets[0] != o for k, o in enumerate(offsets)):
-        raise LayoutError(
-            f"heads {heads.start} to {heads.stop - 1} cross a boundary of the split head axis {form.head}; slice "
-            "within one factor of it, or along whole ones"
-        )
-    return replace(form, head=head, head_start=heads.start), offsets[0]
+    head, offsets = normal(reversed(factors)), offsets_of(form.head)[start : start + count]
+    if not np.array_equal(offsets_of(head) + offsets[0], offsets):
+        crossed = f"heads {heads.start} to {heads.stop - 1} cross a boundary of the split head axis {form.head}"
+        raise LayoutError(f"{crossed}; slice within one factor of it, or along whole ones")
+    return replace(form, head=head, head_start=heads.start), int(offsets[0])
+
+
+def _changed(components: Iterable[Component], change: Callable[[Form], Sequence[tuple[Form, int]]]) -> list[Component]:
+    """Replace every form by those that ``change`` returns, moved by some bytes. Components go on sharing forms."""
+    known: dict[int, Sequence[tuple[Form, int]]] = {}
+    changed = []
+    for c in components:
+        if id(c.form) not in known:
+            known[id(c.form)] = change(c.form)
+        changed += [Component(c.layer, c.part, c.address + shift, form, c.dtype) for form, shift in known[id(c.form)]]
+    return changed
 
 
 def sliced(
@@ -183,15 +180,15 @@ def split_blocks(layout: Built, tokens: int) -> Built | None:
     if tokens == layout.block_tokens:
         return layout
 
-    def split(form: Form) -> tuple[Form, int] | None:
+    def split(form: Form) -> list[tuple[Form, int]]:
         halves = None if form.opaque else cut(form.token, tokens)
         if halves is None:
-            return None
+            return []
         outer, inner = halves
         if form.table is None:
-            return replace(form, block=normal((*form.block, *outer)), token=inner), 0
-        steps = [offset(outer, k) for k in range(extent(outer))]
-        return replace(form, table=tuple(at + step for at in form.table for step in steps), token=inner), 0
+            return [(replace(form, block=normal((*form.block, *outer)), token=inner), 0)]
+        steps = offsets_of(outer).tolist()
+        return [(replace(form, table=tuple(at + step for at in form.table for step in steps), token=inner), 0)]
 
     return _with_forms(layout, split, layout.num_blocks * (layout.block_tokens // tokens), tokens)
 
@@ -216,27 +213,59 @@ def some_tokens(layout: Built, part: int, parts: int, interleave: int) -> Built 
     (4, True)
     """
 
-    def pick(form: Form) -> tuple[Form, int] | None:
+    def pick(form: Form) -> list[tuple[Form, int]]:
         stretches = None if form.opaque else cut(form.token, interleave)
         turns = cut(stretches[0], parts) if stretches is not None else None
         if stretches is None or turns is None:
-            return None
-        return replace(form, token=normal((*turns[0], *stretches[1]))), offset(turns[1], part)
+            return []
+        return [(replace(form, token=normal((*turns[0], *stretches[1]))), offset(turns[1], part))]
 
     return _with_forms(layout, pick, layout.num_blocks, layout.block_tokens // parts)
 
 
 def _with_forms(
-    layout: Built, change: Callable[[Form], tuple[Form, int] | None], num_blocks: int, block_tokens: int
+    layout: Built, change: Callable[[Form], Sequence[tuple[Form, int]]], num_blocks: int, block_tokens: int
 ) -> Built | None:
-    """Change every form of a layout, and move its components by the bytes that ``change`` returns."""
-    known: dict[int, tuple[Form, int] | None] = {}
-    components = []
-    for c in layout.components:
-        if id(c.form) not in known:
-            known[id(c.form)] = change(c.form)
-        changed = known[id(c.form)]
-        if changed is None:
-            return None
-        components.append(Component(c.layer, c.part, c.address + changed[1], changed[0], c.dtype))
-    return layout._replace(components=tuple(components), num_blocks=num_blocks, block_tokens=block_tokens)
+    components = tuple(_changed(layout.components, change))
+    if len(components) < len(layout.components):
+        return None
+    return layout._replace(components=components, num_blocks=num_blocks, block_tokens=block_tokens)
+
+
+def merge(layouts: Sequence[Built], budget: Budget | None = None) -> Built:
+    """Join several layouts; see :meth:`kvplan.KVLayout.merge`.
+
+    Args:
+        layouts: at least one layout.
+        budget: limits of the work for the whole document that contains the layouts.
+    """
+    if not layouts:
+        raise LayoutError("merge of no layouts; give at least one")
+    first = layouts[0]
+    seen: dict[tuple[int, str], int] = {}
+    for k, layout in enumerate(layouts):
+        if layout.num_blocks != first.num_blocks:
+            raise LayoutError(f"layout {k} has {layout.num_blocks} blocks, layout 0 has {first.num_blocks}")
+        if layout.device != first.device:
+            raise LayoutError(f"layout {k} is on {layout.device}, layout 0 on {first.device}")
+        for component in layout.components:
+            other = seen.setdefault((component.layer, component.part), k)
+            if other != k:
+                raise LayoutError(f"layouts {other} and {k} both hold {component}; name the part or the layers")
+    components = sorted((c for layout in layouts for c in layout.components), key=lambda c: c.layer)
+    tokens = {layout.block_tokens for layout in layouts if not layout.opaque} or {subblocks_of(components)}
+    if len(tokens) > 1:
+        raise LayoutError(f"block_tokens differ: {sorted(tokens)}; give layouts with blocks of equal size")
+    block_tokens = tokens.pop()
+    for component in components:
+        if component.form.opaque and block_tokens % component.form.subblocks:
+            count = component.form.subblocks
+            raise LayoutError(f"{component} has {count} sub-blocks; it divides block_tokens, {block_tokens} tokens")
+    if len(layouts) > 1:
+        check_disjoint(components, budget)
+    regions = once([region for layout in layouts for region in layout.regions])
+    dtype, notation = (
+        " + ".join(dict.fromkeys(text for layout in layouts for text in getattr(layout, name).split(" + ")))
+        for name in ("dtype", "notation")
+    )
+    return Built(tuple(components), regions, first.num_blocks, block_tokens, dtype, notation)

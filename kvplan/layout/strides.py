@@ -101,6 +101,16 @@ def cut(factors: Factors, at: int) -> tuple[Factors, Factors] | None:
     return tuple(left), tuple(inner)
 
 
+def run_of(factors: Iterable[Factor]) -> tuple[int, Factors]:
+    """Return the bytes of the longest run at the first coordinate, and the factors that repeat it, widest first.
+
+    >>> run_of(((16, 8), (8, 1), (4, 200)))
+    (128, ((4, 200),))
+    """
+    widest = normal(sorted(factors, key=lambda factor: -factor[1]))
+    return (widest[-1][0], widest[:-1]) if widest and widest[-1][1] == 1 else (1, widest)
+
+
 def span(factors: Factors) -> int:
     """Return the largest offset of any coordinate; strides must not be negative.
 
@@ -168,10 +178,8 @@ def check_refined(pieces: int) -> None:
         IncompatibleLayoutsError: there are too many pieces.
     """
     if pieces > LIMITS.pieces:
-        raise IncompatibleLayoutsError(
-            f"axes are split at boundaries that do not meet, into over {LIMITS.pieces:,} pieces; give factors that "
-            "divide each other"
-        )
+        why = f"axes are split at boundaries that do not meet, into over {LIMITS.pieces:,} pieces"
+        raise IncompatibleLayoutsError(f"{why}; give factors that divide each other")
 
 
 def _places(factors: Factors) -> list[int]:
@@ -206,26 +214,14 @@ def coalesce(nbytes: int, loops: Sequence[Loop]) -> tuple[int, tuple[Loop, ...]]
     (8, ((30, 8, 20),))
     """
     rest = [loop for loop in loops if loop[0] != 1]
-    grown = True
-    while grown:
-        grown = False
-        for loop in rest:
-            if loop[1] == nbytes and loop[2] == nbytes:
-                nbytes *= loop[0]
-                rest.remove(loop)
-                grown = True
-                break
-    grown = True
-    while grown:
-        grown = False
-        for outer in rest:
-            for inner in rest:
-                if outer[1] == inner[0] * inner[1] and outer[2] == inner[0] * inner[2]:
-                    rest.remove(outer)
-                    rest.remove(inner)
-                    rest.append((outer[0] * inner[0], inner[1], inner[2]))
-                    grown = True
-                    break
-            if grown:
-                break
+    while run := next((loop for loop in rest if loop[1] == loop[2] == nbytes), None):
+        rest.remove(run)
+        nbytes *= run[0]
+    while pair := next(((outer, inner) for outer in rest for inner in rest if _continues(outer, inner)), None):
+        outer, inner = pair
+        rest = [loop for loop in rest if loop not in pair] + [(outer[0] * inner[0], inner[1], inner[2])]
     return nbytes, tuple(sorted(rest, key=lambda loop: (abs(loop[2]), abs(loop[1]), loop), reverse=True))
+
+
+def _continues(outer: Loop, inner: Loop) -> bool:
+    return outer[1] == inner[0] * inner[1] and outer[2] == inner[0] * inner[2]

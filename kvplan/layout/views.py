@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -12,8 +12,6 @@ from kvplan.layout.components import Component, Form
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.slicing import heads_held
 from kvplan.layout.strides import Factors, extent
-
-Lines = Sequence[Sequence[Component]]
 
 
 @dataclass(frozen=True)
@@ -92,28 +90,18 @@ def _view(form: Form, components: Iterable[Component], starts: Sequence[int]) ->
 
     If the heads of a layout lie apart, one (layer, part) has several components, which differ in ``head_start`` alone.
     """
-    by_head = _lines(sorted(components, key=lambda c: (c.layer, c.form.head_start)), lambda c: (c.layer, c.part))
-    first = [line[0] for line in by_head]
-    apart = max(map(len, by_head))
-    axes = [
-        _outer("layer", _lines(first, lambda c: c.part), starts),
-        _outer("part", _lines(first, lambda c: c.layer), starts),
-        _axis("block", form.block) if form.table is None else _looked_up("block", len(form.table)),
-    ]
+    every = sorted(components, key=lambda c: (c.layer, c.form.head_start))
+    first = [*{(c.layer, c.part): c for c in reversed(every)}.values()][::-1]
+    apart = len(every) // len(first)
+    blocks = _axis("block", form.block) if form.table is None else _looked_up("block", len(form.table))
+    axes = [_outer("layer", first, ("part",), starts), _outer("part", first, ("layer",), starts), blocks]
     if not form.opaque or form.subblocks > 1:
         axes.append(_axis("subblock" if form.opaque else "token", form.token))
     if form.headed:
-        axes.append(_axis("head", form.head) if apart == 1 else _outer("head", by_head, starts))
+        axes.append(_axis("head", form.head) if apart == 1 else _outer("head", every, ("layer", "part"), starts))
     axes.append(_axis("dim", form.dim))
     parts, layers = dict.fromkeys(c.part for c in first), sorted({c.layer for c in first})
     return View(tuple(parts), tuple(layers), form.head_start, form.block_nbytes * apart, tuple(axes))
-
-
-def _lines(components: Iterable[Component], key: Callable[[Component], object]) -> Lines:
-    lines: dict[object, list[Component]] = defaultdict(list)
-    for component in components:
-        lines[key(component)].append(component)
-    return list(lines.values())
 
 
 def _axis(name: str, factors: Factors) -> Axis:
@@ -124,11 +112,14 @@ def _looked_up(name: str, size: int) -> Axis:
     return Axis(name, size, (Factor(size, None),))
 
 
-def _outer(name: str, lines: Lines, starts: Sequence[int]) -> Axis:
-    """Return an axis that was unrolled into components; its stride is None if it is not one number."""
-    size = max(map(len, lines))
+def _outer(name: str, components: Iterable[Component], others: Sequence[str], starts: Sequence[int]) -> Axis:
+    """Return an axis that was unrolled into components that agree in the other axes."""
+    lines: dict[object, list[Component]] = defaultdict(list)
+    for component in components:
+        lines[tuple(getattr(component, other) for other in others)].append(component)
+    size = max(map(len, lines.values()))
     if size == 1:
         return _axis(name, ())
-    steps = {b.address - a.address for line in lines for a, b in pairwise(line)}
-    apart = any(len({max(bisect_right(starts, c.address), 1) for c in line}) > 1 for line in lines)
-    return _looked_up(name, size) if apart or len(steps) != 1 else _axis(name, ((size, steps.pop()),))
+    steps = {b.address - a.address for line in lines.values() for a, b in pairwise(line)}
+    memory = [{max(bisect_right(starts, c.address), 1) for c in line} for line in lines.values()]
+    return _axis(name, ((size, steps.pop()),)) if len(steps) == max(map(len, memory)) == 1 else _looked_up(name, size)

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from math import prod
 from os import PathLike
 from typing import Any
+
+import numpy as np
 
 from kvplan.advise.advise import Wanted, host_orders
 from kvplan.advise.orders import parts_of
 from kvplan.base.values import quoted
-from kvplan.errors import LayoutError
+from kvplan.errors import HostMemoryError, LayoutError
+from kvplan.layout.components import Pool
 from kvplan.layout.kvlayout import KVLayout
-from kvplan.layout.notation import parse
+from kvplan.layout.notation import PARTS, parse
 from kvplan.layout.slicing import Heads
-from kvplan.memory.pages import PARTS, Wish, counted, layers_alike, pages, wanted_heads
-from kvplan.memory.pool_memory import allocated
+from kvplan.memory.pages import Pages, Wish, counted, layers_alike, pages, wanted_heads
+from kvplan.memory.shared import attach, share
+from kvplan.memory.shared_mappings import sealed_memory, shareable
 
+log = logging.getLogger("kvplan")
 AUTO = "auto"
 
 
@@ -53,8 +63,8 @@ def allocate(
         device: ``"cpu"`` or a torch device such as ``"cuda:0"``.
         pin: whether to page-lock host memory, so that a GPU reaches it; by default, if torch allocates and reaches a
             GPU. ``True`` without one has no effect, and a warning is logged. The memory is registered in pieces of at
-            most 32 GiB, which end between rows of the outermost dim if these ends are page boundaries. The border
-            between two pieces is a seam of the layout. If pinning fails, a warning is issued, and the pool is pageable.
+            most 32 GiB. The border between two pieces is a seam of the layout. If pinning fails, a warning is issued,
+            and the pool is pageable.
         sizes: extents in elements of a split axis (``{"head.0": 4}``); or ``{"subblock": 4}``, the number of opaque
             blocks of ``like`` in one block of the pool.
         shared: a name in /dev/shm, or the absolute path of a file. Processes that give the same name or path share the
@@ -99,16 +109,14 @@ def allocate(
         return _in_best_order(like, wish, memory)
     alike = [like] if PARTS in notation or "layer" not in parse(notation).nesting else layers_alike(like)
     if len(alike) == 1:
-        return allocated(pages(notation, like, wish), like, **memory)
+        return _allocated(pages(notation, like, wish), like, **memory)
     if isinstance(shared, str | PathLike):
-        raise LayoutError(
-            f"{quoted(notation)} makes tensors of several sizes, and a pool with a name is one allocation; write layer "
-            "behind the ':'"
-        )
+        why = "makes tensors of several sizes, and a pool with a name is one allocation"
+        raise LayoutError(f"{quoted(notation)} {why}; write layer behind the ':'")
     if wish.layers is not None:
         raise LayoutError("the layers of like have several sizes; give no layers=, or slice like")
     wishes = [wish._replace(heads=heads if each.heads == like.heads else None) for each in alike]
-    pools = [allocated(pages(notation, *some), some[0], **memory) for some in zip(alike, wishes, strict=True)]
+    pools = [_allocated(pages(notation, *some), some[0], **memory) for some in zip(alike, wishes, strict=True)]
     return KVLayout.merge(pools)
 
 
@@ -124,10 +132,8 @@ def _in_best_order(like: KVLayout, wish: Wish, memory: dict[str, Any]) -> KVLayo
     wanted = Wanted(tokens, heads if isinstance(heads, range) else None, memory["device"], single)
     advice = host_orders(like, wanted)
     if not advice.orders:
-        raise LayoutError(
-            f"'auto' found no order of a pool for {like}: {advice.reason}; give a notation, or allocate each part from "
-            "like.slice(parts=...)"
-        )
+        way = "give a notation, or allocate each part from like.slice(parts=...)"
+        raise LayoutError(f"'auto' found no order of a pool for {like}: {advice.reason}; {way}")
 
     def pool(notation: str, own: KVLayout, sizes: dict[str, int]) -> KVLayout:
         # Opaque blocks move whole; scales have no heads, and an index has one of its own.
@@ -147,3 +153,85 @@ def _in_best_order(like: KVLayout, wish: Wish, memory: dict[str, Any]) -> KVLayo
         sizes = {name: size for name, size in spec["sizes"].items() if "." in name or name == "subblock"}
         pools.append(pool(spec["notation"], like if whole else like.slice(parts=parts, layers=layers), sizes))
     return pools[0] if len(pools) == 1 else KVLayout.merge(pools)
+
+
+# ---- memory ----------------------------------------------------------------------------------------------------------
+
+
+def _allocated(
+    pages: Pages, like: KVLayout, *, device: str, pin: bool | None, shared: str | PathLike[str] | bool | None
+) -> KVLayout:
+    """Allocate the pages of a pool and return its layout."""
+    by_torch = device != "cpu" or any(type(r.owner).__module__.partition(".")[0] == "torch" for r in like.regions)
+    if by_torch:
+        import torch
+    nbytes, count = prod(pages.outer) * pages.nbytes, prod(pages.counts)
+    if shared and device != "cpu":
+        raise LayoutError(f"device is {device!r}; a shared pool is CPU memory, so give 'cpu'")
+    if device != "cpu":
+        return pages.layout(_nest([_on_device(nbytes, device) for _ in range(count)], pages.counts))
+    pinned = pin is not False and by_torch and torch.cuda.is_available()
+    if pin and not pinned:
+        why = "torch reaches no GPU" if by_torch else "numpy allocates, because 'like' holds no tensor of torch"
+        log.warning("pin=True has no effect: %s; the pool is pageable", why)
+    named = shared is not None and not isinstance(shared, bool)
+    memory = share(shared, str(pages), [nbytes] * count) if named else None
+    arrays = memory.tensors if memory else [_bytes(nbytes, shared=bool(shared), pinned=pinned) for _ in range(count)]
+    pool = pages.layout(_nest([torch.from_numpy(array) if by_torch else array for array in arrays], pages.counts))
+    if memory is not None:
+        address = int(memory.memory.ctypes.data)
+        name = Pool(memory.path, str(pages), count, nbytes, memory.token, address, attach_pool)
+        regions = tuple(replace(region, pool=name) for region in pool.regions)
+        pool = KVLayout(pool.built._replace(regions=regions), tensors=pool.tensors)
+    if not pinned:
+        return pool
+    from kvplan.memory.pinning import pin_used
+
+    ordinal = int(like.device.partition(":")[2] or 0) if like.device.startswith("cuda") else 0
+    used = pool.slice(layers=like.layers) if memory else pool
+    if memory and any(component.form.headed for component in used.components):
+        with contextlib.suppress(LayoutError):  # heads cross a boundary of a split axis: pin all heads
+            used = used.slice(heads=like.heads)
+    try:
+        owners, page = ([memory.memory], memory.page) if memory else (arrays, 4096)
+        return pin_used(pool, used, owners, page, ordinal)
+    except RuntimeError as error:
+        part = "this process's part of " if memory else ""
+        warnings.warn(f"could not pin {part}{pool.nbytes} bytes, so the pool is pageable: {error}", stacklevel=3)
+        return pool
+
+
+def _bytes(nbytes: int, *, shared: bool, pinned: bool) -> Any:
+    """Return an array of bytes: of zeros that other processes can map if it is shared or pinned."""
+    try:
+        if not shared and not pinned:
+            return np.empty(nbytes, np.uint8)
+        # A pinned mapping is shared, too: after a fork, the parent would get a copy of a private page.
+        return np.frombuffer((sealed_memory if shared else shareable)(nbytes), np.uint8)
+    except (OSError, ValueError, MemoryError, OverflowError) as error:
+        raise HostMemoryError(f"cannot allocate {nbytes:,} bytes for a pool ({error}); take fewer blocks") from error
+
+
+def _on_device(nbytes: int, device: str) -> Any:
+    import torch
+
+    try:
+        return torch.empty(nbytes, dtype=torch.uint8, device=device)
+    except (AssertionError, RuntimeError, NotImplementedError, TypeError) as error:
+        why = str(error).partition("\n")[0]
+        way = "give 'cpu', a GPU of this machine, or fewer blocks"
+        raise LayoutError(f"device is {quoted(str(device))}: no {nbytes:,} bytes for a pool ({why}); {way}") from None
+
+
+def _nest(flat: Sequence[Any], counts: Sequence[int]) -> Any:
+    """Nest a list by the given lengths, outermost first; if there are no lengths, return its only tensor."""
+    level = list(flat)
+    for count in reversed(counts):
+        level = [level[at : at + count] for at in range(0, len(level), count)]
+    return level[0]
+
+
+def attach_pool(pool: Pool) -> tuple[int, Any] | None:
+    """Map a pool that a pickle names; return its address here and its memory, or None if no process uses the pool."""
+    here = attach(pool.path, pool.geometry, [pool.nbytes] * pool.tensors, pool.token)
+    return None if here is None else (int(here.memory.ctypes.data), here.memory)

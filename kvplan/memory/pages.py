@@ -21,15 +21,14 @@ import numpy as np
 from kvplan.base.numbers import number_ranges
 from kvplan.base.values import integer, integers, other_case, quoted
 from kvplan.errors import LayoutError, NotationError
-from kvplan.layout.dtypes import ITEMSIZE
-from kvplan.layout.extents import extents, shape_of
+from kvplan.layout.build import extents, shape_of
 from kvplan.layout.kinds import kinds
 from kvplan.layout.kvlayout import KVLayout
-from kvplan.layout.notation import Notation, parse
+from kvplan.layout.notation import PARTS, Notation, parse
 from kvplan.layout.slicing import Heads
 from kvplan.layout.strides import extent
+from kvplan.layout.tensors import ITEMSIZE
 
-PARTS = "|"
 _DIM = re.compile(r"\([^)]*\)|\S+")  # a dim of a notation
 _COMMON = frozenset(("block", "token", "subblock", "kv"))  # axes in which layers of several sizes do not differ
 
@@ -111,21 +110,12 @@ class Pages(NamedTuple):
         """Lengths of the nested lists of tensors, outermost first; empty if there is one tensor."""
         return tuple(self.areas[0].extents[axis] for axis in self.areas[0].notation.nesting)
 
-    @property
-    def strides(self) -> tuple[int, ...]:
-        """Bytes of one row of each dim, outermost first, of the dims that all areas share, or of all dims."""
-        dims = self.areas[0].shape if len(self.areas) == 1 else (*self.outer, self.nbytes)
-        nbytes = prod(self.outer) * self.nbytes
-        return tuple(nbytes // prod(dims[: k + 1]) for k in range(len(dims)))
-
     def __str__(self) -> str:
         """The geometry in words, which processes that share a pool compare."""
-        areas = " | ".join(map(str, self.areas))
-        return (
-            areas if len(self.areas) == 1 else f"{' '.join(self.text.split())} | {self.nbytes} bytes a page | {areas}"
-        )
+        page = [" ".join(self.text.split()), f"{self.nbytes} bytes a page"] if len(self.areas) > 1 else []
+        return " | ".join([*page, *map(str, self.areas)])
 
-    def layout(self, memory: Any, seams: Sequence[int] = ()) -> KVLayout:
+    def layout(self, memory: Any) -> KVLayout:
         """Return the layout of tensors of bytes, nested in lists."""
 
         def view(tensor: Any, area: Area) -> Any:
@@ -138,11 +128,13 @@ class Pages(NamedTuple):
             KVLayout.from_tensors(
                 str(area.notation), view(memory, area), layers=area.layers, head_start=area.heads[0], part=area.part,
                 sizes={k: v for k, v in area.extents.items() if k != "kv" and k not in area.notation.nesting},
-                seams=seams,
             )
             for area in self.areas
         ]  # fmt: skip
-        return areas[0] if len(areas) == 1 else KVLayout.merge(areas)
+        if len(areas) == 1:
+            return areas[0]
+        whole = KVLayout.merge(areas)
+        return KVLayout(whole.built._replace(notation=" ".join(self.text.split())), tensors=whole.tensors)
 
 
 def _viewed(memory: Any, dtype: str, shape: Sequence[int]) -> Any:
@@ -169,17 +161,17 @@ def pages(text: str, like: KVLayout, wish: Wish) -> Pages:
         whole = parse(text)
         alike = layers_alike(like) if "layer" not in whole.nesting else [like]
         inside = takewhile(lambda dim: {atom.axis for atom in dim} <= _COMMON, whole.dims)
-        held, shared = [(whole, some) for some in alike], len(list(inside)) if len(alike) > 1 else 0
+        contents, shared = [(whole, some) for some in alike], len(list(inside)) if len(alike) > 1 else 0
     else:
-        first = text.partition(PARTS)[0]
-        held, shared = list(_sections(text, like)), len(_DIM.findall(first.rpartition(":")[2]))
+        contents = list(_sections(text, like))
+        shared = len(_DIM.findall(text.partition(PARTS)[0].rpartition(":")[2]))
     areas: list[Area] = []
-    for notation, some in held:
-        area = _area(notation, like, some, wish)._replace(shared=shared)
+    for notation, some in contents:
+        area = _area(notation, like, some, wish)
         itemsize = ITEMSIZE[area.dtype]
-        areas.append(area._replace(start=-(-(areas[-1].end if areas else 0) // itemsize) * itemsize))
-    for area in areas[1:]:
-        _check_shared(text, areas[0], area)
+        start = -(-(areas[-1].end if areas else 0) // itemsize) * itemsize
+        areas.append(area._replace(shared=shared, start=start))
+        _check_shared(text, areas[0], areas[-1])
     widest = lcm(*(ITEMSIZE[area.dtype] for area in areas))
     return Pages(text, tuple(areas), -(-areas[-1].end // widest) * widest)
 
@@ -187,9 +179,11 @@ def pages(text: str, like: KVLayout, wish: Wish) -> Pages:
 def layers_alike(layout: KVLayout) -> list[KVLayout]:
     """Return the layers of each shape together, in the order of their first layers; all, if parts of layers differ."""
     shapes: dict[object, list[int]] = {}
+    parts = set()
     for contents, layers in kinds(layout.built).items():
         shapes.setdefault(tuple((c.part, c.heads, c.dim, c.dtype) for c in contents), []).extend(layers)
-    if len(shapes) == 1 or len({tuple(c.part for c in contents) for contents in kinds(layout.built)}) > 1:
+        parts.add(tuple(content.part for content in contents))
+    if len(shapes) == 1 or len(parts) > 1:
         return [layout]
     return [layout.slice(layers=sorted(layers)) for layers in shapes.values()]
 
@@ -197,36 +191,32 @@ def layers_alike(layout: KVLayout) -> list[KVLayout]:
 def _sections(text: str, like: KVLayout) -> Iterator[tuple[Notation, KVLayout]]:
     """Yield the notation and the content of each area of a text with ``|``."""
     first, *sections = text.split(PARTS)
-    columns = [sum(len(one) + 1 for one in (first, *sections[:k])) + 1 for k in range(len(sections))]
-    named = [_section(text, section, column) for section, column in zip(sections, columns, strict=True)]
-    _check_parts(text, [part for parts, _, _ in named for part in parts], like)
-    for parts, dims, column in named:
+    column = len(first) + 2
+    named: list[str] = []
+    for section in sections:
+        names, colon, dims = section.partition(":")
+        if not colon or not names.split():
+            problem = "behind a '|' stand the names of parts, then ':' and their axes"
+            raise NotationError(problem, text=text, column=column)
+        if ":" in dims:
+            raise NotationError("a second ':'", text=text, column=column + len(names) + 1 + dims.index(":"))
+        parts = names.split()
+        for part in parts:
+            if part in named:
+                raise LayoutError(f"{quoted(text)} names part {quoted(part)} twice")
+            if part not in like.parts:
+                hint = other_case(part, like.parts)
+                raise LayoutError(f"{quoted(text)} names part {quoted(part)}; like holds {like.parts}{hint}")
+            named.append(part)
+        start = column + len(section) - len(dims.lstrip())
         try:
-            whole = parse(f"{first} {dims}")
+            whole = parse(f"{first} {dims.strip()}")
         except NotationError as error:  # show the whole text
-            at = error.column if error.column <= len(first) + 1 else error.column - len(first) - 2 + column
+            at = error.column if error.column <= len(first) + 1 else error.column - len(first) - 2 + start
             raise NotationError(error.problem, text=text, column=at) from error
-        for some in [parts] if "kv" in whole.axes else [(part,) for part in parts]:
-            yield from ((whole, held) for held in layers_alike(like.slice(parts=some)))
-
-
-def _section(text: str, section: str, column: int) -> tuple[tuple[str, ...], str, int]:
-    """Return the names of the parts of a section, its axes, and the column of its first axis."""
-    names, colon, dims = section.partition(":")
-    if not colon or not names.split():
-        raise NotationError("behind a '|' stand the names of parts, then ':' and their axes", text=text, column=column)
-    if ":" in dims:
-        raise NotationError("a second ':'", text=text, column=column + len(names) + 1 + dims.index(":"))
-    start = column + len(names) + 1 + len(dims) - len(dims.lstrip())
-    return tuple(names.split()), dims.strip(), start
-
-
-def _check_parts(text: str, named: Sequence[str], like: KVLayout) -> None:
-    if twice := [part for k, part in enumerate(named) if part in named[:k]]:
-        raise LayoutError(f"{quoted(text)} names part {quoted(twice[0])} twice")
-    if unknown := [part for part in named if part not in like.parts]:
-        hint = other_case(unknown[0], like.parts)
-        raise LayoutError(f"{quoted(text)} names part {quoted(unknown[0])}; like holds {like.parts}{hint}")
+        for some in [parts] if "kv" in whole.axes else [[part] for part in parts]:
+            yield from ((whole, content) for content in layers_alike(like.slice(parts=some)))
+        column += len(section) + 1
     if missing := [part for part in like.parts if part not in named]:
         raise LayoutError(f"{quoted(text)} has no place for part {missing[0]!r} of like; name it, or slice like first")
 
@@ -240,49 +230,48 @@ def _check_shared(text: str, first: Area, other: Area) -> None:
     checks += [("head", first.heads, other.heads)] * ("head" in axes)
     for name, mine, its in checks:
         if mine != its:
-            raise LayoutError(
-                f"{quoted(text)} shares {name!r}, which is {mine} for part {first.part!r} and {its} for part "
-                f"{other.part!r}; write the axis behind the '|', for each part"
+            here, there = (
+                f"part {area.part!r}" + f" of layers {number_ranges(area.layers)}" * (first.part == other.part)
+                for area in (first, other)
             )
+            what = f"{name!r}, which is {mine} for {here} and {its} for {there}"
+            raise LayoutError(f"{quoted(text)} shares {what}; write the axis behind the '|', for each part")
 
 
 # ---- one area --------------------------------------------------------------------------------------------------------
 
 
-def _area(whole: Notation, like: KVLayout, held: KVLayout, wish: Wish) -> Area:
-    """Return the area of ``held``, a slice of ``like``, in a notation."""
-    if "subblock" in whole.axes and not held.opaque:
+def _area(whole: Notation, like: KVLayout, own: KVLayout, wish: Wish) -> Area:
+    """Return the area of ``own``, a slice of ``like``, in a notation."""
+    if "subblock" in whole.axes and not own.opaque:
         raise LayoutError(f"'{whole}' has opaque sub-blocks, and like has token slots: write token instead of subblock")
-    if wish.layers is not None and held.layers != like.layers:
-        raise LayoutError(f"parts {held.parts} lie in layers {held.layers} of like; give no layers=, or slice like")
-    part, nbytes = _content(whole, held)
-    dtype = _dtype(held, nbytes)
-    layers = _layers(wish.layers, held)
+    if wish.layers is not None and own.layers != like.layers:
+        raise LayoutError(f"parts {own.parts} lie in layers {own.layers} of like; give no layers=, or slice like")
+    _check_content(like, own)
+    part, nbytes = _content_name(whole, own), extent(own.components[0].form.dim)
+    dtype, layers = _dtype(own, nbytes), _layers(wish.layers, own)
     # Scales have no heads, and an index has a head of its own.
-    heads = wanted_heads(wish.heads, held) if held.heads == like.heads else held.heads
-    sizes = dict(wish.sizes)
-    if held is not like:
-        names = {str(atom) for dim in whole.dims for atom in dim} | whole.axes
-        sizes = {name: size for name, size in sizes.items() if name in names}
+    heads = wanted_heads(wish.heads, own) if own.heads == like.heads else own.heads
+    names = {str(atom) for dim in whole.dims for atom in dim} | whole.axes
+    sizes = {name: size for name, size in wish.sizes.items() if own is like or name in names}
     tokens = None if wish.block_tokens is None else counted("block_tokens", wish.block_tokens)
     axes = {
         "layer": len(layers),
         "block": like.num_blocks if wish.num_blocks is None else counted("num_blocks", wish.num_blocks),
-        "token": held.block_tokens if tokens is None else tokens,
+        "token": tokens or own.block_tokens,
         "head": len(heads),
         "dim": nbytes // ITEMSIZE[dtype],
     }
-    if held.opaque:
-        if tokens is None or held is not like:
+    if own.opaque:
+        if tokens is None or own is not like:
             axes["token"] = 1
-        if tokens is not None and held is not like and "subblock" in whole.axes:
-            sizes.setdefault("subblock", held.block_tokens * tokens // like.block_tokens)
-        axes["subblock"] = sizes.get("subblock", held.block_tokens)
+        scaled = own.block_tokens if tokens is None or own is like else own.block_tokens * tokens // like.block_tokens
+        axes["subblock"] = sizes.setdefault("subblock", scaled) if "subblock" in whole.axes else own.block_tokens
     for axis, size in axes.items():
         if size != 1 and axis not in whole.axes:
             hint = ": give sizes={'subblock': ...}, the number of opaque blocks in one block of the pool"
-            raise LayoutError(f"'{whole}' has no {axis!r} axis, and must hold {size} of them"
-                              f"{hint if axis == 'token' and held.opaque else ''}")  # fmt: skip
+            hint *= axis == "token" and own.opaque
+            raise LayoutError(f"'{whole}' has no {axis!r} axis, and must hold {size} of them{hint}")
     known = extents(whole, {axis: size for axis, size in axes.items() if axis in whole.axes} | sizes)
     for axis, size in axes.items():
         atoms = [str(atom) for atom in whole.factors(axis)]
@@ -291,29 +280,51 @@ def _area(whole: Notation, like: KVLayout, held: KVLayout, wish: Wish) -> Area:
     return Area(whole, known, layers, heads, part, dtype, 0)
 
 
-def _content(notation: Notation, like: KVLayout) -> tuple[str, int]:
-    """Return the name of the content, and its bytes per (token, head)."""
-    sizes = {extent(c.form.dim) for c in like.components}
-    heads = {extent(c.form.head) for c in like.components}
+def _check_content(like: KVLayout, own: KVLayout) -> None:
+    """Check that one notation can hold the parts of ``own`` in all its layers."""
+    sizes = {extent(c.form.dim) for c in own.components}
+    heads = {extent(c.form.head) for c in own.components}
     if len(sizes) > 1 or len(heads) > 1:
-        raise LayoutError(
-            f"parts {like.parts} hold {sorted(sizes)} bytes per (token, head) and {sorted(heads)} heads, and one "
-            "notation holds parts of one size; write one page, as in 'block layer | k: head dim | v: head dim', or "
-            "allocate each from like.slice(parts=...) and merge"
+        problem = (
+            f"parts {own.parts} hold {sorted(sizes)} bytes per (token, head) and {sorted(heads)} heads, and one "
+            "notation holds parts of one size"
         )
-    if len({(c.layer, c.part) for c in like.components}) != len(like.layers) * len(like.parts):
-        raise LayoutError(f"not every layer of {like} holds every part; allocate each part from its own slice")
-    if "kv" not in notation.axes:
-        if len(like.parts) != 1:
-            raise LayoutError(
-                f"'{notation}' has no kv axis, and must hold parts {like.parts}; write kv, as in (kv dim)"
-            )
-        return like.parts[0], sizes.pop()
+    elif len({(c.layer, c.part) for c in own.components}) != len(own.layers) * len(own.parts):
+        problem = f"not every layer of {own} holds every part"
+    else:
+        return
+    raise LayoutError(f"{problem}; write one page, as in {example(like)!r}, or allocate each part from its own slice")
+
+
+def example(like: KVLayout) -> str:
+    """Return a notation of one page for all parts of a layout.
+
+    >>> spec = {"layer": 2, "block": 8, "token": 16}
+    >>> kv = KVLayout.from_spec({"notation": "layer block kv token head dim", "sizes": spec | {"head": 2, "dim": 64}})
+    >>> own = {"notation": "block token dim", "sizes": {"block": 8, "token": 16, "dim": 8}, "part": "index"}
+    >>> example(KVLayout.merge([kv, KVLayout.from_spec(own | {"address": 1 << 40})]))
+    'block | k: layer token head dim | v: layer token head dim | index: layer token dim'
+    """
+    alone = len(kinds(like.built)) == 1
+    areas = []
+    for part in like.parts:
+        form = like.slice(parts=(part,)).components[0].form
+        slots = ["token"] * (not form.opaque) + ["subblock"] * (form.subblocks > 1)
+        areas.append(f"{part}: {' '.join(['layer'] * (not alone) + slots + ['head'] * form.headed + ['dim'])}")
+    return " | ".join(["block layer" if alone else "block", *areas])
+
+
+def _content_name(notation: Notation, like: KVLayout) -> str:
+    """Return the name of the content, as :meth:`kvplan.KVLayout.from_tensors` takes it."""
     pair, name = like.parts, like.parts[0][1:]
-    if pair == (f"k{name}", f"v{name}"):
-        return name.removeprefix("_") or "kv", sizes.pop()
-    hint = next((hint for hint in (other_case(part, ("k", "v")) for part in pair) if hint), "")
-    raise LayoutError(f"'{notation}' has a kv axis for parts ('k', 'v'), and like holds {pair}; leave out kv{hint}")
+    if "kv" not in notation.axes:
+        if len(pair) != 1:
+            raise LayoutError(f"'{notation}' has no kv axis, and must hold parts {pair}; write kv, as in (kv dim)")
+        return pair[0]
+    if pair != (f"k{name}", f"v{name}"):
+        hint = next((hint for hint in (other_case(part, ("k", "v")) for part in pair) if hint), "")
+        raise LayoutError(f"'{notation}' has a kv axis for parts ('k', 'v'), and like holds {pair}; leave out kv{hint}")
+    return name.removeprefix("_") or "kv"
 
 
 def _dtype(like: KVLayout, nbytes: int) -> str:
@@ -329,15 +340,18 @@ def _layers(layers: Iterable[int] | None, like: KVLayout) -> tuple[int, ...]:
     if layers is None:
         return like.layers
     right = "give the global numbers of the pool's layers, each once"
-    given = integers("layers", layers, least=0, right=right) if isinstance(layers, Iterable) else ()
-    if not given or len(set(given)) != len(given):
+    numbers = integers("layers", layers, least=0, right=right) if isinstance(layers, Iterable) else ()
+    if not numbers or len(set(numbers)) != len(numbers):
         raise LayoutError(f"layers is {quoted(layers)}; {right}")
-    if missing := sorted(set(like.layers) - set(given)):
-        raise LayoutError(
-            f"like holds layers {number_ranges(missing)}, and the pool's layers are {number_ranges(sorted(given))}; "
-            "slice like first"
-        )
-    return tuple(sorted(given))
+    if missing := sorted(set(like.layers) - set(numbers)):
+        raise _too_few("layers", missing, sorted(numbers))
+    return tuple(sorted(numbers))
+
+
+def _too_few(name: str, own: Sequence[int], wanted: Sequence[int]) -> LayoutError:
+    return LayoutError(
+        f"like holds {name} {number_ranges(own)}, and the pool's {name} are {number_ranges(wanted)}; slice like first"
+    )
 
 
 def counted(name: str, value: Any) -> int:
@@ -356,8 +370,5 @@ def wanted_heads(heads: Heads | None, like: KVLayout) -> Heads:
     if len(heads) > 1 and not any(component.form.headed for component in like.components):
         raise LayoutError(f"heads is {heads!r}, and like has no head axis: its content belongs to no head")
     if not set(like.heads) <= set(heads):
-        raise LayoutError(
-            f"like holds heads {number_ranges(like.heads)}, and the pool's heads are {number_ranges(heads)}; "
-            "slice like first"
-        )
+        raise _too_few("heads", like.heads, heads)
     return heads

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
-from math import lcm
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,69 +23,41 @@ MAX_REGISTERED = 32 << 30
 Bytes = NDArray[np.uint8]
 
 
-class Rows(NamedTuple):
-    """The rows of one C-contiguous tensor, between which registrations may be cut.
-
-    Attributes:
-        address: address of the first byte, on a page boundary.
-        strides: strides of the dims in bytes, outermost first.
-    """
-
-    address: int
-    strides: tuple[int, ...]
-
-
-def registrations(found: Sequence[Stretch], tensors: Sequence[Rows], page: int, most: int) -> list[Stretch]:
-    """Cut stretches into registrations of whole pages and at most ``most`` bytes. No two registrations share a page.
-
-    A cut is at a page boundary between two tensors, or between two rows of the outermost dim for which this is
-    possible. If it is possible for no dim, a cut is at any page boundary.
+def pin_used(pool: KVLayout, used: KVLayout, owners: Sequence[Bytes], page: int, ordinal: int) -> KVLayout:
+    """Pin the used part of a pool; return the pool with the ends of registrations as seams.
 
     Args:
-        found: stretches inside the tensors, ascending, two pages or more apart, or at page boundaries.
-        tensors: tensors in order of address; each begins at a page.
+        pool: a pool of tensors, each at the start of a page.
+        used: the pool, or a slice of it.
+        owners: the arrays that keep the pool's memory alive.
         page: bytes per page.
-        most: most bytes per registration, at least a page.
-
-    >>> registrations([(8192, 50_000)], [Rows(8192, (12_288, 100)), Rows(32_768, (12_288, 100))], 4096, 20_000)
-    [(8192, 20480), (20480, 32768), (32768, 45056), (45056, 53248)]
-    >>> registrations([(5000, 20_000)], [Rows(0, (4100,))], 4096, 8192)
-    [(4096, 12288), (12288, 20480)]
-    """
-    starts = [tensor.address for tensor in tensors]
-    cut: list[Stretch] = []
-    for first, last in found:
-        at, end = first // page * page, -(-last // page) * page
-        while end - at > most:
-            tensor = tensors[bisect_right(starts, at + most) - 1]
-            upto = _row_end(tensor, at, at + most, page)
-            cut.append((at, upto))
-            at = upto
-        cut.append((at, end))
-    return cut
-
-
-def _row_end(tensor: Rows, after: int, most: int, page: int) -> int:
-    """Return the last address after ``after`` and up to ``most`` at which a row and a page end, or only a page."""
-    for stride in tensor.strides:
-        step = lcm(stride, page)
-        place = tensor.address + (most - tensor.address) // step * step
-        if place > after:
-            return place
-    return most // page * page
-
-
-def register(owners: Sequence[Bytes], pieces: Sequence[Stretch], ordinal: int) -> None:
-    """Pin existing memory; each piece until the array that owns it, and every view of it, is gone.
-
-    Args:
-        owners: the arrays that keep the memory alive.
-        pieces: addresses of each registration's first byte, and of the first byte after it; no two share a page.
         ordinal: number of a GPU; the memory is pinned for all GPUs.
 
     Raises:
         TransferError: the driver cannot register a piece; then no piece stays registered.
     """
+    most = MAX_REGISTERED // page * page
+    pieces: list[Stretch] = []  # whole pages; no two share a page, because stretches are far apart
+    for first, last in stretches(used.components):
+        end = -(-last // page) * page
+        pieces += [(at, min(at + most, end)) for at in range(first // page * page, end, most)]
+    _register(owners, pieces, ordinal)
+    whole = merged(pieces)
+    alone = {region.address for region in pool.regions} ^ {region.end for region in pool.regions}
+    edges = sorted({edge for piece in pieces for edge in piece} - alone)
+    regions = tuple(
+        replace(
+            region,
+            pinned=any(first <= region.address and region.end <= last for first, last in whole),
+            seams=tuple(edge for edge in edges if region.address <= edge <= region.end),
+        )
+        for region in pool.regions
+    )
+    return KVLayout(pool.built._replace(regions=regions), tensors=pool.tensors)
+
+
+def _register(owners: Sequence[Bytes], pieces: Sequence[Stretch], ordinal: int) -> None:
+    """Pin existing memory; each piece until the array that owns it, and every view of it, is gone."""
     device = Device(ordinal)
     registered: list[int] = []
     try:
@@ -105,38 +75,8 @@ def register(owners: Sequence[Bytes], pieces: Sequence[Stretch], ordinal: int) -
         weakref.finalize(owner, _unregister, device, mine, generation()).atexit = False
 
 
-def pin_used(
-    pool: KVLayout, used: KVLayout, owners: Sequence[Bytes], page: int, strides: tuple[int, ...], ordinal: int
-) -> KVLayout:
-    """Pin the used part of a pool; return the pool with the ends of registrations as seams.
-
-    Args:
-        pool: a pool of C-contiguous tensors, each at the start of a page.
-        used: the pool, or a slice of it.
-        owners: the arrays that keep the pool's memory alive.
-        page: bytes per page.
-        strides: strides of the tensors' dims in bytes, outermost first. Registrations end between rows.
-        ordinal: number of a GPU; the memory is pinned for all GPUs.
-    """
-    tensors = [Rows(region.address, strides) for region in pool.regions]
-    pieces = registrations(stretches(used.components), tensors, page, MAX_REGISTERED)
-    register(owners, pieces, ordinal)
-    whole = merged(pieces)
-    alone = {region.address for region in pool.regions} ^ {region.end for region in pool.regions}
-    edges = sorted({edge for piece in pieces for edge in piece} - alone)
-    regions = tuple(
-        replace(
-            region,
-            pinned=any(first <= region.address and region.end <= last for first, last in whole),
-            seams=tuple(edge for edge in edges if region.address <= edge <= region.end),
-        )
-        for region in pool.regions
-    )
-    return KVLayout(pool.built._replace(regions=regions), tensors=pool.tensors)
-
-
-def _unregister(device: Any, registered: Sequence[int], made_in: int) -> None:
-    if made_in != generation():  # a forked child has no registrations
+def _unregister(device: Any, registered: Sequence[int], registered_in: int) -> None:
+    if registered_in != generation():  # a forked child has no registrations
         return
     with device.current(), Uncaptured(device):
         for address in registered:

@@ -1,7 +1,8 @@
 """Memory that processes of one machine share by name: a file that all map and that the last process unlinks.
 
 Every user holds a shared ``flock`` on the file, which the system releases however the process ends. So a file without a
-lock has no users: a process that finds such a file makes it anew, and the last user unlinks it.
+lock has no users: a process that finds such a file makes it anew, and the last user unlinks it. The first page of the
+file is a text: a magic line, a state, the geometry, and 32 random hexadecimal digits that identify the pool.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ import contextlib
 import fcntl
 import mmap
 import os
+import re
 import stat
 import time
 import weakref
 from collections.abc import Sequence
+from math import lcm
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,23 +24,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvplan.base.process import POOLS, at_exit
+from kvplan.base.values import quoted
 from kvplan.errors import HostMemoryError, LayoutError
-from kvplan.memory.shared_header import (
-    MAGIC,
-    WHOLE,
-    check_header,
-    header_in,
-    in_use,
-    mark_use,
-    new_header,
-    token_in,
-    told,
-)
-from kvplan.memory.shared_path import page_of, path_of
 
 FORMAT = 1  # version of the file; it is in the header, so that another version raises an error
-ATTEMPTS = 1000  # to open a file that is half made or locked and does not grow: about 20 seconds
+MAGIC, MAKING, WHOLE = b"kvplan.pool\n", b"making\n", b"whole.\n"
 RESERVED = 1 << 30  # bytes reserved by one call, which is repeated if a signal interrupts it
+FOLDER = Path("/dev/shm")  # where shm_open keeps its files
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 
 Bytes = NDArray[np.uint8]
 
@@ -49,7 +44,7 @@ class Shared(NamedTuple):
         memory: bytes of the whole file; this process uses the pool while this array, or a view of it, is alive.
         tensors: bytes of each tensor; each tensor begins at the start of a page.
         page: bytes per page of the file.
-        token: text that identifies the pool; "" if the file has no token.
+        token: text that identifies the pool.
         path: the file.
     """
 
@@ -58,6 +53,39 @@ class Shared(NamedTuple):
     page: int
     token: str
     path: str
+
+
+def path_of(shared: Any) -> Path:
+    """Return the file of a name: in /dev/shm, or at an absolute path if the name has a slash.
+
+    Raises:
+        LayoutError: ``shared`` is neither a name nor an absolute path.
+
+    >>> path_of("kv"), path_of("/mnt/huge/kv")
+    (PosixPath('/dev/shm/kv'), PosixPath('/mnt/huge/kv'))
+    """
+    name = os.fspath(shared) if isinstance(shared, os.PathLike) else shared
+    if not isinstance(name, str):
+        raise LayoutError(f"shared is {quoted(shared)}; give a name, such as 'kv', or the absolute path of a file")
+    if "/" not in name:
+        if not _NAME.fullmatch(name):
+            right = "a name has up to 200 letters, digits, '_', '-' and '.', and begins with none of '-' and '.'"
+            raise LayoutError(f"shared is {quoted(name)}; {right}")
+        return FOLDER / name
+    path = Path(name)
+    if not path.is_absolute() or ".." in path.parts or "\0" in name or name.endswith("/"):
+        right = "a name with a slash must be the absolute path of a file, without '..'"
+        raise LayoutError(f"shared is {quoted(name)}; {right}")
+    if len(path.parts) == 2:
+        right = f"write {path.name!r} for {FOLDER / path.name}"
+        raise LayoutError(f"shared is {quoted(name)}, a file of the root folder; {right}")
+    return path
+
+
+def page_of(fd: int) -> int:
+    """Return bytes per page of the file's system. On hugetlbfs pages are large, and files have whole pages."""
+    block = os.fstatvfs(fd).f_bsize
+    return lcm(mmap.PAGESIZE, block) if 0 < block <= 1 << 30 else mmap.PAGESIZE
 
 
 def share(shared: Any, geometry: str, sizes: Sequence[int]) -> Shared:
@@ -79,15 +107,14 @@ def share(shared: Any, geometry: str, sizes: Sequence[int]) -> Shared:
     [0, 0, 0, 0, 0, 0, 0, 1, 0]
     """
     path = path_of(shared)
-    at_exit(POOLS, _leave_all)
     try:
-        return _share(path, f"format {FORMAT} | {geometry}", sizes)
+        return _share(path, geometry, sizes)
     except OSError as error:
         raise HostMemoryError(f"cannot share {str(path)!r}: {error.strerror or error}") from error
 
 
 def attach(path: str, geometry: str, sizes: Sequence[int], token: str) -> Shared | None:
-    """Map a pool that is in use, whichever process made it, or return None. It makes and replaces no file.
+    """Map a pool that is in use, whichever process made it, or return None. A pool without users is removed.
 
     A mapping that this process already has is used again, so that the pool has one address in a process.
 
@@ -103,67 +130,54 @@ def attach(path: str, geometry: str, sizes: Sequence[int], token: str) -> Shared
     >>> attach(path, "one of 200", [200], pool.token), attach(path, "one of 100", [100], "another")
     (None, None)
     """
-    at_exit(POOLS, _leave_all)
     try:
-        return _share(Path(path), f"format {FORMAT} | {geometry}", sizes, token)
+        return _share(Path(path), geometry, sizes, token)
     except (OSError, ValueError):  # no file, another user's file, another pool, or a file cut while it is mapped
         return None
 
 
 def _share(path: Path, geometry: str, sizes: Sequence[int], token: str | None = None) -> Shared:
     """Map a pool; with a token, only the pool of that token, and only while it is in use."""
-    idle, grown = 0, (0, 0, 0)
-    while idle < ATTEMPTS:
-        time.sleep(min(idle, 20) / 1000)
-        idle += 1
-        use = _Use(path, token)
+    at_exit(POOLS, _leave_all)
+    while True:
+        use = _Use(path, make=token is None)
         try:
             page = page_of(use.fd)
             starts = [page]
             for size in sizes:
                 starts.append(starts[-1] + -(-size // page) * page)
-            if not use.enter(geometry, page, starts[-1]):
-                now = use.grown()
-                if now[0] == grown[0] and now[1:] > grown[1:]:  # another process still makes it, so go on waiting
-                    idle = 0
-                grown = now
-                use.leave()
-                continue
-            known = None if token is None else _mapped.get((str(path), use.token))
-            if known is not None:
-                use.leave()  # the other mapping has a use of its own
-                return _shared(known, starts, sizes, page, use)
-            memory = np.frombuffer(_mapping(use, starts[-1]), np.uint8)
+            if use.enter(f"format {FORMAT} | {geometry}", page, starts[-1], token):
+                break
         except BaseException:
             use.leave()
             raise
+        use.leave()  # another process came or went meanwhile
+        time.sleep(0.001)
+    memory = _mapped.get((str(path), use.token)) if token is not None else None
+    if memory is not None:
+        use.leave()  # the other mapping has a use of its own
+    else:
+        new = np.frombuffer(_mapping(use, starts[-1]), np.uint8)
         # The finalizer runs before the unmapping, because an array releases its buffer last.
-        weakref.finalize(memory, use.leave).atexit = False
-        first = _mapped.setdefault((str(path), use.token), memory)
-        if token is not None:  # another thread may have attached meanwhile
-            memory = first
-        return _shared(memory, starts, sizes, page, use)
-    raise HostMemoryError(
-        f"another process keeps {str(path)!r} locked and does not finish it; remove it, or take another name"
-    )
-
-
-def _shared(memory: Bytes, starts: Sequence[int], sizes: Sequence[int], page: int, use: _Use) -> Shared:
+        weakref.finalize(new, use.leave).atexit = False
+        first = _mapped.setdefault((str(path), use.token), new)
+        memory = new if token is None else first  # another thread may have attached meanwhile
     whole = memoryview(memory)  # so that each tensor is a region of its own, and no view of one array
     parts = [whole[start : start + size] for start, size in zip(starts, sizes, strict=False)]
-    return Shared(memory, [np.frombuffer(part, np.uint8) for part in parts], page, use.token, str(use.path))
+    return Shared(memory, [np.frombuffer(part, np.uint8) for part in parts], page, use.token, str(path))
 
 
 def _mapping(use: _Use, nbytes: int) -> mmap.mmap:
     """Map the file through a second file descriptor, without a lock.
 
-    A mapping keeps its file descriptor, and a forked child keeps the mapping. So a lock on it would not be released.
+    A mapping keeps the open file, and a forked child keeps the mapping. So a lock on that file would not be released.
     """
-    fd = os.open(use.path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    fd = os.open(f"/proc/self/fd/{use.fd}", os.O_RDWR | os.O_CLOEXEC)
     try:
-        if not os.path.samestat(os.fstat(fd), os.fstat(use.fd)):
-            raise HostMemoryError(f"{str(use.path)!r} was replaced by another file while it was opened")
         return mmap.mmap(fd, nbytes)
+    except (OSError, ValueError):
+        use.leave()
+        raise
     finally:
         os.close(fd)
 
@@ -172,8 +186,8 @@ class _Use:
     """One use of a file by this process: a file descriptor and the lock on it.
 
     Args:
-        path: the file; if ``token`` is None, a missing file is made, empty.
-        token: token of the wanted pool, or None for any pool.
+        path: the file.
+        make: whether to make a missing file, and a pool that has no users.
 
     Attributes:
         token: token of the pool in the file; "" before :meth:`enter` succeeds.
@@ -182,73 +196,55 @@ class _Use:
         HostMemoryError: the path is not a regular file, or belongs to another user.
     """
 
-    def __init__(self, path: Path, token: str | None = None) -> None:
-        self.path, self.token = path, ""
-        self._wanted = token
-        self._heir = token is None  # whether this use must unlink the file if it is the last
-        make = os.O_CREAT if token is None else 0
-        self.fd = os.open(path, os.O_RDWR | make | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    def __init__(self, path: Path, *, make: bool) -> None:
+        self.path, self.token, self._make_pool = path, "", make
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if make else 0)
+        self.fd = os.open(path, flags, 0o600)
         _uses.add(self)
-        told = os.fstat(self.fd)
-        what = "" if stat.S_ISREG(told.st_mode) else "is not a regular file"
-        if told.st_uid != os.geteuid():
-            what = f"belongs to user {told.st_uid}, and this process to {os.geteuid()}"
+        about = os.fstat(self.fd)
+        what = "" if stat.S_ISREG(about.st_mode) else "is not a regular file"
+        if about.st_uid != os.geteuid():
+            what = f"belongs to user {about.st_uid}, and this process to {os.geteuid()}"
         if what:
             _uses.discard(self)
             os.close(self.fd)
             raise HostMemoryError(f"{str(path)!r} {what}; take another name")
 
-    def enter(self, geometry: str, page: int, nbytes: int) -> bool:
+    def enter(self, geometry: str, page: int, nbytes: int, token: str | None) -> bool:
         """Lock the file, make the pool if it has no users, and compare geometries; return False to open the file again.
 
         An exclusive lock cannot be turned into a shared lock in one step. So all that was checked before the shared
         lock is checked again under it.
         """
-        if self._wanted is not None:
-            if not in_use(self.fd):
+        if self._alone():
+            if not self._make_pool:
                 raise HostMemoryError(f"{str(self.path)!r} is not in use")
-        elif self._alone():
             if not self._named():
                 return False
             if os.fstat(self.fd).st_size:
                 # Users that were killed, or did not finish it, left this file. It may still be mapped, for example by a
                 # forked child, so it is replaced and not cut.
-                if not self._ours(page):
-                    raise HostMemoryError(f"{str(self.path)!r} is a file that kvplan did not make; remove it, "
-                                          "or take another name")  # fmt: skip
+                self._check_ours(page, "is a file that kvplan did not make; remove it, or take another name")
                 self.path.unlink()
                 return False
             self._make(geometry, page, nbytes)
-        try:
-            fcntl.flock(self.fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:  # another process makes it or holds the lock: the caller tries again for some time
-            return False
-        self._heir = True  # from now on
+        fcntl.flock(self.fd, fcntl.LOCK_SH)  # waits for the process that makes it
         if not self._named():
             return False
-        state, found = self._header(page)
+        state, there, self.token = self._header(page)
         if state != WHOLE:
-            if self._ours(page):
-                return False
-            raise HostMemoryError(f"{str(self.path)!r} is in use and is not a pool of kvplan; take another name")
-        if found != geometry:
-            raise LayoutError(f"{str(self.path)!r} is in use as another pool: there it is {told(found)}; here it is "
-                              f"{told(geometry)}")  # fmt: skip
-        self.token = token_in(os.pread(self.fd, page, 0))
-        if self._wanted not in (None, self.token):
+            self._check_ours(page, "is in use and is not a pool of kvplan; take another name")
+            return False
+        if there != geometry:
+            both = f"there it is {there!r}; here it is {geometry!r}"
+            raise LayoutError(f"{str(self.path)!r} is in use as another pool: {both}")
+        if token not in (None, self.token):
             raise LayoutError(f"{str(self.path)!r} is in use as another pool of that name")
         size = os.fstat(self.fd).st_size
         if size != nbytes:
-            raise HostMemoryError(
-                f"{str(self.path)!r} is in use and has {size} bytes instead of {nbytes}: it was cut; end its users"
-            )
-        mark_use(self.fd)
+            sizes = f"{size} bytes instead of {nbytes}"
+            raise HostMemoryError(f"{str(self.path)!r} is in use and has {sizes}: it was cut; end its users")
         return True
-
-    def grown(self) -> tuple[int, int, int]:
-        """Return the file's inode, its size in bytes, and its reserved blocks of 512 bytes."""
-        told = os.fstat(self.fd)
-        return told.st_ino, told.st_size, told.st_blocks
 
     def leave(self) -> None:
         """Release the lock, and unlink the file if no other process has a lock."""
@@ -258,7 +254,7 @@ class _Use:
             return
         with contextlib.suppress(OSError):
             fcntl.flock(self.fd, fcntl.LOCK_UN)  # first: if two processes leave at once, one finds no other lock
-            if self._heir and self._alone() and self._named() and os.pread(self.fd, len(MAGIC), 0) == MAGIC:
+            if self._alone() and self._named() and os.pread(self.fd, len(MAGIC), 0) == MAGIC:
                 self.path.unlink()
         os.close(self.fd)
 
@@ -277,21 +273,26 @@ class _Use:
         except FileNotFoundError:
             return False
 
-    def _header(self, page: int) -> tuple[bytes, str]:
-        """Return the state and geometry in the first page, or the bytes at their positions."""
-        return header_in(os.pread(self.fd, page, 0))
+    def _header(self, page: int) -> tuple[bytes, str, str]:
+        """Return the state, geometry and token in the first page, or the bytes at their positions."""
+        head = os.pread(self.fd, page, 0)
+        state = head[len(MAGIC) : len(MAGIC) + len(WHOLE)] if head.startswith(MAGIC) else b""
+        geometry, token, *_ = (head[len(MAGIC) + len(WHOLE) :].decode(errors="replace") + "\n\n").split("\n")
+        return state, geometry, token
 
-    def _ours(self, page: int) -> bool:
-        """Return whether the content is a pool or an unfinished pool, so that the file may be replaced."""
+    def _check_ours(self, page: int, problem: str) -> None:
+        """Check that the content is a pool or an unfinished pool, so that the file may be replaced."""
         head, size = os.pread(self.fd, page, 0), os.fstat(self.fd).st_size
-        return head.startswith(MAGIC) or (size in (0, page) and not head.strip(b"\0"))
+        if not head.startswith(MAGIC) and (size not in (0, page) or head.strip(b"\0")):
+            raise HostMemoryError(f"{str(self.path)!r} {problem}")
 
     def _make(self, geometry: str, page: int, nbytes: int) -> None:
         """Make the pool, and reserve memory for all of it: a touched page without memory would kill the process."""
-        header = new_header(geometry)
+        header = MAGIC + MAKING + f"{geometry}\n{os.urandom(16).hex()}\n".encode()
         try:
             os.fchmod(self.fd, 0o600)
-            check_header(header, page)
+            if len(header) > page:
+                raise LayoutError(f"the pool's header takes {len(header)} bytes and must fit in {page}: {geometry}")
             self._check_room(nbytes)
             os.posix_fallocate(self.fd, 0, page)
             with _mapping(self, page) as head:  # hugetlbfs can be written only through a mapping
@@ -303,15 +304,14 @@ class _Use:
             if self._named():
                 self.path.unlink()
             if isinstance(error, OSError):
-                raise HostMemoryError(
-                    f"cannot reserve {nbytes:,} bytes for {str(self.path)!r}: {error.strerror or error}"
-                ) from error
+                why = error.strerror or error
+                raise HostMemoryError(f"cannot reserve {nbytes:,} bytes for {str(self.path)!r}: {why}") from error
             raise
 
     def _check_room(self, nbytes: int) -> None:
         """Check that the file system has space, before it is filled; raise HostMemoryError if it has not."""
-        told = os.fstatvfs(self.fd)
-        every, free = told.f_blocks * told.f_frsize, told.f_bavail * told.f_frsize
+        about = os.fstatvfs(self.fd)
+        every, free = about.f_blocks * about.f_frsize, about.f_bavail * about.f_frsize
         if every > 0 and free < nbytes:  # file systems without a limit report 0
             raise HostMemoryError(
                 f"{str(self.path)!r} needs {nbytes:,} bytes; {free:,} of {every:,} are free in "

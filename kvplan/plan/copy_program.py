@@ -14,8 +14,8 @@ from kvplan.base.process import cached_property
 from kvplan.base.values import optional_integer
 from kvplan.errors import KVPlanError, LayoutError
 from kvplan.layout.components import ADDRESSES
-from kvplan.layout.holding import check_held
 from kvplan.layout.kvlayout import KVLayout
+from kvplan.layout.tensors import check_held
 from kvplan.plan.descriptors import Part, Seams
 from kvplan.plan.placement import Side, count_units, own_block_ids, place, sides, skipped_units
 from kvplan.plan.plan import Plan, PlanSource, check_not_read, direction_of, shares_memory

@@ -13,8 +13,8 @@ from kvplan.base.process import cached_property
 from kvplan.base.values import optional_integer
 from kvplan.errors import KVPlanError, OverlapError, PathError
 from kvplan.layout.components import touching_seams
-from kvplan.layout.inverse import find
 from kvplan.layout.kvlayout import KVLayout
+from kvplan.layout.places import find
 from kvplan.layout.strides import Int64Array
 from kvplan.plan.descriptors import (
     Descriptors,
@@ -326,7 +326,7 @@ def _near(written: Sequence[_Written]) -> Iterator[list[_Written]]:
 def _block_at(plan: Plan, address: int) -> str:
     """Return the block that a plan writes at an address, and its layout, in words."""
     held = ((layout, find(layout.components, address)) for _, layout in plan.layouts)
-    layout, (component, (block, *_), _) = next((layout, place) for layout, place in held if place is not None)
+    layout, (component, (block, *_)) = next((layout, place) for layout, place in held if place is not None)
     return f"block {block} of layer {component.layer} {component.part} in {layout}"
 
 

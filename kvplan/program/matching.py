@@ -9,9 +9,9 @@ from typing import NamedTuple
 from kvplan.base.numbers import number_ranges
 from kvplan.errors import IncompatibleLayoutsError
 from kvplan.layout.components import Component, Geometry
-from kvplan.layout.dtypes import agree
 from kvplan.layout.slicing import Heads, common_heads, heads_held
 from kvplan.layout.strides import extent
+from kvplan.layout.tensors import agree
 
 
 class Pair(NamedTuple):

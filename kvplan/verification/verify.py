@@ -14,9 +14,8 @@ from kvplan.base.values import optional_integer
 from kvplan.errors import BlockIndexError, KVPlanError, LayoutError
 from kvplan.execute.executor import Executor
 from kvplan.layout.components import Component
-from kvplan.layout.inverse import Row, row_of
 from kvplan.layout.kvlayout import KVLayout
-from kvplan.layout.places import row_in_words
+from kvplan.layout.places import Row, row_in_words, row_of
 from kvplan.layout.strides import Int64Array, extent
 from kvplan.plan.copy_program import compile_quietly
 from kvplan.plan.placement import own_block_ids

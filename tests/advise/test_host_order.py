@@ -11,7 +11,7 @@ from kvplan.cost.model import candidates
 from kvplan.cost.policy import Policy
 from kvplan.cost.profile import default
 from kvplan.cost.statistics import facts_of
-from kvplan.memory.reserve import reserve
+from kvplan.memory.shared_mappings import reserve
 
 SMALL = {"layer": 3, "block": 8, "token": 8, "head": 4, "dim": 16}
 NOTATIONS = (

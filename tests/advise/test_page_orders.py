@@ -8,7 +8,7 @@ import pytest
 import kvplan
 from kvplan import KVLayout, LayoutError
 from kvplan.advise.orders import Pool, candidates
-from kvplan.memory.reserve import reserve
+from kvplan.memory.shared_mappings import reserve
 
 
 def odd_cache() -> KVLayout:

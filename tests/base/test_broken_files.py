@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kvplan import KVLayout, KVPlanError
 from kvplan.catalogue.config import geometry
 from kvplan.cost import profile
-from kvplan.layout.dump import document_of, text_of
+from kvplan.layout.spec import document_of, text_of
 from tests.profiles import examples
 from tests.unknown import padded_split_kv
 

@@ -6,7 +6,7 @@ import pytest
 
 import kvplan
 from kvplan import KVLayout
-from kvplan.memory.reserve import reserve
+from kvplan.memory.shared_mappings import reserve
 from tests.commands import answer, document
 
 PARTS = """

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
 from hypothesis import given
 
 import kvplan
 from kvplan import KVLayout
-from kvplan.layout.dump import document_of, text_of
-from kvplan.memory.reserve import reserve
+from kvplan.layout.spec import document_of, text_of
+from kvplan.memory.shared_mappings import reserve
 from tests.commands import hold
 from tests.profiles import examples
 from tests.strategies import cases, layout_of
@@ -46,20 +45,6 @@ def test_saved_and_read_it_is_the_same(case):
     read = KVLayout.from_spec(json.loads(text))
     check_same(layout, read)
     assert text_of(read.built) == text
-
-
-def test_a_merged_layout_with_layers_of_its_own_seams_and_read_only_memory():
-    memory = np.zeros((8, 4, 16), np.float16)
-    memory.flags.writeable = False
-    seam = memory.ctypes.data + 512
-    rows = KVLayout.from_tensors("block token dim", memory, part="index", layers=[7], seams=[seam])
-    kv = KVLayout.from_tensors("layer: block kv token head dim", [np.zeros((8, 2, 4, 2, 8), np.int8)] * 1, head_start=6)
-    state = KVLayout.from_tensors("block: dim", [np.zeros(100, np.int8) for _ in range(8)], part="state", layers=[3])
-    merged = KVLayout.merge([rows, kv, state])
-    read = KVLayout.from_spec(json.loads(text_of(merged.built)))
-    check_same(merged, read)
-    assert (read.layers, read.heads, read.writable) == ((0, 3, 7), range(6, 8), False)
-    assert seam in read.seams
 
 
 def test_the_document_of_a_split_cache():

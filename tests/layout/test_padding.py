@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 
 from kvplan import KVLayout
-from kvplan.layout.padding import Padding, padding_of
+from kvplan.layout.address_ranges import Padding, padding_of
 from tests.profiles import examples
 from tests.strategies import cases, layout_of
 

@@ -1,108 +1,59 @@
-"""What the processes of tests/memory/test_shared_processes.py run. Imports little: each of them starts anew."""
+"""What other processes do with pools in tests. Imports little: each of them starts anew."""
 
 from __future__ import annotations
 
+import contextlib
+import multiprocessing
 import os
 import pickle
 import signal
-import sys
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
-from typing import NamedTuple
 
 import numpy as np
 
 import kvplan
+from kvplan import KVLayout
 from kvplan.memory import shared
 from kvplan.memory.shared import share
 from tests.patience import PATIENCE
 
-LAYERS, HEADS, BLOCKS, TOKENS, DIM = range(4), range(8), 40, 4, 16
-SLOTS = 16  # blocks of a rank's own cache
-POOL = "block layer kv head token dim"
-POISON = 0xEE
+spawn = multiprocessing.get_context("spawn")
 
 
-class Topology(NamedTuple):
-    """The part of the model that a rank holds."""
+@contextlib.contextmanager
+def child(target, *arguments):
+    """A process that runs ``target(*arguments, pipe)``, its pipe, and what reads its next answer."""
+    pipe, theirs = spawn.Pipe()
+    process = spawn.Process(target=target, args=(*arguments, theirs), daemon=True)
+    process.start()
+    theirs.close()
 
-    layers: range
-    heads: range
+    def answer():
+        assert pipe.poll(PATIENCE), "no answer"
+        return pipe.recv()
 
-
-class Write(NamedTuple):
-    """Blocks to write, each with a seed for its content."""
-
-    todo: list[tuple[int, int]]
-
-
-class Read(NamedTuple):
-    """Blocks to read, and the seeds of what they must hold."""
-
-    todo: list[tuple[int, int]]
-
-
-def content(block: int, seed: int) -> np.ndarray:
-    """What all ranks together hold of a block: layer, kv, token, head, dim."""
-    shape = (len(LAYERS), 2, TOKENS, len(HEADS), DIM)
-    return np.random.default_rng((block, seed)).integers(0, 256, shape, np.uint8)
+    try:
+        yield process, pipe, answer
+    finally:
+        process.kill()
+        process.join()
+        pipe.close()
 
 
-def part_of(topology: Topology, block: int, seed: int) -> np.ndarray:
-    layers, heads = topology
-    return content(block, seed)[layers.start : layers.stop, :, :, heads.start : heads.stop]
+def rows(layers: tuple[int, ...] = (0,)) -> KVLayout:
+    """A cache of 8 blocks of 64 bytes."""
+    return KVLayout.from_tensors("layer block dim", np.zeros((len(layers), 8, 64), np.uint8), layers=layers)
 
 
-def cache_of(topology: Topology) -> tuple[np.ndarray, kvplan.KVLayout]:
-    """A rank's own cache, poisoned: layer, kv, block, token, head, dim."""
-    layers, heads = topology
-    cache = np.full((len(layers), 2, SLOTS, TOKENS, len(heads), DIM), POISON, np.uint8)
-    layout = kvplan.KVLayout.from_tensors("layer: kv block token head dim", list(cache), layers=layers,
-                                          head_start=heads.start)  # fmt: skip
-    return cache, layout
-
-
-def pool_of(name: str, like: kvplan.KVLayout) -> kvplan.KVLayout:
-    return kvplan.allocate(POOL, like=like, num_blocks=BLOCKS, layers=LAYERS, heads=HEADS, shared=name)
-
-
-def elsewhere(topology: Topology) -> kvplan.KVLayout:
-    """A rank of another process, of which its shape alone is known here."""
-    layers, heads = topology
-    sizes = {"layer": len(layers), "kv": 2, "block": SLOTS, "token": TOKENS, "head": len(heads), "dim": DIM}
-    spec = {"notation": "layer: kv block token head dim", "sizes": sizes, "dtype": "uint8"}
-    return kvplan.KVLayout.from_spec(spec | {"layer_start": layers.start, "head_start": heads.start})
-
-
-def rank(name: str, ranks: list[Topology], number: int, connection: Connection) -> None:
-    """One of several ranks: writes and reads blocks as told, and says so after each; "" is a block that is right."""
-    topology = ranks[number]
-    cache, layout = cache_of(topology)
-    pool = pool_of(name, layout)
-    side = [layout if k == number else elsewhere(other) for k, other in enumerate(ranks)]
-    store, load = kvplan.reshard(side, pool)[number, 0], kvplan.reshard(pool, side)[0, number]
-    with kvplan.Executor(policy=kvplan.Policy(threads=1)) as executor:
-        connection.send("torch was loaded" if "torch" in sys.modules else "")
-        while (order := connection.recv()) is not None:
-            for k, (block, seed) in enumerate(order.todo):
-                slot, right = k % SLOTS, part_of(topology, block, seed)
-                if isinstance(order, Write):
-                    cache[:, :, slot] = right
-                    executor.submit(store.plan([slot], [block])).synchronize()
-                    connection.send("")
-                    continue
-                cache[...] = POISON
-                executor.submit(load.plan([block], [slot])).synchronize()
-                wrong = np.count_nonzero(cache[:, :, slot] != right)
-                cache[:, :, slot] = POISON
-                beside = np.count_nonzero(cache != POISON)
-                connection.send(f"block {block}: {wrong} bytes are wrong, {beside} beside it" if wrong + beside else "")
+def pool_of(name, notation: str = "block dim", layers: tuple[int, ...] = (0,)) -> KVLayout:
+    """A pool for such a cache."""
+    return kvplan.allocate(notation, like=rows(layers), shared=name)
 
 
 def race(name: str, number: int, barrier: Barrier, connection: Connection) -> None:
     """Make, use and leave pools at the same time as others do; says what went wrong, and which pools were had."""
-    many = barrier.parties
-    had = []
+    many, had = barrier.parties, []
     try:
         for turn in range(20):
             barrier.wait(PATIENCE)
@@ -121,7 +72,7 @@ def race(name: str, number: int, barrier: Barrier, connection: Connection) -> No
             assert (mine == 1).all()
             mine[:] = 0
             del mine, pool
-        for _turn in range(20):  # two geometries at once: one of them has it
+        for _ in range(20):  # two geometries at once: one of them has it
             barrier.wait(PATIENCE)
             try:
                 pool, got = share(name, f"of parity {number % 2}", [100 + number % 2]), number % 2
@@ -153,10 +104,10 @@ def die_making(name: str, calls: int, connection: Connection) -> None:
 
 
 def hold(name: str, connection: Connection) -> None:
-    """Use a pool until killed."""
-    pool = pool_of(name, cache_of(Topology(LAYERS, HEADS))[1])
+    """Use a pool, say its pickle, and go on until killed or told to end."""
+    pool = pool_of(name)
     pool.tensors[...] = 7
-    connection.send("up")
+    connection.send(pickle.dumps(pool))
     connection.recv()
 
 
@@ -164,7 +115,7 @@ def take(pickled: bytes, connection: Connection) -> None:
     """Load a layout, a program and a plan over pools; move bytes through each, and tell what was read."""
     layout, program, plan = pickle.loads(pickled)
     mine = np.full((8, 64), 5, np.uint8)
-    cache = kvplan.KVLayout.from_tensors("block dim", mine)
+    cache = KVLayout.from_tensors("block dim", mine)
     with kvplan.Executor() as executor:
         executor.submit(kvplan.compile(layout, cache).plan([1], [0])).synchronize()
         executor.submit(kvplan.compile(cache, layout).plan([2], [3])).synchronize()
@@ -172,10 +123,3 @@ def take(pickled: bytes, connection: Connection) -> None:
         executor.submit(plan).synchronize()
     connection.send((layout.addresses, program.src.addresses, layout.regions[0].pinned, mine[0].tolist()))
     connection.recv()
-
-
-def take_later(pickled: bytes, connection: Connection) -> None:
-    """Load a layout each time when told to, tell whose its addresses are, and let it go."""
-    connection.send("up")
-    while connection.recv() is not None:
-        connection.send(pickle.loads(pickled).addresses)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import kvplan
 from kvplan import KVLayout, LayoutError
+from kvplan.layout.spec import document_of
 from tests.profiles import examples
 
 QUANTIZED = "block layer | k v: head token dim | k_scale v_scale: head token"
@@ -41,6 +42,10 @@ def test_the_page_of_a_quantized_cache():
     assert starts(pool, block=1, token=3, head=1)[0] == 1280 + (8 + 3) * 16
     assert starts(pool, block=1, token=3, head=1)[3] == 1280 + 576 + (8 + 3) * 4
     assert pool.block_nbytes == 1280
+    assert pool.notation == QUANTIZED
+    assert str(pool).startswith(f"{QUANTIZED} | layer=2 block=3 token=8 head=2 | k v dim=16 int8, ")
+    assert starts(kvplan.allocate(pool.notation, like=pool), layer=1) == starts(pool, layer=1)
+    assert KVLayout.from_spec(document_of(pool.built)).notation == QUANTIZED
     assert [region.nbytes for region in pool.regions] == [3 * 1280]
     k, v, k_scale, v_scale = pool.tensors
     assert [one.dtype for one in (k, v, k_scale, v_scale)] == [np.int8, np.int8, np.float32, np.float32]
@@ -98,22 +103,6 @@ def test_every_page_holds_all_parts_apart_with_their_dtypes(page, tokens):
     assert first == sorted(first)  # in the order of the notation
 
 
-def test_torch_tensors_keep_their_types():
-    torch = pytest.importorskip("torch")
-    values = [torch.zeros(2, BLOCKS, TOKENS, 2, 16, dtype=torch.bfloat16) for _ in range(LAYERS)]
-    scales = [torch.zeros(2, BLOCKS, TOKENS, 2) for _ in range(LAYERS)]
-    like = KVLayout.merge([
-        KVLayout.from_tensors("layer: kv block token head dim", values),
-        KVLayout.from_tensors("layer: kv block token head", scales, part="scale"),
-    ])  # fmt: skip
-    pool = kvplan.allocate(QUANTIZED, like=like)
-    assert [one.dtype for one in pool.tensors] == [torch.bfloat16] * 2 + [torch.float32] * 2
-    assert {(c.part, c.dtype) for c in pool.components} == {(c.part, c.dtype) for c in like.components}
-    assert kvplan.verify(like, pool).ok
-    pool.tensors[2][3, 1, 0, 5] = 2.5
-    assert pool.tensors[0].untyped_storage().data_ptr() == pool.tensors[2].untyped_storage().data_ptr()
-
-
 @pytest.mark.parametrize("notation", ["block layer kv token head dim", "block token layer kv head dim", "auto",
                                       "layer: block kv token head dim", "block: layer kv head token dim"])  # fmt: skip
 def test_layers_of_two_head_sizes_are_put_on_one_page(notation):
@@ -129,3 +118,27 @@ def test_layers_of_two_head_sizes_are_put_on_one_page(notation):
     assert kvplan.verify(like, pool).ok
     assert "| layers 0-1,3-4: k v head=4 dim=2 | layers 2,5: k v head=1 dim=8 |" in str(pool)
     assert set(pool.sizes) == {"layer", "kv", "block", "token"}
+
+
+def test_the_page_that_a_refusal_proposes_holds_the_cache():
+    kv = KVLayout.from_tensors("layer: block kv token head dim", [np.zeros((4, 2, 8, 2, 16), np.int16)] * 1)
+    index = KVLayout.from_tensors("block token dim", np.zeros((4, 8, 12), np.uint8), part="index")
+    page = KVLayout.from_tensors("block dim", np.zeros((4, 5), np.uint8), part="page")
+    later = KVLayout.from_tensors("block token dim", np.zeros((4, 8, 12), np.uint8), part="index", layers=[3])
+    for like, first in ((KVLayout.merge([kv, index, page]), "block layer"), (KVLayout.merge([kv, later]), "block")):
+        with pytest.raises(LayoutError, match="write one page, as in '") as caught:
+            kvplan.allocate("block layer token dim", like=like)
+        notation = str(caught.value).split("'")[-2]
+        assert notation.startswith(f"{first} | k: ")
+        assert kvplan.verify(like, kvplan.allocate(notation, like=like)).ok
+
+
+def test_parts_whose_layers_differ_are_told_by_their_layers():
+    like = KVLayout.merge([
+        KVLayout.from_tensors("layer block token head dim", np.zeros((2, 4, 8, heads, 4)), part="k", layer_start=start)
+        for heads, start in ((8, 0), (4, 2))
+    ])  # fmt: skip
+    with pytest.raises(
+        LayoutError, match="'head', which is 8 for part 'k' of layers 0-1 and 4 for part 'k' of layers 2"
+    ):
+        kvplan.allocate("block head | k: layer token dim", like=like)

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import os
-from itertools import count
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -20,18 +15,8 @@ from tests.simulated.drawn import owned
 from tests.simulated.entries import Entries, SimpleEntry
 from tests.simulated_driver import simulated
 
-_numbers = count()
 PAGE = 4096
 BLOCKS, DIM = 4, 1024  # of bytes: a (layer, part) of a block is a page a head
-
-
-@pytest.fixture
-def name():
-    made = f"kvplan-pin-{os.getpid()}-{next(_numbers)}"
-    yield made
-    if Path(f"/dev/shm/{made}").exists():
-        gc.collect()  # what errors that were caught keep
-    assert not Path(f"/dev/shm/{made}").exists()
 
 
 @pytest.fixture

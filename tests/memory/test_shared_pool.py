@@ -6,6 +6,7 @@ import fcntl
 import mmap
 import os
 import stat
+import threading
 
 import numpy as np
 import pytest
@@ -13,8 +14,27 @@ import torch
 
 import kvplan
 from kvplan import KVLayout
-from kvplan.memory.shared import path_of
-from tests.memory.shared_pools import NOTATION, Lock, rank
+from kvplan.memory.shared import path_of, share
+
+NOTATION = "block layer kv token head dim"
+
+
+def rank(layers=(0, 1), heads=range(2), dtype=np.int16, part="kv"):
+    """A cache of some layers and heads: 4 blocks of 3 tokens."""
+    tensors = [np.zeros((2, 4, 3, len(heads), 5), dtype) for _ in layers]
+    return KVLayout.from_tensors("layer: kv block token head dim", tensors, layers=layers, head_start=heads.start,
+                                 part=part)  # fmt: skip
+
+
+class Lock:
+    """Another user's lock on a file, whatever the file is."""
+
+    def __init__(self, path, kind):
+        self.fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(self.fd, kind)
+
+    def release(self):
+        os.close(self.fd)
 
 
 def test_one_name_is_one_memory_and_the_last_user_unlinks_it(name):
@@ -108,14 +128,14 @@ def test_what_killed_users_left_is_made_anew(path, left):
     assert not path.exists()
 
 
-@pytest.mark.parametrize("content", [b"a user's notes", bytes(100), bytes(2 * mmap.PAGESIZE), b"kvplan.poo"])
+@pytest.mark.parametrize("content", [bytes(100), bytes(2 * mmap.PAGESIZE), b"kvplan.poo"])
 def test_a_file_of_somebody_else_stays_as_it_is(path, content):
     path.write_bytes(content)
     with pytest.raises(kvplan.HostMemoryError, match="is a file that kvplan did not make; remove it, or take another"):
-        kvplan.allocate(NOTATION, like=rank(), shared=path)
+        share(path, "mine", [100])
     lock = Lock(path, fcntl.LOCK_SH)
     with pytest.raises(kvplan.HostMemoryError, match="is in use and is not a pool of kvplan; take another name"):
-        kvplan.allocate(NOTATION, like=rank(), shared=path)
+        share(path, "mine", [100])
     lock.release()
     assert path.read_bytes() == content
 
@@ -128,3 +148,23 @@ def test_another_user_s_pool_is_not_touched(path, monkeypatch):
     ):
         kvplan.allocate(NOTATION, like=rank(), shared=path)
     assert path.exists()
+
+
+def test_who_makes_it_is_waited_for(path):
+    lock = Lock(path, fcntl.LOCK_EX)  # as one that has begun
+    made = []
+    thread = threading.Thread(target=lambda: made.append(share(path, "mine", [100])))
+    thread.start()
+    lock.release()  # and was killed
+    thread.join(60)
+    assert made[0].tensors[0].nbytes == 100
+
+
+def test_removing_a_pool_in_use_leaves_its_users_their_memory(path):
+    old = share(path, "mine", [100])
+    path.unlink()
+    new = share(path, "mine", [100])
+    old.tensors[0][...] = 1
+    assert not new.tensors[0].any()
+    del old
+    assert path.exists(), "the successor's file is not its predecessor's to unlink"

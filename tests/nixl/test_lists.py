@@ -6,7 +6,7 @@ import pytest
 
 import kvplan
 from kvplan import KVLayout, PathError
-from kvplan.layout.dump import document_of
+from kvplan.layout.spec import document_of
 
 
 def spec(notation: str, address: int = 1 << 20, device: str = "cpu", **sizes: int) -> KVLayout:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import kvplan
 from kvplan import IncompatibleLayoutsError, KVLayout
-from kvplan.layout.dtypes import ITEMSIZE, agree, kind_of
+from kvplan.layout.tensors import ITEMSIZE, agree, kind_of
 from tests.profiles import examples
 
 NAMES = [*sorted(ITEMSIZE), "float8_e4m3fnuz", "complex64", "5 bytes", "[('k', '<f2')]", ""]

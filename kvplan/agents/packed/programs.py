@@ -12,8 +12,8 @@ import numpy as np
 
 from kvplan.base.process import cached_property
 from kvplan.errors import TransferError
-from kvplan.layout.dump import built_from_dump, document_of
 from kvplan.layout.kvlayout import KVLayout
+from kvplan.layout.spec import built_from_dump, document_of
 from kvplan.layout.strides import Int64Array
 from kvplan.plan.copy_program import CopyProgram, compile_quietly
 from kvplan.plan.plan import PlannedBy

@@ -6,7 +6,7 @@ import numpy as np
 
 import kvplan
 from kvplan import KVLayout
-from kvplan.layout.dump import built_from_dump, document_of
+from kvplan.layout.spec import built_from_dump, document_of
 from kvplan.plan.chunks import Chunks, Outline, outlines_of, sources_of
 from kvplan.plan.copy_program import compile_quietly
 from kvplan.plan.plan import Plan, PlanSource
