@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from kvplan.agents.peer import Peer
     from kvplan.cost.policy import Policy
     from kvplan.execute.executor import Executor
-    from kvplan.execute.layerwise import LayerwiseTransfer
-    from kvplan.execute.transfer import Transfer, TransferResult
+    from kvplan.execute.transfer import LayerwiseTransfer, Transfer, TransferResult
     from kvplan.layout.kvlayout import KVLayout
     from kvplan.layout.places import Place, locate
     from kvplan.memory.allocate import allocate
@@ -83,7 +82,7 @@ _LATER = {
     "Executor": "kvplan.execute.executor",
     "Groups": "kvplan.ranks.groups",
     "KVLayout": "kvplan.layout.kvlayout",
-    "LayerwiseTransfer": "kvplan.execute.layerwise",
+    "LayerwiseTransfer": "kvplan.execute.transfer",
     "PairProgram": "kvplan.ranks.resharding",
     "Peer": "kvplan.agents.peer",
     "Place": "kvplan.layout.places",

@@ -450,7 +450,7 @@ class SimulatedDriver(SharedMemory):
         return SUCCESS
 
     def cuModuleLoadData(self, out: int, image: int) -> None:
-        from kvplan.execute.gpu.shape import Shape
+        from kvplan.execute.gpu.resources import Shape
 
         made = next(self._handles)
         self._modules[made] = Shape(*map(int, ctypes.string_at(image).split()))

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import NamedTuple
 
-from kvplan.cuda.ipc.shared_words import PAGE, WORD, SharedWords
+from kvplan.cuda.shared_words import PAGE, WORD, SharedWords
 from kvplan.errors import TransferError
 
 # Words. For each lane, transfers that have ended (the visitor's stream) and that were issued (its CPU); for each GPU of

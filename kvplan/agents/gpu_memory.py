@@ -13,8 +13,7 @@ from kvplan.agents.identity import this_process
 from kvplan.agents.transport import Mapped, Offer, Opened, Owner, Table, close_all
 from kvplan.cuda.device import Device
 from kvplan.cuda.driver import driver
-from kvplan.cuda.ipc.exports import Export, descriptors, exported
-from kvplan.cuda.ipc.openings import Opening
+from kvplan.cuda.ipc import Export, Opening, descriptors, exported
 from kvplan.cuda.machine import ordinal_here
 from kvplan.cuda.peers import check_reach
 from kvplan.cuda.reach import ordinal_of

@@ -14,7 +14,7 @@ from kvplan.base.process import generation
 from kvplan.base.values import listed
 from kvplan.cuda.device import NOT_READY, Device, Uncaptured
 from kvplan.cuda.handles import event_handle, stream_handle
-from kvplan.cuda.ipc.shared_words import RELEASED, SharedWords
+from kvplan.cuda.shared_words import RELEASED, SharedWords
 from kvplan.errors import KVPlanError, TransferError
 
 WITHIN = "a transfer was submitted within the submit of another one of the same thread"

@@ -15,7 +15,7 @@ from kvplan.agents.loop import Loop, Watcher, guarded
 from kvplan.agents.transport import Opened, Owner, Transport
 from kvplan.base.threads import Latch
 from kvplan.cuda.device import Device
-from kvplan.cuda.ipc.shared_words import SharedWords
+from kvplan.cuda.shared_words import SharedWords
 from kvplan.errors import KVPlanError, TransferError
 
 log = logging.getLogger("kvplan.agents")

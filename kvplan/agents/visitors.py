@@ -18,7 +18,7 @@ from kvplan.agents.identity import Life, peer_of, this_process
 from kvplan.agents.loop import Loop, Watcher
 from kvplan.agents.offers import Offered, Offers
 from kvplan.agents.sockets import BACKLOG, Listener
-from kvplan.cuda.ipc.shared_words import RELEASED, SharedWords
+from kvplan.cuda.shared_words import RELEASED, SharedWords
 from kvplan.errors import KVPlanError, TransferError
 
 PAUSE_SECONDS = 0.1  # after the system had no descriptor for a visitor

@@ -16,7 +16,7 @@ from kvplan.cli.answer import Answer, Part, Table, table, words
 from kvplan.cli.arguments import gpu
 from kvplan.cli.screen import Tell, check_file, note, write_file
 from kvplan.cost.profile import TERMS, DeviceProfile, route_paths
-from kvplan.cost.wires.wire_profile import WireProfile
+from kvplan.cost.wire import WireProfile
 from kvplan.errors import KVPlanError
 from kvplan.measure.doctor import Facts, Finding, examine, gather
 from kvplan.measure.wire_posts import Posted
@@ -227,7 +227,7 @@ def run_calibrate(args: argparse.Namespace, tell: Tell) -> CalibrateAnswer | Wir
 
 def _wire(args: argparse.Namespace) -> tuple[Path, Callable[[Tell], Any]]:
     """Return the usual file of a wire's profile, and what measures it."""
-    from kvplan.cost.wires.wire_profile import wire_name, wire_path
+    from kvplan.cost.wire import wire_name, wire_path
     from kvplan.measure.wire_calibration import calibrate_wire
 
     device = args.device or "cpu"

@@ -7,22 +7,27 @@ descriptors to the driver without a Python object for each descriptor.
 from __future__ import annotations
 
 import ctypes
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from ctypes import byref, c_float, c_int, c_size_t, c_uint64, c_void_p
 from functools import partial
 from types import ModuleType
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from kvplan.base.process import cached_property
-from kvplan.cuda.driver import DEVICE_MAP, NOT_READY, PORTABLE, SUCCESS, Driver, DriverError, driver
+from kvplan.cuda.driver import DEVICE_MAP, NOT_READY, PORTABLE, SUCCESS, Driver, driver
 from kvplan.cuda.peers import check_reach
 from kvplan.cuda.rows import FAILED, NAMES, error_of, new_state
 from kvplan.errors import PathError, TransferError
 from kvplan.layout.strides import Int64Array
 
-__all__ = ["NOT_READY", "Device", "DriverError", "Uncaptured"]
+__all__ = ["NOT_READY", "Arena", "Device", "Piece", "Uncaptured"]
 
+SMALLEST = 4 << 10  # bytes of a piece of memory
+CARVED = 1 << 20  # smaller pieces are cut from blocks of this many bytes
 MAX_PITCH, MULTIPROCESSORS, MAJOR, MINOR = 11, 16, 75, 76  # CUdevice_attribute
 MAX_DYNAMIC_SHARED = 8  # CUfunction_attribute
 DEFAULT_SHARED = 48 << 10  # bytes of shared memory that a kernel gets without asking
@@ -172,15 +177,11 @@ class Device:
 
     def record(self, event: int, stream: int) -> None:
         """Record an event on a stream, behind all work issued on it so far."""
-        code = self.driver.cuEventRecord(event, stream)
-        if code:
-            self.driver.check("cuEventRecord", code)
+        self.driver.check("cuEventRecord", self.driver.cuEventRecord(event, stream))
 
     def wait(self, stream: int, event: int) -> None:
         """Let a stream wait for the last record of an event."""
-        code = self.driver.cuStreamWaitEvent(stream, event, 0)
-        if code:
-            self.driver.check("cuStreamWaitEvent", code)
+        self.driver.check("cuStreamWaitEvent", self.driver.cuStreamWaitEvent(stream, event, 0))
 
     def seconds(self, begin: int, end: int) -> float:
         """Return the seconds between two events that have passed."""
@@ -235,9 +236,8 @@ class Device:
 
     def copy(self, dst: int, src: int, nbytes: int, stream: int) -> None:
         """Copy ``nbytes`` bytes, on a stream."""
-        code = self.driver.cuMemcpyAsync(dst, src, nbytes, stream)
-        if code:
-            self.driver.check("cuMemcpyAsync", code, f"{nbytes} bytes from {src:#x} to {dst:#x}")
+        what = f"{nbytes} bytes from {src:#x} to {dst:#x}"
+        self.driver.call("cuMemcpyAsync", dst, src, nbytes, stream, what=what)
 
     @cached_property
     def play(self) -> Callable[[Int64Array, Int64Array], None]:
@@ -288,6 +288,94 @@ class Device:
         functions = [*(getattr(self.driver, name) for name in NAMES), _LIBRARY.usleep, _LIBRARY.sem_wait]
         addresses = [ctypes.cast(one, c_void_p).value if one else 0 for one in functions]
         return np.array([*addresses, ctypes.addressof(_ATTRIBUTES), ctypes.addressof(_FIRST)], dtype=np.int64)
+
+
+class Piece(NamedTuple):
+    """A stretch of memory.
+
+    Attributes:
+        address: address of the first byte.
+        nbytes: number of bytes.
+        words: the same memory as int64 if the CPU can reach it; otherwise empty.
+        free: the list of free pieces that it goes back to.
+    """
+
+    address: int
+    nbytes: int
+    words: Int64Array
+    free: deque[Any]
+
+
+class Arena:
+    """Memory in pieces of a few sizes, which are reused. Any thread may take pieces and give them back, without a lock.
+
+    Args:
+        allocate: allocates a number of bytes and returns their address.
+        free: frees the memory at an address.
+        visible: whether the CPU can reach the memory.
+    """
+
+    def __init__(self, allocate: Callable[[int], int], free: Callable[[int], None], *, visible: bool) -> None:
+        self._allocate, self._free_block, self._visible = allocate, free, visible
+        self._blocks: dict[int, int] = {}  # bytes by address
+        self._free: dict[int, deque[Piece]] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Return the number of allocated bytes."""
+        return sum(self._blocks.copy().values())
+
+    def take(self, nbytes: int, *, exact: bool = False) -> Piece:
+        """Take a piece of at least ``nbytes`` bytes; if ``exact``, for one that is large and kept long, of no more."""
+        size = nbytes if exact else rounded(nbytes) if nbytes > SMALLEST else SMALLEST
+        free = self._free.get(size)
+        if free is None:
+            free = self._free.setdefault(size, deque())
+        while True:
+            try:
+                return free.pop()  # the piece given back last, which may still be in the CPU's cache
+            except IndexError:
+                self._carve(size, free)
+
+    def _carve(self, size: int, free: deque[Piece]) -> None:
+        """Allocate a block and cut it into free pieces."""
+        block = max(size, CARVED)
+        address = self._allocate(block)
+        self._blocks[address] = block
+        words = np.empty(0, np.int64)
+        if self._visible:
+            words = np.frombuffer((ctypes.c_int64 * (block // 8)).from_address(address), np.int64)
+        starts = range(0, block - size + 1, size)
+        free.extend([Piece(address + at, size, words[at // 8 : (at + size) // 8], free) for at in starts])
+
+    def trim(self) -> None:
+        """Free the large blocks that nobody uses."""
+        for size, free in list(self._free.items()):
+            with suppress(IndexError):  # none is left
+                while size > CARVED:
+                    address = free.pop().address
+                    del self._blocks[address]
+                    self._free_block(address)
+
+    def close(self) -> None:
+        """Free all memory. No piece may be in use."""
+        while self._blocks:
+            self._free_block(self._blocks.popitem()[0])
+        self._free.clear()
+
+
+def rounded(nbytes: int) -> int:
+    """Return the size of the smallest piece that holds a number of bytes.
+
+    Small sizes are powers of two. Large sizes are multiples of a quarter of a power of two, so that little is wasted.
+
+    >>> rounded(1), rounded(5000), rounded((5 << 20) + 1) >> 20
+    (4096, 8192, 6)
+    """
+    if nbytes > CARVED:
+        quarter = 1 << ((nbytes - 1).bit_length() - 3)
+        return -(-nbytes // quarter) * quarter
+    return max(SMALLEST, 1 << (nbytes - 1).bit_length())
 
 
 _LIBRARY = ctypes.CDLL(None)

@@ -95,22 +95,6 @@ _BRIEF = frozenset({
 })  # fmt: skip
 
 
-class DriverError(TransferError):
-    """The error of a driver call that failed.
-
-    Attributes:
-        call: name of the call.
-        code: error code that the call returned.
-    """
-
-    def __init__(self, message: str, call: str, code: int) -> None:
-        super().__init__(message, call, code)  # all of them, so that it can go to another process
-        self.call, self.code = call, code
-
-    def __str__(self) -> str:
-        return str(self.args[0])
-
-
 class Driver:
     """The entry points of one driver, as attributes with their names.
 
@@ -139,7 +123,7 @@ class Driver:
         raise AttributeError(name)
 
     def call(self, name: str, *arguments: Any, what: str = "") -> None:
-        """Call an entry point by its name; raise a :class:`DriverError` unless it returns success."""
+        """Call an entry point by its name; raise TransferError unless it returns success."""
         self.check(name, getattr(self, name)(*arguments), what)
 
     def get(self, name: str, *arguments: Any, what: str = "") -> Any:
@@ -157,10 +141,9 @@ class Driver:
         return values[0] if len(values) == 1 else values
 
     def check(self, call: str, code: int, what: str = "") -> None:
-        """Raise a :class:`DriverError` unless ``code`` is success."""
+        """Raise TransferError unless ``code`` is success."""
         if code != SUCCESS:
-            call = call.removesuffix("_v2")
-            raise DriverError(f"{call} returned {self.name(code)}{what and ': '}{what}", call, code)
+            raise TransferError(f"{call.removesuffix('_v2')} returned {self.name(code)}{what and ': '}{what}")
 
     def devices(self) -> int:
         """Return the number of visible GPUs."""

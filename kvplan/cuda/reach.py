@@ -9,7 +9,7 @@ import numpy as np
 
 from kvplan.cuda.device import Device
 from kvplan.cuda.driver import ACCESS_FLAGS, HOST_MEMORY, MEMORY_TYPE, RANGE_SIZE, RANGE_START
-from kvplan.cuda.ipc.openings import Opening
+from kvplan.cuda.ipc import Opening
 from kvplan.layout.address_ranges import stretches
 from kvplan.layout.components import Region
 from kvplan.layout.kvlayout import KVLayout

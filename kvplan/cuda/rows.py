@@ -24,7 +24,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from kvplan.cuda.driver import Driver, DriverError
+from kvplan.cuda.driver import Driver
 from kvplan.errors import TransferError
 from kvplan.layout.strides import Int64Array
 
@@ -116,7 +116,7 @@ def error_of(driver: Driver, rows: Int64Array, state: Int64Array) -> TransferErr
         words = (c_int64 * 16).from_address(one)
         what = f"2-D copy of {words[15]} rows of {words[14]} bytes from {words[4]:#x} to {words[11]:#x}"
     name = NAMES[kind].removesuffix("_v2")
-    return DriverError(f"{name} returned {driver.name(code)}{what and ': '}{what}", name, code)
+    return TransferError(f"{name} returned {driver.name(code)}{what and ': '}{what}")
 
 
 def _descriptor(number: int, total: int) -> str:

@@ -7,19 +7,17 @@ import time
 import warnings
 import weakref
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 from kvplan.base.process import EXECUTORS, at_exit, check_process, generation
 from kvplan.base.threads import Bell, Worker
 from kvplan.errors import TransferError
 from kvplan.execute.stats import Tally
-from kvplan.execute.transfer import call_when_done
+from kvplan.execute.transfer import OwnTransfer, call_when_done
 
 CLOSED_ERROR = "the executor is closed; submit before close()"
-WITHIN_ERROR = (
-    "this submit came within another call of the same executor, in a signal handler or a finalizer; submit after that "
-    "call has returned"
-)
+WITHIN_ERROR = "this submit came within another call of the executor, in a signal handler or a finalizer; submit later"
 EXIT_SECONDS = 15.0  # time that an exit waits for all executors; agents and pools wait for themselves, 30 s in all
 
 
@@ -70,6 +68,25 @@ class Backend(ABC):
             self._worker.start()
             self.started = True
 
+    def take(self, transfer: OwnTransfer, put: Callable[[Any], object]) -> None:
+        """Put a transfer where it is issued from, with the lock, and start the thread.
+
+        Raises:
+            TransferError: it is closed, or another call of this thread holds the lock; or ``put`` raises it.
+        """
+        with self.lock:
+            if self.submitter:
+                raise TransferError(WITHIN_ERROR)
+            self.submitter = threading.get_ident()
+            try:
+                if self.closed:
+                    raise TransferError(CLOSED_ERROR)
+                if not self.started:
+                    self.start()
+                put(transfer)
+            finally:
+                self.submitter = 0
+
     def stop(self) -> None:
         """Accept no more transfers, and return at once: a finalizer may call it. Submitted transfers continue."""
         if self.generation == generation():
@@ -86,24 +103,30 @@ class Backend(ABC):
         if self.generation == generation() and threading.get_ident() not in self.threads | {self.submitter}:
             with self.lock:  # a submit that found it open has started the thread
                 pass
-            self.join()
+            self._worker.join()
 
-    def join(self, timeout: float | None = None) -> bool:
-        """Wait for the thread's end; return whether it has ended."""
-        return self._worker.join(timeout)
+    def completed(self, transfer: OwnTransfer, after: Any) -> bool:
+        """Return whether a transfer's ``after`` has completed: then ``answers`` has its error, or None.
 
-    def await_on_cpu(self, after: Any, answers: list[BaseException | None]) -> None:
-        """Append the error of a submit's ``after=``, or None, to ``answers`` once it has completed, and ring."""
+        The first call lets the thread be woken when it has.
+        """
+        if transfer.answers is None:
+            answers = transfer.answers = []
 
-        def answer(error: BaseException | None) -> None:
-            answers.append(error)
-            self.bell.ring()
+            def answer(error: BaseException | None) -> None:
+                answers.append(error)
+                self.bell.ring()
 
-        call_when_done(after, answer, self.threads)
+            call_when_done(after, answer, self.threads)
+        return bool(transfer.answers)
 
     def in_flight(self) -> int:
         """Return the number of transfers that are not known to have ended; 0 in a forked child, which has none."""
         return self._flying() if self.generation == generation() else 0
+
+    def held(self) -> tuple[int, int]:
+        """Return the bytes of GPU memory and of pinned memory that it holds."""
+        return 0, 0
 
     @abstractmethod
     def _flying(self) -> int:
@@ -123,7 +146,8 @@ def _drain_at_exit() -> None:
     for backend in backends:
         backend.stop()
     until = time.monotonic() + EXIT_SECONDS
-    left = sum(backend.in_flight() for backend in backends if not backend.join(max(until - time.monotonic(), 0)))
+    late = [backend for backend in backends if not backend._worker.join(max(until - time.monotonic(), 0))]
+    left = sum(backend.in_flight() for backend in late)
     if left:
         message = f"at exit, {left} transfers were given up: they did not end within {EXIT_SECONDS:.0f} seconds"
         warnings.warn(message, RuntimeWarning, stacklevel=1)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
 import sys
 import weakref
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -18,7 +16,7 @@ from kvplan.cost.policy import Policy
 from kvplan.cuda.handles import lender
 from kvplan.errors import KVPlanError, PathError, TransferError
 from kvplan.execute.stats import ExecutorStats
-from kvplan.execute.transfer import Transfer, check_after
+from kvplan.execute.transfer import LayerwiseTransfer, Transfer, check_after
 from kvplan.layout.tensors import check_held
 from kvplan.plan.plan import Plan
 
@@ -26,8 +24,7 @@ if TYPE_CHECKING:
     from kvplan.cost.model import Candidate
     from kvplan.cost.profile import DeviceProfile
     from kvplan.execute.gpu.backend import GpuBackend
-    from kvplan.execute.host.path import HostPath
-    from kvplan.execute.layerwise import LayerwiseTransfer
+    from kvplan.execute.host import HostPath
 
 log = logging.getLogger("kvplan.execute")
 PRIORITIES = ("normal", "high")
@@ -47,8 +44,7 @@ class Executor:
 
     Raises:
         PathError: no path, or not the policy's path, serves the device; ``policy`` or ``profile`` has a wrong type;
-            ``kernel_stream`` is no stream; the environment variable ``KVPLAN_NVTX`` is set, and the package nvtx is not
-            installed; or this Python runs without the GIL.
+            ``kernel_stream`` is no stream; or this Python runs without the GIL.
 
     Several threads may submit at once. Transfers of one direction run in the order of their submits, as on a CUDA
     stream: a transfer that waits for its ``after=`` delays the transfers behind it. A GPU's loads, its stores, and its
@@ -93,13 +89,11 @@ class Executor:
         if policy is not None and not isinstance(policy, Policy):
             raise PathError(f"policy is {policy!r}; give a kvplan.Policy, such as Policy(path='auto'), or None")
         if profile is not None and not hasattr(profile, "costs"):
-            raise PathError(
-                f"profile is {profile!r}; give a kvplan.cost.profile.DeviceProfile, or None for this GPU's own"
-            )
+            raise PathError(f"profile is {profile!r}; give a kvplan.cost.profile.DeviceProfile, or None")
         self.policy = policy or Policy()
         self.device = _device_name(device)
         self._backend = _backend(self.device, self.policy, profile, kernel_stream)
-        self._submit = _ranged(self._backend.submit)
+        self._submit = self._backend.submit
         # The finalizer may run in any thread and in any garbage collection, so it must not block.
         weakref.finalize(self, self._backend.stop).atexit = False  # the backend has its own exit hook, which waits
         log.info("executor of %s, path %s", self.device, self.policy.path, extra={"kvplan_device": self.device})
@@ -170,7 +164,6 @@ class Executor:
         ...     transfer.wait_layer(0)
         """
         if not isinstance(plan, Plan) or priority not in PRIORITIES:
-            self._backend.check_open()
             _check(plan, priority)
         if after is not None:
             check_after(after, gpu=self.device != "cpu")
@@ -203,8 +196,6 @@ class Executor:
         ...         store.submit(layer)
         ...     store.synchronize()
         """
-        from kvplan.execute.layerwise import LayerwiseTransfer
-
         self._backend.check_open()
         _check(plan, priority)
         if not plan.layers:
@@ -286,34 +277,13 @@ def _device_name(device: Any) -> str:
     raise PathError(f"no path serves device {name!r}: host serves 'cpu', and all others serve 'cuda:N'")
 
 
-def _ranged(submit: Callable[..., Transfer]) -> Callable[..., Transfer]:
-    """Put each submit into an NVTX range if ``KVPLAN_NVTX`` is set; otherwise return the function unchanged."""
-    if os.environ.get("KVPLAN_NVTX", "0") in ("", "0"):
-        return submit
-    try:
-        import nvtx
-    except ImportError as error:
-        raise PathError(
-            "KVPLAN_NVTX is set, and NVTX ranges need the package nvtx: pip install nvtx, or unset KVPLAN_NVTX"
-        ) from error
-
-    def within(plan: Plan, *given: Any, **named: Any) -> Transfer:
-        message = f"{plan.direction} {plan.units} units, {plan.nbytes} bytes"
-        with nvtx.annotate(message, color="green", domain="kvplan"):
-            return submit(plan, *given, **named)
-
-    return within
-
-
 def _backend(device: str, policy: Policy, profile: DeviceProfile | None, kernel_stream: Any) -> HostPath | GpuBackend:
     if device == "cpu":
         if kernel_stream is not None:
             raise PathError(f"kernel_stream is {kernel_stream!r}, and device 'cpu' runs no kernels; leave it out")
         if policy.path not in ("auto", "host"):
-            raise PathError(
-                f"path {policy.path!r} cannot serve device 'cpu': it is for GPU memory; use 'auto' or 'host'"
-            )
-        from kvplan.execute.host.path import HostPath
+            raise PathError(f"path {policy.path!r} cannot serve device 'cpu', whose only path is 'host'")
+        from kvplan.execute.host import HostPath
 
         return HostPath(policy.threads)
     if policy.path == "host":

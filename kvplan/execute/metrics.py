@@ -43,7 +43,7 @@ class Collector:
             metrics. If a source raises, the error is logged, and the executor has no metrics in that scrape.
 
     Raises:
-        KVPlanError: ``sources`` is not a mapping, a source is not callable, or prometheus-client is not installed.
+        KVPlanError: ``sources`` is not a mapping to functions, or prometheus-client is not installed.
     """
 
     def __init__(self, sources: Mapping[str, Source]) -> None:
@@ -51,13 +51,8 @@ class Collector:
             from prometheus_client import core
         except ImportError as error:
             raise KVPlanError(f"metrics need prometheus-client: pip install prometheus-client ({error})") from error
-        if not isinstance(sources, Mapping):
-            raise KVPlanError(
-                f"sources is a {type(sources).__name__}; give a mapping, such as {{'cpu': executor.stats}}"
-            )
-        for name, source in sources.items():
-            if not callable(source):
-                raise KVPlanError(f"source {name!r} is a {type(source).__name__}; give executor.stats, not called")
+        if not isinstance(sources, Mapping) or not all(map(callable, sources.values())):
+            raise KVPlanError(f"sources is {sources!r}; give functions by name, such as {{'cpu': executor.stats}}")
         self._core: Any = core
         self._sources = {
             str(name): weakref.WeakMethod(source) if inspect.ismethod(source) else lambda source=source: source

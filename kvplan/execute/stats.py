@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -89,7 +89,7 @@ class Tally:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # a signal handler may end a transfer, too
-        self._flows: dict[tuple[str, str], tuple[list[Any], list[int]]] = {}  # fields of PathStats, and of the buckets
+        self._flows: dict[tuple[str, str], list[Any]] = {}  # the fields of PathStats, then the buckets
         self._failed = self._cancelled = self._predicted = self._unsaid = 0
         self._off = self._quiet_until = 0.0
 
@@ -97,12 +97,9 @@ class Tally:
         """Count a transfer that succeeded, and its prediction if its path was ``chosen`` by that."""
         nbytes, seconds, path, descriptors, launches = result
         with self._lock:
-            flow = self._flows.get((path, direction))
-            if flow is None:
-                flow = self._flows[path, direction] = ([0, 0, 0.0, 0, 0], [0] * (len(BUCKETS) + 1))
-            sums, within = flow
-            sums[:] = sums[0] + 1, sums[1] + nbytes, sums[2] + seconds, sums[3] + descriptors, sums[4] + launches
-            within[bisect_left(BUCKETS, seconds)] += 1
+            row = self._flows.setdefault((path, direction), [0, 0, 0.0, 0, 0, *[0] * (len(BUCKETS) + 1)])
+            row[:5] = row[0] + 1, row[1] + nbytes, row[2] + seconds, row[3] + descriptors, row[4] + launches
+            row[5 + bisect_left(BUCKETS, seconds)] += 1
             if chosen and result.predicted and seconds > 0:
                 self._predicted += 1
                 self._off += abs(math.log(result.predicted / seconds))
@@ -112,26 +109,20 @@ class Tally:
         with self._lock:
             self._cancelled += 1
 
-    def fail(self, plan: Plan | None = None, path: str = "", error: BaseException | None = None) -> None:
+    def fail(self, plan: Plan, path: str, error: BaseException | None) -> None:
         """Count a transfer that failed, and log a warning, at most one per :data:`QUIET_SECONDS`."""
         with self._lock:
             self._failed += 1
             now = time.monotonic()
-            if error is None or plan is None:
-                return
             if now < self._quiet_until:
                 self._unsaid += 1
                 return
             self._quiet_until, unsaid, self._unsaid = now + QUIET_SECONDS, self._unsaid, 0
         more = f" ({unsaid} more since the last warning)" if unsaid else ""
         with suppress(Exception):  # a user's filter may raise one
-            log.warning(
-                "%s by path %s failed: %s%s", plan, path, error, more,
-                extra={
-                    "kvplan_path": path, "kvplan_direction": plan.direction, "kvplan_nbytes": plan.nbytes,
-                    "kvplan_units": plan.units, "kvplan_unsaid": unsaid,
-                },
-            )  # fmt: skip
+            facts = {"path": path, "direction": plan.direction, "nbytes": plan.nbytes, "units": plan.units}
+            extra = {f"kvplan_{name}": value for name, value in {**facts, "unsaid": unsaid}.items()}
+            log.warning("%s by path %s failed: %s%s", plan, path, error, more, extra=extra)
 
     def stats(self) -> ExecutorStats:
         """Return the sums so far. It takes no lock: in a forked child, another thread of the parent might hold it.
@@ -141,19 +132,17 @@ class Tally:
         >>> tally.stats().nbytes, tally.stats().paths["kernel"].descriptors, round(tally.stats().prediction_error, 3)
         (4096, 2, 0.1)
         """
-        flows = {flow: FlowStats(*(*sums, tuple(within))) for flow, (sums, within) in self._flows.copy().items()}
-        paths = {path: _sum(flow for (its, _), flow in flows.items() if its == path) for path, _ in flows}
+        rows = {flow: tuple(row) for flow, row in self._flows.copy().items()}
         return ExecutorStats(
-            **vars(_sum(flows.values())),
+            **_sums(rows.values()),
             failed=self._failed,
             cancelled=self._cancelled,
-            paths=paths,
+            paths={path: PathStats(**_sums(row for (its, _), row in rows.items() if its == path)) for path, _ in rows},
             predicted=self._predicted,
             prediction_error=math.expm1(self._off / self._predicted) if self._predicted else None,
-            flows=flows,
+            flows={flow: FlowStats(**_sums([row]), within=row[5:]) for flow, row in rows.items()},
         )
 
 
-def _sum(flows: Iterable[PathStats]) -> PathStats:
-    rows = [[getattr(flow, name) for name in PathStats.__dataclass_fields__] for flow in flows]
-    return PathStats(*map(sum, zip(*rows, strict=True)))
+def _sums(rows: Iterable[Sequence[Any]]) -> dict[str, Any]:
+    return dict(zip(PathStats.__dataclass_fields__, map(sum, zip(*rows, strict=True)), strict=False))

@@ -17,8 +17,16 @@ from kvplan.agents.packed.ring import Slots, ring_for, slots_of_a_peer
 from kvplan.base import __version__
 from kvplan.cost.model import NS
 from kvplan.cost.store import find_for
-from kvplan.cost.wires.wire_model import Crossing, best_slot, crossing_of, packed_cost
-from kvplan.cost.wires.wire_profile import CopyCosts, WireProfile, default_wire, wire_name
+from kvplan.cost.wire import (
+    CopyCosts,
+    Crossing,
+    WireProfile,
+    best_slot,
+    crossing_of,
+    default_wire,
+    packed_cost,
+    wire_name,
+)
 from kvplan.errors import KVPlanError
 from kvplan.execute.executor import Executor
 from kvplan.layout.kvlayout import KVLayout
@@ -226,7 +234,7 @@ def with_protocol(wire: WireProfile, times: list[PackedTimes]) -> WireProfile:
         wire: profile of the wire; all else in it was measured.
         times: pulls and pushes; the means of their costs are taken.
 
-    >>> from kvplan.cost.wires.wire_profile import default_wire
+    >>> from kvplan.cost.wire import default_wire
     >>> few, many = Crossing(2048, 1, 1, 1, 1), Crossing(1 << 20, 512, 512, 512, 512)
     >>> made = with_protocol(default_wire("DRAM"), [PackedTimes(2e-3, 2e-3 + 255 * 5e-4, few, many, pull=True)])
     >>> small = replace(made, slot_nbytes=SLOTS[1])

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvplan.cuda.ipc.openings import MappedBytes, Opening
+from kvplan.cuda.ipc import MappedBytes, Opening
 from kvplan.errors import LayoutError
 from kvplan.layout.components import NOT_HERE, Component, Region
 from kvplan.layout.strides import Factors, Int64Array, offsets_of

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kvplan import Policy
 from kvplan.cost import store
 from kvplan.cost.model import TIE, Candidate, Prices, candidates, features
-from kvplan.cost.policy import ROUTES, layer_edges
+from kvplan.cost.policy import ROUTES
 from kvplan.cost.profile import TERMS, Beside, DeviceProfile, PathCosts, default_pair, route_paths
 from kvplan.cost.statistics import Counted, GroupFacts
 from tests.cost.priced_profiles import FACTS, PLAN, profile
@@ -49,16 +49,6 @@ def test_a_prediction_by_hand(path):
     assert (made.seconds, made.wall) == (near(ALONE[path]), near(ALONE[path] + 1e-6))
     assert (made.path, made.compute_seconds, made.refused, made.score) == (path, 0.0, "", made.wall)
     assert features(path, PLAN) == (1.0, *(10 * count for count in FACTS.terms[path]))
-
-
-@pytest.mark.parametrize(("programs", "seconds"), [(None, 56e-6), (8, 56e-6), (2, 56e-6), (1, 49e-6)])
-def test_few_programs_take_their_time(programs, seconds):
-    """A program takes 40 ns for a run, and moves a byte in 0.04 ns."""
-    made = predict("kernel", PLAN, profile(COSTS), Policy(max_programs=programs))
-    assert made.seconds == near(max(seconds, 56e-6))
-    slow = [(FACTS._replace(terms={"kernel": (1000, 100_000)}), 10)]
-    made = predict("kernel", slow, profile(COSTS), Policy(max_programs=programs))
-    assert made.seconds == near(5e-6 + max(150e-6, 440e-6 / programs if programs else 0))
 
 
 def test_beside_compute_other_costs_count_and_compute_loses():
@@ -100,13 +90,6 @@ def plans(draw) -> list[Counted]:
     return [(facts, draw(st.integers(1, 100)))]
 
 
-@given(some=drawn(), one=plans(), other=plans(), policy=POLICIES, path=st.sampled_from(sorted(TERMS)))
-def test_more_is_never_faster(some, one, other, policy, path):
-    route = "load" if path == "staged" else "push"
-    less, much = predict(path, one, some, policy, route), predict(path, one + other, some, policy, route)
-    assert all(getattr(less, name) <= getattr(much, name) + 1e-12 for name in ("seconds", "wall", "score"))
-
-
 @given(
     some=drawn(), plan=plans(), route=st.sampled_from(ROUTES), policy=POLICIES,
     refused=st.sets(st.sampled_from(sorted(TERMS))),
@@ -120,15 +103,6 @@ def test_the_first_is_within_the_tie_of_all_and_all_are_there(some, plan, route,
     assert able[0].score <= min(one.score for one in able) * (1 + TIE)
     assert [one.score for one in able[1:]] == sorted(one.score for one in able[1:])
     assert all(min(one.seconds, one.wall, one.compute_seconds) >= 0 for one in able)
-
-
-@given(nbytes=st.integers(0, 1 << 40), layers=st.integers(1, 200))
-def test_groups_of_layers(nbytes, layers):
-    edges = layer_edges(nbytes, layers)
-    assert (edges[0], edges[-1]) == (0, layers)
-    assert list(edges) == sorted(set(edges))
-    assert len(edges) - 1 <= max(1, min(10, layers))
-    assert len(edges) <= 9 or nbytes >= 128 << 20
 
 
 @pytest.mark.parametrize(

@@ -15,18 +15,11 @@ from kvplan import KVPlanError
 from kvplan.cost import store
 from kvplan.cost.policy import PEER_ROUTES
 from kvplan.cost.profile import (
-    ANY_PEER,
     GPU_ROUTES,
-    TERMS,
     default,
     default_pair,
     from_json,
-    route_paths,
 )
-
-
-def ceiling_names(routes: tuple[str, ...]) -> tuple[str, ...]:
-    return (*routes, *(f"sm_{route}" for route in routes), *(("memory",) if "device" in routes else ()))
 
 
 def measured(value: object, dice: random.Random) -> object:
@@ -46,32 +39,6 @@ def test_a_profile_comes_back_as_it_went(of_pair, dice, text):
     assert (document["schema"], document["version"]) == ("kvplan.profile", 2)
 
 
-@pytest.mark.parametrize(
-    ("profile", "routes", "peer", "command"),
-    [
-        (default(), GPU_ROUTES, "", "`kvplan calibrate`"),
-        (default_pair(), PEER_ROUTES, ANY_PEER, "`kvplan calibrate --peer cuda:M`"),
-    ],
-)
-def test_the_default_is_valid_and_says_that_it_is_a_guess(profile, routes, peer, command):
-    assert from_json(profile.to_json()) == profile
-    assert (profile.how, profile.gpu, profile.peer, profile.link) == ("default", "", peer, "a link not known")
-    assert profile.note.endswith(command)
-    assert tuple(profile.costs) == routes
-    assert tuple(profile.ceilings) == ceiling_names(routes)
-    for way in routes:
-        assert {path: set(found.seconds) for path, found in profile.costs[way].items()} == {
-            path: set(TERMS[path]) for path in route_paths(way)
-        }
-        assert all(paths[way].keys() == profile.costs[way].keys() for paths in profile.beside.values())
-        for path, found in profile.costs[way].items():
-            assert found.wall["fixed"] > found.seconds["fixed"]
-            assert found.wall["fixed"] < profile.beside["decode"][way][path].wall["fixed"]
-            assert (
-                profile.beside["decode"][way][path].wall["fixed"] <= profile.beside["prefill"][way][path].wall["fixed"]
-            )
-
-
 SHIPPED = sorted(Path(store.__file__).parent.glob("profiles/nvidia-*.json"))
 
 
@@ -80,27 +47,6 @@ def test_a_shipped_file_is_read(path):
     profile = from_json(path.read_text())
     assert profile.how == "shipped"
     assert tuple(profile.costs) == (PEER_ROUTES if profile.peer else GPU_ROUTES)
-
-
-def test_what_a_later_version_adds_is_left_out():
-    document = json.loads(default().to_json()) | {"later": 1}
-    document["ceilings"]["later"] = 5
-    document["costs"]["load"]["later"] = {}
-    assert from_json(json.dumps(document)) == default()
-
-
-@pytest.mark.parametrize(
-    ("profile", "words"),
-    [
-        (replace(default(), generation=5, width=16), "PCIe 5 x16"),
-        (replace(default(), generation=None, width=16), "a link not known"),
-        (replace(default_pair(), nvlinks=18), "NVLink, 18 links"),
-        (replace(default_pair(), nvlinks=0), "PCIe"),
-        (replace(default_pair(), nvlinks=None), "a link not known"),
-    ],
-)
-def test_a_link_in_words(profile, words):
-    assert profile.link == words
 
 
 def changed(place: str, value: object = None) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +13,6 @@ import pytest
 from kvplan import KVPlanError, TransferError
 from kvplan.cost import store
 from kvplan.cost.profile import DeviceProfile, default, default_pair
-from kvplan.cuda import peers
 from kvplan.cuda.machine import Link, Machine
 from kvplan.cuda.peers import PeerLink
 
@@ -90,28 +88,6 @@ def save(profile: DeviceProfile, path: Path) -> str:
     return str(path)
 
 
-def test_the_cache_folder_is_where_xdg_says(home, monkeypatch):
-    assert store.folder() == home / "cache" / "kvplan" / "profiles"
-    for told in ("", "relative/cache"):
-        monkeypatch.setenv("XDG_CACHE_HOME", told)
-        assert store.folder() == home / "home" / ".cache" / "kvplan" / "profiles"
-
-
-@pytest.mark.parametrize(
-    ("here", "more", "name"),
-    [
-        (H200, (), GPU.name),
-        (replace(H200, gpu="NVIDIA GeForce RTX(tm) 4090"), (), "nvidia-geforce-rtx-tm-4090_580.1_pcie5x16.json"),
-        (replace(H200, gpu="../../etc", driver="", link=Link()), (), "etc_any_link.json"),
-        (H200, (H200, link()), PAIR.name),
-        (H200, (A100, link(0)), "nvidia-h200_to_nvidia-a100_580.1_pcie.json"),
-        (H200, (A100, link(None)), "nvidia-h200_to_nvidia-a100_580.1_link.json"),
-    ],
-)
-def test_a_name_is_one_of_a_file(here, more, name):
-    assert store.path_of(here, *more) == store.folder() / name
-
-
 @every_kind
 def test_the_chosen_one_is_before_its_own_then_a_shipped_one_and_the_default(home, monkeypatch, caplog, kind):
     assert kind.find() == kind.guess
@@ -125,30 +101,10 @@ def test_the_chosen_one_is_before_its_own_then_a_shipped_one_and_the_default(hom
     assert not caplog.records
 
 
-@every_kind
-def test_a_shipped_one_of_another_driver_says_so(home, kind):
-    kind.ship(home, driver="570.9")
-    command = f"`kvplan calibrate{' --peer cuda:M' * (kind is PAIR)}`"
-    assert kind.find().note == f"measured with driver 570.9, and this is 580.1; run {command}"
-    assert kind.guess.note.endswith(command)
-
-
 @pytest.mark.parametrize(("kind", "changes"), [(kind, one) for kind in (GPU, PAIR) for one in kind.foreign], ids=str)
 def test_a_shipped_one_of_another_link_or_gpu_is_not_taken(home, kind, changes):
     kind.ship(home, **changes)
     assert kind.find() == kind.guess
-
-
-def test_gpus_and_pairs_are_not_taken_for_one_another(home, monkeypatch):
-    for kind, other in ((GPU, PAIR), (PAIR, GPU)):
-        save(other.mine, own(kind))
-    assert [kind.find() for kind in (GPU, PAIR)] == [GPU.guess, PAIR.guess]
-    for kind in (GPU, PAIR):
-        save(kind.mine, own(kind))
-    gpu, pair = (save(replace(kind.mine, note="chosen"), home / kind.name) for kind in (GPU, PAIR))
-    for told, notes in ((gpu, ("chosen", "")), (pair, ("", "chosen")), (f"{pair}{os.pathsep}{gpu}", ("chosen",) * 2)):
-        monkeypatch.setenv("KVPLAN_PROFILE", told)
-        assert (GPU.find().note, PAIR.find().note) == notes
 
 
 BAD: dict[str, tuple[Callable[[Kind], bytes | str | None], str]] = {
@@ -206,10 +162,3 @@ def test_by_name(home):
     for name, count in (("h", 2), ("a30", 0)):
         with pytest.raises(KVPlanError, match=f"{count} profiles are of '{name}'; there are NVIDIA H100, NVIDIA H200"):
             store.by_name(name)
-
-
-def test_by_numbers(home, monkeypatch):
-    monkeypatch.setattr(peers, "link_between", lambda gpu, peer: link())
-    monkeypatch.setattr(store, "machine", lambda ordinal: replace(H200, gpu=f"GPU {ordinal}"))
-    PAIR.ship(home, gpu="GPU 2", peer="GPU 1")
-    assert [store.find_for(*ends).how for ends in ((2, 1), (1, 2))] == ["shipped", "default"]

@@ -9,8 +9,8 @@ import pytest
 import kvplan
 from kvplan.cuda import driver as cuda
 from kvplan.cuda import use
-from kvplan.cuda.device import DriverError
 from kvplan.cuda.driver import Driver
+from kvplan.errors import TransferError
 
 
 def test_no_driver_and_one_too_old(entries, monkeypatch):
@@ -30,7 +30,7 @@ def test_no_driver_and_one_too_old(entries, monkeypatch):
 
 def test_a_driver_that_does_not_start(entries):
     entries.codes["cuInit"] = 999
-    with pytest.raises(DriverError, match=r"cuInit returned CUDA_ERROR_PLAYED \(999, it was played\)"), use(entries):
+    with pytest.raises(TransferError, match=r"cuInit returned CUDA_ERROR_PLAYED \(999, it was played\)"), use(entries):
         pass
 
 

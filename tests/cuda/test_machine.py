@@ -21,19 +21,6 @@ def test_driver_and_nvml_tell(fakes, tmp_path):
     assert entries.named("cuDevicePrimaryCtxRetain") == []  # no context is made
 
 
-@pytest.mark.parametrize(
-    ("link", "key"),
-    [
-        (Link(1, 16, 5, 16), (5, 16)),
-        (Link(5, 16, 5, 16), (5, 16)),
-        (Link(4, 8, None, 16), (4, 8)),
-        (Link(), (None, None)),
-    ],
-)
-def test_the_key_is_the_same_whether_the_gpu_idles(link, key):
-    assert link.key == key
-
-
 def test_without_nvml_the_file_system_tells(fakes, monkeypatch, tmp_path):
     without_nvml(monkeypatch)
     written(tmp_path, sysfs() | {"proc/driver/nvidia/version": PROC})
@@ -47,27 +34,3 @@ def test_what_nvml_refuses_the_file_system_tells(fakes, tmp_path, refused):
     found = machine(root=written(tmp_path, sysfs() | {"proc/driver/nvidia/version": PROC}))
     assert found.driver == ("580.159.04" if "Handle" in refused else "570.86.15")
     assert found.link == (Link(1, 16, 5, 16) if "Version" in refused else Link(4, 8, 5, 16))
-
-
-@pytest.mark.parametrize(
-    ("text", "generation"),
-    [
-        ("2.5 GT/s PCIe", 1), ("16.0 GT/s PCIe", 4), ("64.0 GT/s PCIe", 6), ("Unknown", None), (b"\xff\x00 GT/s", None),
-    ],
-)  # fmt: skip
-def test_speeds(fakes, monkeypatch, tmp_path, text, generation):
-    without_nvml(monkeypatch)
-    assert machine(root=written(tmp_path, sysfs(current_link_speed=text))).link.generation == generation
-
-
-@pytest.mark.parametrize(
-    ("text", "version"),
-    [
-        (PROC, "570.86.15"),
-        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.04  Tue Sep 1\n", "580.159.04"),
-        (b"\xff\xfe", ""),
-    ],
-)
-def test_versions(fakes, monkeypatch, tmp_path, text, version):
-    without_nvml(monkeypatch)
-    assert machine(root=written(tmp_path, {"proc/driver/nvidia/version": text})).driver == version

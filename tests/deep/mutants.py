@@ -275,7 +275,7 @@ MUTANTS = (
         "over = item > items",
         "laws/test_copy_kernel.py::test_any_header_is_carried_out",
     ),
-    Mutant("execute/gpu/shape.py", "pieces = -(-size // each)", "pieces = size // each", ARRIVES),
+    Mutant("execute/gpu/resources.py", "pieces = -(-size // each)", "pieces = size // each", ARRIVES),
     Mutant(
         "execute/transfer.py",
         "if not pair[1].writable:",
@@ -325,13 +325,13 @@ MUTANTS = (
         "laws/test_staged_units.py",
     ),
     Mutant(
-        "execute/gpu/kernel_path.py",
+        "execute/gpu/paths.py",
         "[(number, units.shape[1]) for number",
         "[(0, units.shape[1]) for number",
         JOINED,
     ),
     Mutant(
-        "execute/gpu/kernel_path.py",
+        "execute/gpu/paths.py",
         "base, copied = transfer.scratch(nbytes).address, nbytes",
         "base, copied = transfer.scratch(nbytes).address, 0",
         f'"{ARRIVES}[simulated-kernel-device-many rows]"',
@@ -345,7 +345,7 @@ MUTANTS = (
     ),
     Mutant("execute/gpu/staged.py", "address + normal, urgent", "address, urgent", RINGS),
     Mutant("execute/gpu/staged.py", "skip = skips[not load] if per > 1 else 0", "skip = 0", ARRIVES),
-    Mutant("execute/gpu/copy_engine.py", "return BATCH_NBYTES if direction ==", "return 0 if direction ==", BYTES),
+    Mutant("execute/gpu/paths.py", "return BATCH_NBYTES if direction ==", "return 0 if direction ==", BYTES),
     Mutant(
         "execute/gpu/lane.py",
         "        self.backend.device.record(event, stream)\n",
@@ -354,7 +354,7 @@ MUTANTS = (
     ),
     Mutant(
         "execute/gpu/lane.py",
-        "                device.wait(self.gate, event)\n",
+        "            device.wait(stream, event)  # its owner may record it again\n",
         "",
         "contract/gpu/test_promises.py::test_an_event_counts_as_it_was_recorded_at_the_submit",
     ),
@@ -363,14 +363,14 @@ MUTANTS = (
     ),
     Mutant(
         "execute/gpu/lane.py",
-        "if last is not None and not last.over and (",
+        "if last is not None and (",
         "if False and (",
         f"{ORDER}::test_order_holds_between_paths",
     ),
     Mutant(
         "execute/gpu/lane.py",
-        "                    calls.append((AWAIT, 0, wait.state.ctypes.data, int(named)))\n",
-        "                    pass\n",
+        "                calls.append((AWAIT, 0, other.state.ctypes.data, int(other is transfer.follows)))\n",
+        "                pass\n",
         "contract/gpu/test_promises.py::test_a_transfer_whose_calls_are_still_being_made_is_waited_for",
     ),
     Mutant(
@@ -387,7 +387,7 @@ MUTANTS = (
     ),
     Mutant(
         "execute/gpu/gpu_transfer.py",
-        "        self.backend.handles.unused.extend(self._events)\n",
+        "        self.backend.events.extend(self._events)\n",
         "",
         "contract/gpu/test_promises.py::test_many_submits_take_no_more_memory_than_the_first",
     ),
@@ -399,15 +399,15 @@ MUTANTS = (
     ),
     Mutant(
         "execute/backend.py",
-        "            self.join()\n",
+        "            self._worker.join()\n",
         "            pass\n",
         "contract/gpu/test_lifetimes.py::test_close_waits_for_what_was_submitted",
     ),
-    Mutant("execute/gpu/backend.py", "            self.slots.close()\n", "", BYTES),
-    Mutant("execute/gpu/tables.py", "        device.synchronize(event)\n", "", ANY_PATH),
+    Mutant("execute/gpu/resources.py", "            self.pinned.close()\n", "", BYTES),
+    Mutant("execute/gpu/resources.py", "        device.synchronize(event)\n", "", ANY_PATH),
     Mutant("execute/gpu/selection.py", "[other() for other in known.others] != [*programs[1:]]", "False", ERRORS),
-    Mutant("execute/gpu/memory.py", "return free.pop()", "return free[-1]", ORDER),
-    Mutant("execute/gpu/memory.py", "range(0, block - size + 1, size)]", "range(0, block, size)]", RINGS),
+    Mutant("cuda/device.py", "return free.pop()", "return free[-1]", ORDER),
+    Mutant("cuda/device.py", "range(0, block - size + 1, size)", "range(0, block, size)", RINGS),
     Mutant("cuda/rows.py", "rows[:, 5] = np.minimum(starts + most, last) - starts", "rows[:, 5] = most", BYTES),
     Mutant("cuda/player.py", "dst + row * dst_pitch, src", "dst, src", BYTES),
     Mutant(
@@ -422,7 +422,7 @@ MUTANTS = (
         "return True",
         "contract/gpu/test_promises.py::test_a_short_transfer_does_not_overtake_the_calls_of_a_long_one",
     ),
-    Mutant("execute/host/tasks.py", "range(0, count, step)]", "range(0, count - 1, step)]", COPYING),
+    Mutant("execute/host.py", "range(0, count, step)]", "range(0, count - 1, step)]", COPYING),
     Mutant(
         "execute/backend.py",
         "            at_exit(EXECUTORS, _drain_at_exit)\n",

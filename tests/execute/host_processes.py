@@ -43,7 +43,7 @@ def check():
 atexit.register(check)
 import kvplan
 from kvplan.execute import backend
-from kvplan.execute.host import path as host
+from kvplan.execute import host
 src = np.random.default_rng(0).integers(0, 256, (64, 1 << 20), np.uint8)
 dst = np.zeros_like(src)
 program = kvplan.compile(*(kvplan.KVLayout.from_tensors("block dim", t) for t in (src, dst)))

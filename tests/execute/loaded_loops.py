@@ -10,6 +10,7 @@ from numba.core.dispatcher import Dispatcher
 
 import kvplan
 from kvplan.cuda import player
+from kvplan.execute import memcpy
 from kvplan.execute.gpu import row_loops
 from kvplan.execute.host import memcpy
 from kvplan.plan import loops_numba
@@ -60,7 +61,7 @@ def main() -> None:
     check_loaded("kvplan.plan.loops_numba", "kvplan.cuda.player", "kvplan.execute.gpu.row_loops")
     with kvplan.Executor() as here:
         here.prepare(program.plan([0], [0]))
-    check_loaded("kvplan.execute.host.memcpy")
+    check_loaded("kvplan.execute.memcpy")
     loaded = signatures()
     move()
     with kvplan.Executor() as here:

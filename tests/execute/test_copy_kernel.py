@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvplan.execute.gpu.shape import WORDS, Shape, shape_of
+from kvplan.execute.gpu.resources import WORDS, Shape, shape_of
 from tests.patience import PATIENCE
 
 pytest.importorskip("triton")
@@ -25,7 +25,7 @@ def _own_cache(tmp_path_factory):
 
 
 REGISTERS = 64 << 10  # of a multiprocessor
-TILES = {"load": 128 << 10, "store": 32 << 10, "least": 1 << 10}  # bytes; see kvplan.execute.gpu.kernel_path and Policy
+TILES = {"load": 128 << 10, "store": 32 << 10, "least": 1 << 10}  # bytes; see kvplan.execute.gpu.paths and Policy
 
 
 def variant(word: int, tile: int = TILES["load"]) -> Shape:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import kvplan
 from kvplan import KVLayout, TransferError
-from kvplan.execute.host import memcpy, tasks
+from kvplan.execute import memcpy
 from tests.execute.host_processes import EXITS, Broken, pair, python
 from tests.profiles import examples
 
@@ -75,25 +75,6 @@ def test_memory_lives_until_its_transfer_is_done():
         executor.submit(kvplan.compile(*other).plan([0], [0])).synchronize()
         gc.collect()
         assert alive() is None
-
-
-def test_large_transfers_are_shared_out_and_arrive_whole():
-    rng = np.random.default_rng(1)
-    src = [rng.integers(0, 256, (2, 512, 16, 2, 128), np.uint8) for _ in range(6)]
-    a = KVLayout.from_tensors("layer: kv block token head dim", src)
-    for notation, tokens in (("block layer kv token head dim", 16), ("block layer kv head token dim", 32)):
-        pool = kvplan.allocate(notation, like=a, num_blocks=512 * 16 // tokens, block_tokens=tokens)
-        back = [np.zeros_like(t) for t in src]
-        b = KVLayout.from_tensors("layer: kv block token head dim", back)
-        ids = rng.permutation(512)
-        host_ids = rng.permutation(pool.num_blocks)
-        with kvplan.Executor(policy=kvplan.Policy(threads=2)) as executor:
-            there = executor.submit(kvplan.compile(a, pool).plan(ids, host_ids)).result()
-            executor.submit(kvplan.compile(pool, b).plan(host_ids, ids)).synchronize()
-        assert there.nbytes == a.nbytes >= tasks.STREAMING_NBYTES
-        assert there.launches > 1
-        for one, other in zip(src, back, strict=True):
-            np.testing.assert_array_equal(one, other)
 
 
 def test_runs_longer_than_a_task_are_cut():

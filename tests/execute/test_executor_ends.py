@@ -8,7 +8,7 @@ import pytest
 
 import kvplan
 from kvplan import TransferError
-from tests.execute.host_processes import EXITS, pair, python
+from tests.execute.host_processes import pair
 from tests.patience import PATIENCE, until
 
 
@@ -53,30 +53,3 @@ def test_a_submit_that_races_a_close_is_finished_or_refused():
         assert all(transfer.done() for transfer in taken)
         assert len(refused) == 3
         assert all("is closed" in text for text in refused)
-
-
-@pytest.mark.slow
-def test_an_executor_does_not_survive_a_fork():
-    code = """
-import os
-plan = program.plan(range(64), range(64))
-child = os.fork()  # while the loops may still be loading
-if child == 0:
-    with executor:
-        try:
-            executor.submit(plan)
-        except kvplan.TransferError as error:
-            assert "do not survive a fork" in str(error) and "make one in the child" in str(error), error
-        else:
-            sys.exit(3)
-    with kvplan.Executor(policy=kvplan.Policy(threads=2)) as own:
-        own.submit(plan).synchronize()
-    assert (dst == src).all()
-    del executor
-    sys.exit(0)
-assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-executor.submit(plan).synchronize()
-"""
-    # In the parent and in the child; a fork beside threads warns from Python 3.12 on.
-    rc, out, err = python(EXITS + code, "2", warnings="ignore")
-    assert (rc, out, err) == (0, "at exit True\n" * 2, "")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvplan
-from kvplan import KVLayout, KVPlanError, TransferError
+from kvplan import KVLayout, TransferError
 from tests.execute.host_processes import Broken
 from tests.profiles import examples
 from tests.strategies import cases, layout_of
@@ -62,30 +62,3 @@ def test_a_failed_layer_fails_the_transfer_after_the_others(executor):
     assert pool[3, 1:].all()
     with pytest.raises(TransferError, match="the stream is gone"):
         store.result()
-
-
-def test_a_submit_that_is_refused_may_be_repeated(executor):
-    _, _, program = pair()
-    store = executor.begin(program.plan([0], [3]))
-    with pytest.raises(KVPlanError, match=r"after is a builtins\.int"):
-        store.submit(5, after=7)
-    for layer in (5, 6, 7):
-        store.submit(layer)
-    assert store.result().nbytes == 192
-
-
-def test_cancelling(executor):
-    _, pool, program = pair()
-    store = executor.begin(program.plan([0], [3]))
-    assert store.cancel()
-    assert store.cancel()
-    assert store.done()
-    with pytest.raises(TransferError, match="cancelled before it began"):
-        store.submit(5)
-    with pytest.raises(TransferError, match="cancelled before it began"):
-        store.synchronize()
-    assert not pool.any()
-    begun = executor.begin(program.plan([0], [3]))
-    begun.submit(5)
-    assert not begun.cancel()
-    begun.submit(6)

@@ -73,26 +73,6 @@ def cancelled(transfer):
     assert transfer.cancel()
 
 
-@pytest.mark.parametrize("priority", ["normal", "high"])
-def test_one_that_waits_for_what_never_comes_is_taken_back_and_those_behind_go_on(executor, gate, priority):
-    src, dst, program = pair()
-    waiting = executor.submit(program.plan([1], [1]), after=gate, priority=priority)
-    behind = executor.submit(program.plan([2], [2]), priority=priority)
-    again = executor.submit(program.plan([3], [3]), after=gate, priority=priority)
-    last = executor.submit(program.plan([4], [4]), priority=priority)
-    assert waiting.cancel()
-    cancelled(waiting)
-    behind.synchronize(PATIENCE)
-    assert again.cancel()
-    last.synchronize(PATIENCE)
-    gate.set()
-    executor.submit(program.plan([5], [5]), priority=priority).synchronize(PATIENCE)
-    executor.close()
-    assert (dst[[2, 4, 5]] == src[[2, 4, 5]]).all()
-    assert not dst[[1, 3]].any()
-    assert (executor.stats().transfers, executor.stats().cancelled, executor.stats().failed) == (3, 2, 0)
-
-
 def test_what_named_a_cancelled_one_fails(executor, gate):
     _, dst, program = pair()
     first = executor.submit(program.plan([1], [1]), after=gate)

@@ -6,8 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvplan.execute.gpu.memory import Arena
-from kvplan.execute.gpu.shape import MAX_WARPS, WORDS, cut, shape_of
+from kvplan.execute.gpu.resources import MAX_WARPS, WORDS, cut, shape_of
 from tests.profiles import examples
 
 KIB = 1 << 10
@@ -50,39 +49,3 @@ def test_pieces_cover_an_item_exactly_in_steps_of_words(items, longest):
             assert size % 16 == 0 or done == nbytes
         assert done == nbytes
     assert not left
-
-
-class Heap:
-    """Allocations by number, none at the address of another."""
-
-    def __init__(self) -> None:
-        self.taken: dict[int, int] = {}
-
-    def allocate(self, nbytes: int) -> int:
-        address = 1 << 20 if not self.taken else max(at + size for at, size in self.taken.items())
-        self.taken[address] = nbytes
-        return address
-
-    def free(self, address: int) -> None:
-        del self.taken[address]
-
-
-@examples(250)
-@given(sizes=st.lists(st.tuples(st.integers(1, 3 << 20), st.booleans(), st.booleans()), max_size=30))
-def test_pieces_in_use_never_meet(sizes):
-    heap = Heap()
-    arena = Arena(heap.allocate, heap.free, visible=False)
-    used = []
-    for nbytes, keep, exact in sizes:
-        piece = arena.take(nbytes, exact=exact and nbytes > 4 * KIB)
-        assert piece.nbytes >= nbytes
-        end = piece.address + piece.nbytes
-        assert any(at <= piece.address and end <= at + size for at, size in heap.taken.items())
-        for other in used:
-            assert piece.address + piece.nbytes <= other.address or other.address + other.nbytes <= piece.address
-        if keep:
-            used.append(piece)
-        else:
-            piece.free.append(piece)
-    arena.close()
-    assert not heap.taken

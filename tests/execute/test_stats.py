@@ -6,9 +6,6 @@ import pytest
 
 from kvplan.execute.stats import Tally
 from kvplan.execute.transfer import TransferResult
-from tests.contract.gpu.caches import both_ways, way
-from tests.contract.gpu.machines import Simulated
-from tests.simulated.drawn import PATHS
 
 
 def result(path: str = "kernel", predicted: float | None = None, seconds: float = 2e-5) -> TransferResult:
@@ -32,12 +29,3 @@ def test_how_far_predictions_were_off(factors, error):
         tally.add(result(predicted=2e-5 * factor))
     assert tally.stats().prediction_error == pytest.approx(error, abs=1e-12)
     assert tally.stats().predicted == len(factors)
-
-
-@pytest.mark.parametrize("path", PATHS)
-@both_ways
-def test_of_a_path_that_was_named_predictions_are_made_and_not_counted(path, route):
-    with Simulated() as gpu:
-        executor, pair = gpu.executor(path), way(gpu, route)
-        assert executor.submit(pair.plan()).result().predicted > 0
-        assert (executor.stats().predicted, executor.stats().prediction_error) == (0, None)

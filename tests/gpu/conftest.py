@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import sys
 
 import pytest
 
@@ -25,7 +24,7 @@ def has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-collect_ignore_glob = [] if has_gpu() else ["*.py", "paths", "processes"]
+collect_ignore_glob = [] if has_gpu() else ["*.py", "paths"]
 
 
 @pytest.fixture(scope="session")
@@ -42,11 +41,3 @@ def executor_of():
     yield executor
     for each in made.values():
         each.close()
-
-
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Name a failure when it happens: a run with a time limit may end before its summary."""
-    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:  # the controller hears of all of them
-        said = f"FAILED {report.nodeid} ({report.when}, {report.duration:.1f} s)"
-        sys.stderr.write(f"\n{said}\n{report.longreprtext[-1500:]}\n")
-        sys.stderr.flush()

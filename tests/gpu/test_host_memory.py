@@ -12,11 +12,9 @@ import pytest
 import torch
 
 import kvplan
-from kvplan import KVLayout
 from tests.contract.gpu.caches import DEVICE_NOTATION, PAGE_FIRST, Ids, Pair, both_ways, described, every_path
 from tests.contract.gpu.machines import Real, SimulatedMemory
-from tests.paged_caches import HOST_NOTATIONS, Paged
-from tests.strategies import POISON
+from tests.paged_caches import Paged
 
 pytestmark = pytest.mark.gpu
 
@@ -64,22 +62,6 @@ def pair_on(machine: Mapping, route: str, pool: Paged = POOL, device: Paged = DE
     return pair, host.root
 
 
-@pytest.mark.parametrize("path", ["kernel", "staged"])
-@both_ways
-def test_pageable_memory_is_refused_by_kernels_and_then_taken_once_registered(path, route):
-    with Mapping() as machine:
-        executor, (pair, root) = machine.executor(path), pair_on(machine, route)
-        for _ in range(2):
-            with pytest.raises(kvplan.HostMemoryError, match=r"pin|regist"):
-                executor.submit(pair.program.plan([7, 0, 3], [2, 5, 1]))
-            torch.cuda.synchronize()  # no kernel has faulted
-            pair.check()
-        pair, root = pair_on(machine, route)  # described while it is pageable
-        with registered(root):
-            executor.submit(pair.plan()).synchronize()
-            pair.check()
-
-
 @every_path
 @both_ways
 @pytest.mark.parametrize("told", [True, False], ids=["told", "found"])
@@ -99,32 +81,3 @@ def test_no_copy_crosses_from_one_registration_into_the_next(path, route, told, 
             for ids in (Ids(order.tolist(), np.roll(order, 3).tolist()), Ids(range(9), range(9))):
                 executor.submit(pair.plan(ids)).synchronize()
                 pair.check()
-
-
-@every_path
-@pytest.mark.parametrize(
-    "notation", [*HOST_NOTATIONS.values(), "layer: block kv token head dim", "block: layer kv (token head dim)"]
-)
-def test_allocated_pools_are_pinned_and_serve_every_path(path, notation, executor_of):
-    executor = executor_of(path=path)
-    tensors = [torch.randint(0, 256, (2, 9, 16, 2, 128), dtype=torch.uint8, device="cuda:0") for _ in range(3)]
-    before = [tensor.clone() for tensor in tensors]
-    cache = KVLayout.from_tensors("layer: kv block token head dim", tensors)
-    pool = kvplan.allocate(notation, like=cache, num_blocks=4, block_tokens=64, sizes=SPLIT.get(notation))
-    flat = pool.tensors if isinstance(pool.tensors, list) else [pool.tensors]
-    assert all(tensor.is_pinned() for tensor in flat)
-    assert all(region.pinned for region in pool.regions)
-    for tensor in flat:
-        tensor.fill_(POISON)
-    torch.cuda.synchronize()
-    order = torch.randperm(9, generator=torch.Generator().manual_seed(1)).tolist()
-    executor.submit(kvplan.compile(cache, pool).plan(order, [2, 0, 3])).synchronize()
-    for tensor in tensors:
-        tensor.fill_(POISON)
-    torch.cuda.synchronize()
-    executor.submit(kvplan.compile(pool, cache).plan([2, 0, 3], order[::-1])).synchronize()
-    for tensor, was in zip(tensors, before, strict=True):
-        assert torch.equal(tensor[:, order[::-1]], was[:, order])
-
-
-SPLIT = {"block: layer kv (token head dim)": {"token": 64, "head": 2}}

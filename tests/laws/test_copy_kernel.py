@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvplan.execute.gpu.shape import WORDS, Shape, shape_of
+from kvplan.execute.gpu.resources import WORDS, Shape, shape_of
 from tests.profiles import examples
-from tests.simulated.kernel import kernel
+from tests.simulated.kernel import interpret, kernel
 
 pytest.importorskip("triton")
 torch = pytest.importorskip("torch")
@@ -67,8 +67,6 @@ def headers_of(several: Sequence[Copies], width: int) -> torch.Tensor:
 
 
 def check(several: Copies | Sequence[Copies], shape: Shape, programs: int) -> None:
-    from kvplan.execute.gpu.kernel import interpret  # imports triton
-
     several = [several] if isinstance(several, Copies) else several
     before, want = [one.src.copy() for one in several], [one.expected() for one in several]
     header = headers_of(several, shape.width)

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvplan import Agent, KVLayout
-from kvplan.cost.wires.wire_model import Crossing, packed_cost
-from kvplan.cost.wires.wire_profile import default_wire, from_json
+from kvplan.cost.wire import Crossing, default_wire, from_json, packed_cost
 from kvplan.measure import wire_calibration as module
 from kvplan.measure.wire_calibration import BLOCK, BLOCKS, CHUNKS, SLOTS, PackedTimes, packed_times, with_protocol
 from tests.nixl import double

@@ -12,7 +12,7 @@ import pytest
 from kvplan import TransferError
 from kvplan.agents.by_nixl.nixl_end import NixlEnd
 from kvplan.cli import main
-from kvplan.cost.wires.wire_profile import default_wire, from_json
+from kvplan.cost.wire import default_wire, from_json
 from kvplan.measure import wire_calibration, wire_posts
 from kvplan.measure.wire_calibration import calibrate_wire, fitted_wire
 from kvplan.measure.wire_posts import FAR, PING, PONG, Memory, Posted, WireEnds

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 DATA = (
     "kvplan/catalogue/*.toml",
     "kvplan/cost/profiles/*.json",
-    "kvplan/cost/wires/*.json",
+    "kvplan/cost/profiles/wires/*.json",
 )
 pytestmark = [pytest.mark.slow, pytest.mark.package]
 

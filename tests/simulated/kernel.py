@@ -1,14 +1,16 @@
-"""The copy kernel in plain Python."""
+"""The copy kernel in plain Python, and its own text in Triton's interpreter."""
 
 from __future__ import annotations
 
 import ctypes
 import random
 from collections.abc import Callable
+from types import FunctionType
+from typing import Any
 
 import numpy as np
 
-from kvplan.execute.gpu.shape import Shape
+from kvplan.execute.gpu.resources import Shape
 
 
 def words(address: int, count: int) -> np.ndarray:
@@ -40,3 +42,22 @@ def _rows(header: int, shape: Shape, order: random.Random, reach: Callable[[int]
         for address in (src, src + max(nbytes, 1) - 1, dst, dst + max(nbytes, 1) - 1):
             reach(address)
         ctypes.memmove(dst, src, nbytes)
+
+
+def interpret(header: Any, shape: Shape, programs: int) -> None:
+    """Run the kernel's own text on the CPU.
+
+    Args:
+        header: int64 torch tensor of 9 words per header; all its addresses are CPU addresses.
+        shape: the variant of the kernel.
+        programs: number of programs.
+    """
+    import triton.language as tl
+    from triton.runtime.interpreter import InterpretedFunction
+
+    from kvplan.execute.gpu.kernel import constants_for, copy_rows
+
+    # A copy of the function, because the interpreter changes the function's globals while it runs.
+    text = FunctionType(copy_rows.__code__, {"tl": tl}, copy_rows.__name__)
+    text.__annotations__ = dict(copy_rows.__annotations__)
+    InterpretedFunction(text)[(programs,)](header, **constants_for(shape))

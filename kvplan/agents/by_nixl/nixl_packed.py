@@ -11,8 +11,7 @@ from kvplan.agents.packed.line import MOST_PROGRAMS
 from kvplan.agents.packed.ring import Slots, ring_for
 from kvplan.base.process import cached_property
 from kvplan.base.values import quoted
-from kvplan.cost.wires.wire_model import WireChoice, choose_way, crossing_of, direct_at_once
-from kvplan.cost.wires.wire_profile import WireProfile, find_wire, wire_name
+from kvplan.cost.wire import WireChoice, WireProfile, choose_way, crossing_of, direct_at_once, find_wire, wire_name
 from kvplan.errors import KVPlanError
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.plan.chunks import Chunks, outlines_of, sources_of

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kvplan.base.values import integer, quoted
-from kvplan.cost.wires.wire_profile import WireProfile
+from kvplan.cost.wire import WireProfile
 from kvplan.errors import KVPlanError, LayoutError, PathError
 from kvplan.plan.packing import GRAIN
 from kvplan.plan.row_plans import Memory, layout_of
@@ -124,7 +124,7 @@ def ring_for(device: str, wire: WireProfile) -> Slots:
         wire: profile of the wire.
 
     >>> from dataclasses import replace
-    >>> from kvplan.cost.wires.wire_profile import default_wire
+    >>> from kvplan.cost.wire import default_wire
     >>> ring_for("cuda:0", default_wire())
     Slots(number=16, nbytes=33554432)
     >>> ring_for("cuda:0", replace(default_wire(), how="calibrated", slot_nbytes=64 << 20))

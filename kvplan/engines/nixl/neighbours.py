@@ -22,7 +22,7 @@ from kvplan.base.process import generation
 from kvplan.engines.nixl.descriptor_rows import Placed, RegisteredMemory, Rows, areas_of, placed_in
 from kvplan.errors import KVPlanError
 from kvplan.execute.executor import Executor
-from kvplan.execute.host.path import load_loops
+from kvplan.execute.host import load_loops
 from kvplan.execute.transfer import Transfer
 from kvplan.plan.plan import Plan
 from kvplan.plan.row_plans import RowProgram

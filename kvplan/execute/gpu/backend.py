@@ -4,24 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from threading import get_ident
 from typing import Any
 
-from kvplan.base.process import compiling
+from kvplan.base.process import check_process, compiling
 from kvplan.cost.model import Candidate
 from kvplan.cost.policy import Policy, layer_edges
 from kvplan.cost.profile import DeviceProfile
 from kvplan.cuda.device import Device
 from kvplan.cuda.handles import current_stream, stream_handle
 from kvplan.errors import PathError, TransferError
-from kvplan.execute.backend import CLOSED_ERROR, WITHIN_ERROR
+from kvplan.execute.backend import CLOSED_ERROR
 from kvplan.execute.gpu import row_loops
-from kvplan.execute.gpu.copy_engine import CopyEngine2DPath, CopyEnginePath
 from kvplan.execute.gpu.gpu_transfer import GpuTransfer
-from kvplan.execute.gpu.kernel_path import KernelPath
 from kvplan.execute.gpu.lane import Lane
-from kvplan.execute.gpu.path import Path
-from kvplan.execute.gpu.resources import Resources
+from kvplan.execute.gpu.paths import CopyEngine2DPath, CopyEnginePath, KernelPath, Path
+from kvplan.execute.gpu.resources import Resources, Shape
 from kvplan.execute.gpu.selection import Selection
 from kvplan.execute.gpu.staged import StagedPath
 from kvplan.plan import loops
@@ -59,9 +56,8 @@ class GpuBackend(Resources):
     """
 
     def __init__(
-        self, device: Device, policy: Policy, profile: DeviceProfile | None = None,
-        lent: Callable[[], int | None] = lambda: None,
-    ) -> None:  # fmt: skip
+        self, device: Device, policy: Policy, profile: DeviceProfile | None, lent: Callable[[], int | None]
+    ) -> None:
         super().__init__(device, policy, lent)
         self.paths: dict[str, Path] = {path.name: path for path in (make(self) for make in PATHS)}
         self.selection = Selection(self, self.paths, profile)
@@ -77,11 +73,11 @@ class GpuBackend(Resources):
         """See :meth:`kvplan.Executor.candidates`."""
         self.check_open()
         with self.device.current():
-            return self.selection.all(plan, self._edges(plan) if by_layer else None)
+            return self.selection.all(plan, self._edges(plan) if by_layer else ())
 
-    def _edges(self, plan: Plan) -> Edges | None:
+    def _edges(self, plan: Plan) -> Edges:
         edges = layer_edges(plan.nbytes, len(plan.layers))
-        return edges if len(edges) > 2 else None  # one group of layers is the whole transfer
+        return edges if len(edges) > 2 else ()  # one group of layers is the whole transfer
 
     def submit(self, plan: Plan, after: Any, *, by_layer: bool = False, urgent: bool = False) -> GpuTransfer:
         """Issue a plan, or let another thread issue it if that takes long. Return the transfer at once."""
@@ -89,32 +85,23 @@ class GpuBackend(Resources):
         if not device.is_current():  # as in few submits
             with device.current():
                 return self.submit(plan, after, by_layer=by_layer, urgent=urgent)
-        self.check_open()  # before anything is borrowed; again below, with the lock
+        check_process(self.generation)
+        if self.closed:  # before anything is borrowed; again below, with the lock
+            raise TransferError(CLOSED_ERROR)
         stream = None if after is None else stream_handle(after)
         if stream is None:
             stream = current_stream(device.ordinal)
         if stream and device.capturing(stream):  # the default stream, 0, is never captured
             raise PathError(CAPTURED)
-        edges = self._edges(plan) if by_layer else None
+        edges = self._edges(plan) if by_layer else ()
         path, predicted, pageable = self.selection.choose(plan, edges)
         lane = self.lanes[plan.direction, urgent]
         transfer = GpuTransfer(self, lane, path, plan, predicted, pageable=pageable)
-        if edges is not None:
+        if edges:
             transfer.pieces = split_layers(plan, edges)
         if after is not None:
             lane.follow(transfer, after)
-        with self.lock:
-            if self.submitter:
-                raise TransferError(WITHIN_ERROR)
-            self.submitter = get_ident()
-            try:
-                if self.closed:
-                    raise TransferError(CLOSED_ERROR)
-                if not self.started:
-                    self.start()
-                lane.put(transfer)
-            finally:
-                self.submitter = 0
+        self.take(transfer, lane.put)
         if self.asleep or lane.pending:
             self.bell.ring()
         return transfer
@@ -133,14 +120,24 @@ class GpuBackend(Resources):
                     row_loops.load()
                 if plan is None:
                     return
-                edges = self._edges(plan) if by_layer else None
-                pieces = [plan] if edges is None else [piece for _, piece in split_layers(plan, edges)]
+                edges = self._edges(plan) if by_layer else ()
+                pieces = [piece for _, piece in split_layers(plan, edges)] if edges else [plan]
                 for path in self.selection.offer(plan, edges).paths if plan.nbytes else ():
                     for piece in pieces:
                         path.warm_up(piece)
         finally:
             self._preparing -= 1
             self.bell.ring()
+
+    def compile_kernel(self, shape: Shape) -> Any:
+        """See :meth:`Resources.compile_kernel`."""
+        compile_kernel = self.device.driver.compile_kernel
+        if compile_kernel is None:
+            from kvplan.execute.gpu import kernel  # only here, since it imports Triton
+
+            compile_kernel = kernel.compile_kernel
+        with compiling():
+            return compile_kernel(shape, self.device.arch)
 
     # Ending.
 
@@ -153,24 +150,9 @@ class GpuBackend(Resources):
                 lane.reap()
         return self.in_flight() + self._preparing
 
-    def busy(self) -> bool:
-        """Return whether a transfer has not ended."""
-        return any(lane.flying or lane.pending for lane in self.lanes.values())
-
     def _flying(self) -> int:
-        lanes = self.lanes.values()
-        some = {transfer for lane in lanes for transfer in [*lane.flying.copy(), *lane.pending.copy()]}
-        return sum(not transfer.over for transfer in some)
-
-    def held(self) -> tuple[int, int]:
-        """Return the bytes of GPU memory and of pinned memory that it holds."""
-        return self.memory.nbytes, self.slots.nbytes
-
-    def trim(self) -> None:
-        """Free large pieces of memory that nobody uses."""
-        with self.inside():
-            self.slots.trim()
-            self.memory.trim()
+        lines = [line.copy() for lane in self.lanes.values() for line in (lane.flying, lane.pending)]
+        return len({transfer for line in lines for transfer in line if not transfer.over})
 
     # The thread.
 
@@ -178,7 +160,7 @@ class GpuBackend(Resources):
         idle = 0
         while not self.closed:
             self.asleep = idle >= IDLE_LOOKS
-            if self.asleep and not self.busy():
+            if self.asleep and not self._flying():
                 self.trim()
                 self.bell.wait()
             else:
@@ -189,14 +171,3 @@ class GpuBackend(Resources):
             self.bell.wait(STOPPED_LOOK_SECONDS)
         with suppress(TransferError):  # if the context is lost, nothing can be given back
             self.tear_down()
-
-    def tear_down(self) -> None:
-        """Give all resources back to the driver. No transfer is in flight."""
-        for issuer in self.issuers.values():
-            issuer.stop()
-            issuer.thread.join()
-        with self.inside():
-            self.tables.close()
-            self.handles.close()
-            self.slots.close()
-            self.memory.close()

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 import numpy as np
 
 from kvplan.base.process import check_process
-from kvplan.cuda.device import NOT_READY
+from kvplan.cuda.device import NOT_READY, Piece
 from kvplan.cuda.handles import current_stream, stream_handle
 from kvplan.cuda.reach import gpus_of
 from kvplan.cuda.rows import ADDED, ENDED, FAILED, LAST_ROW, PLAYED, STATE_WORDS
 from kvplan.errors import KVPlanError, TransferError
-from kvplan.execute.gpu.memory import Piece
 from kvplan.execute.gpu.resources import Resources
-from kvplan.execute.transfer import Transfer, TransferResult, cancellation, check_layer
+from kvplan.execute.transfer import OwnTransfer, TransferResult, cancellation, check_layer
 from kvplan.layout.strides import Int64Array
-from kvplan.plan.layers import Layers
 from kvplan.plan.plan import Plan
 
 POLL_SECONDS, QUEUED_SECONDS = 20e-6, 1e-4  # between two looks of a thread that waits for the end, or for the issue
@@ -28,16 +28,16 @@ class Streams(Protocol):
     """The streams that a transfer runs on: its lane's; see :class:`kvplan.execute.gpu.lane.Lane`."""
 
     urgent: bool
-    copy: int
-    kernel: int
-    other: int
     last: GpuTransfer | None
+
+    def stream(self, name: str) -> int:
+        """Return the handle of a stream."""
 
     def close_failed(self, transfer: GpuTransfer) -> None:
         """Fail a transfer whose calls were not all made."""
 
 
-class GpuTransfer(Transfer):
+class GpuTransfer(OwnTransfer):
     """A transfer between a GPU and pinned or pageable memory, within the GPU, or between GPUs.
 
     It is pending until its calls are written down, then issued, until all are made, and over when its last event has
@@ -47,35 +47,29 @@ class GpuTransfer(Transfer):
         backend, lane, path: what issues it.
         predicted: predicted seconds on the GPU, or None.
         pageable: whether its calls may wait for the copying, as for pageable memory.
-        pieces: for each group of layers that it is cut into, its layers and its plan; empty if it is not cut.
-        waits: events, and transfers of the same executor, that it follows.
-        after: the ``after=`` that only the CPU can wait for; None without one.
-        answers: None until a thread waits for this; then a list, to which its error, or None, is added.
-        behind: transfers whose end it awaits, well or not.
+        pieces: for each group of layers that it is cut into, its layers and its plan; otherwise its plan alone.
+        follows: the transfer of the same executor that it was submitted after.
+        behind_event: an event that it waits for; 0 for none.
+        behind: more transfers whose end it awaits, well or not.
         begin, end: events before and behind its work; 0 while it is pending.
         marks: for each group of layers, the event behind its bytes.
         marked: for each group of layers, its rows up to the record of this event.
         rows, state: the calls that issue it, and how many are made.
-        slots: what it uses of the ring of the staged path.
+        ring: what it uses of the ring of the staged path.
         queued: whether it is still to be issued by the executor's thread.
-        over: whether it has ended.
-        error: why it failed, or None.
-        copies, launches: numbers that its path has counted.
+        copies, launches: copies, and driver calls, that its path has written down.
+        kept: objects that its calls name by address, and that live until its end.
     """
 
-    begin = end = copies = launches = 0
-    pieces: Sequence[tuple[Layers, Plan]] = ()
-    waits: Sequence[int | GpuTransfer] = ()
+    begin = end = behind_event = copies = launches = 0
+    follows: GpuTransfer | None = None
     behind: Sequence[GpuTransfer] = ()
-    after: Any = None
-    answers: list[BaseException | None] | None = None
     marks: Sequence[int] = ()
     marked: Sequence[int] = ()
     rows: Int64Array | None = None
-    slots: Any = None
-    queued = over = cancelled = False
-    error: BaseException | None = None
-    _kept: tuple[object, ...] = ()  # objects that must live until its end
+    ring: Any = None
+    queued = False
+    kept: tuple[object, ...] = ()
     _held: tuple[GpuTransfer, ...] = ()  # those whose events its calls name
     _holders = 0  # transfers that wait for its events, and threads that block on them
 
@@ -84,15 +78,16 @@ class GpuTransfer(Transfer):
     ) -> None:  # fmt: skip
         self.backend, self.lane, self.path = backend, lane, path
         self.plan, self.predicted, self.pageable = plan, predicted, pageable
+        self.pieces: Sequence[tuple[Collection[int], Plan]] = (((), plan),)
         self.state: Int64Array = np.zeros(STATE_WORDS, dtype=np.int64)
         self._pieces: list[Piece] = []
         self._events: list[int] = []
 
     # What it borrows until its end.
 
-    def slot(self, nbytes: int) -> Piece:
+    def pinned(self, nbytes: int) -> Piece:
         """Borrow at least ``nbytes`` bytes of pinned memory."""
-        self._pieces.append(piece := self.backend.slots.take(nbytes))
+        self._pieces.append(piece := self.backend.pinned.take(nbytes))
         return piece
 
     def scratch(self, nbytes: int) -> Piece:
@@ -102,17 +97,8 @@ class GpuTransfer(Transfer):
 
     def event(self) -> int:
         """Borrow an event."""
-        self._events.append(event := self.backend.handles.event())
+        self._events.append(event := self.backend.event())
         return event
-
-    def keep(self, *some: object) -> None:
-        """Keep objects alive that its calls name by address."""
-        self._kept += some
-
-    def count(self, copies: int, launches: int) -> None:
-        """Add copies and driver calls to the counts of the result."""
-        self.copies += copies
-        self.launches += launches
 
     def hold(self, other: GpuTransfer) -> None:
         """Keep the events of another transfer until this one ends. The lock is held."""
@@ -121,7 +107,7 @@ class GpuTransfer(Transfer):
 
     def _let_go(self) -> None:
         """Give everything back, unless somebody still needs its events. The lock is held."""
-        held, self._held, self.behind, self.waits = self._held, (), (), ()
+        held, self._held, self.behind, self.follows = self._held, (), (), None
         for other in held:
             other._holders -= 1
             if other.over:
@@ -130,8 +116,8 @@ class GpuTransfer(Transfer):
             return
         for piece in self._pieces:
             piece.free.append(piece)
-        self.backend.handles.unused.extend(self._events)
-        self._pieces, self._events, self._kept, self.rows = [], [], (), None
+        self.backend.events.extend(self._events)
+        self._pieces, self._events, self.kept, self.rows = [], [], (), None
 
     # For the executor: queue, issue and end it.
 
@@ -191,27 +177,26 @@ class GpuTransfer(Transfer):
 
     def done(self) -> bool:
         """See :meth:`Transfer.done`."""
-        if self.over:
-            return True
-        check_process(self.backend.generation)
-        if self.queued:
-            return False
-        with self.backend.inside():
-            return self.retire()
+        if not self.over:
+            check_process(self.backend.generation)
+            if not self.queued:
+                with self.backend.inside():
+                    self.retire()
+        return self.over
 
     def wait(self, stream: Any = None) -> None:
         """See :meth:`Transfer.wait`."""
-        self._order(self._streams(stream))
+        self._order(stream)
 
     def wait_layer(self, layer: int, stream: Any = None) -> None:
         """See :meth:`Transfer.wait_layer`."""
         number = check_layer(self.plan, layer)
         group = next((k for k, (layers, _) in enumerate(self.pieces) if number in layers), None)
-        self._order(self._streams(stream), group)
+        self._order(stream, group)
 
     def precede(self, stream: int) -> None:
         """Let the stream with this handle, of its GPU, wait for the end of this transfer."""
-        self._order([(stream, self.backend.device.ordinal)])
+        self._order(SimpleNamespace(cuda_stream=stream))
 
     def write_behind(self, stream: int, addresses: Sequence[int], values: Sequence[int]) -> None:
         """Let a stream of its GPU wait for its end, and then write words of pinned memory. All its calls are made."""
@@ -234,13 +219,13 @@ class GpuTransfer(Transfer):
         """See :meth:`Transfer.synchronize`."""
         if not self.over:
             check_process(self.backend.generation)
-            limit = None if timeout is None else time.monotonic() + timeout
+            limit = math.inf if timeout is None else time.monotonic() + timeout
             if not self._await_rows(None, limit, hurry=False):
                 raise self._late(timeout)
-            if limit is None:
+            if timeout is None:
                 self._block()
             while not self.done():
-                if limit is not None and time.monotonic() > limit:
+                if time.monotonic() > limit:
                     raise self._late(timeout)
                 time.sleep(POLL_SECONDS)
         self._raise_error()
@@ -259,38 +244,33 @@ class GpuTransfer(Transfer):
     @property
     def layer_groups(self) -> tuple[tuple[int, ...], ...]:
         """See :attr:`Transfer.layer_groups`."""
-        return tuple(tuple(sorted(layers)) for layers, _ in self.pieces) or (self.plan.layers,)
+        return super().layer_groups if len(self.pieces) == 1 else tuple(tuple(sorted(each)) for each, _ in self.pieces)
 
-    def _streams(self, stream: Any) -> list[tuple[int, int]]:
-        """Return handle and GPU of a caller's stream; of None, of torch's current streams on all GPUs of the plan."""
-        here = self.backend.device.ordinal
-        if stream is not None:
-            found = [(stream_handle(stream), getattr(stream, "device_index", here))]
+    def _order(self, stream: Any, group: int | None = None) -> None:
+        """Let a caller's stream wait for the end, or for a group of layers.
+
+        Without a stream, torch's current streams on all GPUs of the plan wait.
+        """
+        device = self.backend.device
+        if stream is None:
+            waiting = [(current_stream(ordinal), ordinal) for ordinal in gpus_of(self.plan, device.ordinal)]
         else:
-            found = [(current_stream(ordinal), ordinal) for ordinal in gpus_of(self.plan, here)]
-        streams = [(handle, ordinal) for handle, ordinal in found if handle is not None]
-        if not streams:
-            raise KVPlanError(
-                f"stream is a {type(stream).__name__}; give a stream, such as torch.cuda.current_stream()"
-            )
-        return streams
-
-    def _order(self, streams: Sequence[tuple[int, int]], group: int | None = None) -> None:
-        """Let streams, given by handle and GPU, wait for the end, or for a group of layers."""
+            waiting = [(stream_handle(stream), getattr(stream, "device_index", device.ordinal))]
+        if all(handle is None for handle, _ in waiting):
+            kind = type(stream).__name__
+            raise KVPlanError(f"stream is a {kind}; give a stream, such as torch.cuda.current_stream()")
         check_process(self.backend.generation)
         self._await_rows(group)
-        device = self.backend.device
         with self.backend.lock:
             self._raise_error()
-            if self.over:
-                return
             event = self.end if group is None else self.marks[group]
-            for stream, ordinal in streams:
-                # Default streams have the same handle on every GPU: the current GPU decides which one is meant.
-                with (device if ordinal == device.ordinal else device.beside(ordinal)).current():
-                    device.wait(stream, event)
+            for handle, ordinal in waiting:
+                if handle is not None and not self.over:
+                    # Default streams have the same handle on every GPU: the current GPU decides which one is meant.
+                    with (device if ordinal == device.ordinal else device.beside(ordinal)).current():
+                        device.wait(handle, event)
 
-    def _await_rows(self, group: int | None = None, limit: float | None = None, *, hurry: bool = True) -> bool:
+    def _await_rows(self, group: int | None = None, limit: float = math.inf, *, hurry: bool = True) -> bool:
         """Block until its calls, or those of a group of layers, have been made, or it has ended or failed.
 
         If ``hurry``, they are made without waiting for the GPU: a stream shall wait for what they record. Return False
@@ -298,7 +278,7 @@ class GpuTransfer(Transfer):
         """
         state = self.state
         while self.queued or not (state[ENDED] or state[FAILED] or state[PLAYED] >= self._rows_of(group)):
-            if limit is not None and time.monotonic() > limit:
+            if time.monotonic() > limit:
                 return False
             if self.queued:
                 time.sleep(QUEUED_SECONDS)
@@ -325,13 +305,3 @@ class GpuTransfer(Transfer):
                 self._holders -= 1
                 if self.retire():
                     self._let_go()
-
-    def _raise_error(self) -> None:
-        if isinstance(self.error, KVPlanError):
-            raise self.error.with_traceback(None)  # otherwise each raise adds frames, which keep objects alive
-        if self.error is not None:
-            raise TransferError(f"transfer of {self.plan.nbytes} bytes failed: {self.error}") from self.error
-
-    def __repr__(self) -> str:
-        ended = "cancelled" if self.cancelled else "failed" if self.error else "done" if self.over else "in flight"
-        return f"Transfer({self.plan!r}, {ended})"

@@ -9,17 +9,15 @@ launch depends on nothing but its headers. Only this file imports Triton.
 from __future__ import annotations
 
 import functools
-from types import FunctionType
 from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
-from kvplan.execute.gpu.shape import Shape
+from kvplan.execute.gpu.resources import Shape
 
 # Element type and elements per word, by word size. Two elements of 8 bytes are one instruction of 16 bytes.
 _ELEMENTS = {16: (tl.int64, 2), 8: (tl.int64, 1), 4: (tl.int32, 1), 2: (tl.int16, 1), 1: (tl.int8, 1)}
@@ -148,48 +146,24 @@ class Compiled(NamedTuple):
     threads: int
 
 
-def _constants(shape: Shape) -> dict[str, Any]:
+def constants_for(shape: Shape) -> dict[str, Any]:
+    """Return the kernel's constants for a shape."""
     element, per = _ELEMENTS[shape.word]
-    return {
-        "ROWS": shape.rows,
-        "WIDTH": shape.width,
-        "WORD": shape.word,
-        "ELEMENT": element,
-        "PER": per,
-        "SPLIT": shape.split,
-    }
+    own = {"ROWS": shape.rows, "WIDTH": shape.width, "WORD": shape.word, "SPLIT": shape.split}
+    return own | {"ELEMENT": element, "PER": per}
 
 
 @functools.lru_cache(maxsize=256)
 def compile_kernel(shape: Shape, arch: int) -> Compiled:
     """Compile the kernel for an architecture (80, 90, 100, …), without a GPU. Triton keeps the result on disk.
 
-    >>> from kvplan.execute.gpu.shape import Shape
+    >>> from kvplan.execute.gpu.resources import Shape
     >>> "v2.b64" in compile_kernel(Shape(word=16, width=2048, rows=32, warps=32, split=4), 90).ptx
     True
     """
-    constants = _constants(shape)
-    source = ASTSource(
-        JITFunction(copy_rows),
-        signature={"header": "*i64", **dict.fromkeys(constants, "constexpr")},
-        constexprs=constants,
-        attrs={(0,): [["tt.divisibility", 16]]},
-    )
-    made = triton.compile(
-        source, target=GPUTarget("cuda", arch, 32), options={"num_warps": shape.warps, "enable_fp_fusion": False}
-    )
+    constants, attributes = constants_for(shape), {(0,): [["tt.divisibility", 16]]}
+    signature = {"header": "*i64", **dict.fromkeys(constants, "constexpr")}
+    source = ASTSource(JITFunction(copy_rows), signature=signature, constexprs=constants, attrs=attributes)
+    options = {"num_warps": shape.warps, "enable_fp_fusion": False}
+    made = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
     return Compiled(made.asm["cubin"], made.asm["ptx"], made.metadata.name, int(made.metadata.shared), 32 * shape.warps)
-
-
-def interpret(header: Any, shape: Shape, programs: int) -> None:
-    """Run the same kernel code on the CPU, in Triton's interpreter.
-
-    Args:
-        header: int64 torch tensor of 9 words per header, as the kernel reads it; all its addresses are CPU addresses.
-        shape: the variant of the kernel.
-        programs: number of programs.
-    """
-    # Runs a copy of the function, because the interpreter changes the function's globals while it runs.
-    text = FunctionType(copy_rows.__code__, {"tl": tl}, copy_rows.__name__)
-    text.__annotations__ = dict(copy_rows.__annotations__)
-    InterpretedFunction(text)[(programs,)](header, **_constants(shape))

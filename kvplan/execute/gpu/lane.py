@@ -16,7 +16,7 @@ from kvplan.cuda.handles import event_handle, stream_handle
 from kvplan.cuda.rows import AWAIT, ENDED, FAILED, RECORD, WAIT, error_of, rows_of
 from kvplan.errors import TransferError
 from kvplan.execute.gpu.gpu_transfer import GpuTransfer
-from kvplan.execute.gpu.path import INLINE_EFFORT, Path
+from kvplan.execute.gpu.paths import INLINE_EFFORT, Path
 from kvplan.execute.gpu.resources import Resources
 from kvplan.execute.transfer import Transfer
 from kvplan.layout.strides import Int64Array
@@ -28,13 +28,19 @@ REAP_EVERY = 8
 
 
 LEGACY = 1  # CU_STREAM_LEGACY: the default stream, whose handle 0 is no stream in rows
-STREAMS = frozenset(("copy", "kernel", "other", "gate"))
 
 
 class Lane:
     """The streams of one direction and priority, each made at its first use, and the transfers on them.
 
-    A GPU has few hardware queues, and streams of one queue delay each other.
+    A GPU has few hardware queues, and streams of one queue delay each other. The streams are:
+
+    - ``copy``: for the copy engine.
+    - ``kernel``: for kernels, which are short, and other work waits for them; or the caller's.
+    - ``other``: a second such stream, so that two chunks of a load can be ready at once. Some compute holds every SM
+      until it ends. If a kernel becomes ready only after another kernel has ended, the compute has taken the SMs again.
+      Stores do not use this stream: two kernels that fill slots at once fill the first slot later.
+    - ``gate``: only waits for events of other owners, and records the transfers' own behind them.
 
     Args:
         backend: the executor.
@@ -45,19 +51,7 @@ class Lane:
         flying: issued transfers, in order; some may have ended.
         last: the last of them.
         pending: transfers that are not issued yet, in order of their submits.
-        streams: all streams made so far.
-        copy: the stream for the copy engine.
-        kernel: the stream for kernels, which are short, and other work waits for them; or the caller's.
-        other: a second such stream, so that two chunks of a load can be ready at once. Some compute holds every SM
-            until it ends. If a kernel becomes ready only after another kernel has ended, the compute has taken the SMs
-            again. Stores do not use this stream: two kernels that fill slots at once fill the first slot later.
-        gate: a stream that only waits for events of other owners, and records the transfers' own behind them.
     """
-
-    copy: int
-    kernel: int
-    other: int
-    gate: int
 
     def __init__(self, backend: Resources, direction: str, *, urgent: bool) -> None:
         self.backend, self.direction, self.urgent = backend, direction, urgent
@@ -65,23 +59,24 @@ class Lane:
         self.last: GpuTransfer | None = None
         self.pending: deque[GpuTransfer] = deque()
         self._calls = 0  # driver calls of the transfers in flight
-        self.streams: list[int] = []
+        self._streams: dict[str, int] = {}
 
     # Streams.
 
-    def __getattr__(self, name: str) -> int:
-        """Make a stream at its first use; from then on it is an attribute."""
-        if name not in STREAMS:
-            raise AttributeError(name)
-        with self.backend.lock:  # two threads shall not make two
-            if name not in vars(self):
-                stream = self.backend.lent() if name in ("kernel", "other") else None
+    def stream(self, name: str) -> int:
+        """Return the handle of a stream, and make it at its first use."""
+        if name not in self._streams:
+            with self.backend.lock:  # two threads shall not make two
+                stream = self._streams.get(name, self.backend.lent() if name in ("kernel", "other") else None)
                 if stream is None:
-                    stream = self.backend.handles.stream(urgent=self.urgent if name == "copy" else name != "gate")
-                stream = stream or LEGACY
-                self.streams.append(stream)
-                setattr(self, name, stream)
-        return int(vars(self)[name])
+                    stream = self.backend.stream(urgent=self.urgent if name == "copy" else name != "gate")
+                self._streams[name] = stream or LEGACY
+        return self._streams[name]
+
+    def _ends(self, path: Path) -> tuple[int, int]:
+        """Return the streams on which transfers of a path begin and end."""
+        enter, leave = path.streams if self.direction == "load" else path.streams[::-1]
+        return self.stream(enter), self.stream(leave)
 
     # Submitting.
 
@@ -93,27 +88,29 @@ class Lane:
         Raises:
             TransferError: ``after`` is a transfer that failed, or the driver cannot record an event.
         """
-        device, handle = self.backend.device, stream_handle(after)
+        device, stream = self.backend.device, stream_handle(after)
         if isinstance(after, GpuTransfer) and after.backend is self.backend:
-            transfer.waits = [after]
-        elif isinstance(after, GpuTransfer) and after.ordered:
-            after.precede(self.gate)
-            transfer.waits = [self._recorded(self.gate, transfer)]
+            transfer.follows = after
+            return
+        if isinstance(after, GpuTransfer) and after.ordered:
+            stream = self.stream("gate")
+            after.precede(stream)
         elif isinstance(after, Transfer):
             if after.done():
                 after.synchronize()  # raises its error
             else:
                 transfer.after = after
-        elif handle is not None and getattr(after, "device_index", device.ordinal) == device.ordinal:
-            transfer.waits = [self._recorded(handle, transfer)]
-        else:
-            theirs = after if handle is None else after.record_event()  # on the stream's own device
+            return
+        elif stream is None or getattr(after, "device_index", device.ordinal) != device.ordinal:
+            theirs = after if stream is None else after.record_event()  # on the stream's own device
             event = event_handle(theirs)  # torch destroys it with `theirs`
-            if event:  # its owner may record it again
-                device.wait(self.gate, event)
-                transfer.waits = [self._recorded(self.gate, transfer)]
-            elif event is None:  # one that was never recorded counts as passed
+            if event is None:
                 transfer.after = after
+            if not event:  # one that was never recorded counts as passed
+                return
+            stream = self.stream("gate")
+            device.wait(stream, event)  # its owner may record it again
+        transfer.behind_event = self._recorded(stream, transfer)
 
     def _recorded(self, stream: int, transfer: GpuTransfer) -> int:
         event = transfer.event()
@@ -122,7 +119,8 @@ class Lane:
 
     def put(self, transfer: GpuTransfer) -> None:
         """Issue a transfer; or queue it, if the CPU must wait before it begins. The executor's lock is held."""
-        if self.pending or transfer.after is not None or _queued(transfer.waits):
+        follows = transfer.follows
+        if self.pending or transfer.after is not None or (follows is not None and follows.queued):
             transfer.queued = True
             self.pending.append(transfer)
         else:
@@ -154,19 +152,16 @@ class Lane:
         after = transfer.after
         if after is not None:
             theirs = isinstance(after, GpuTransfer)  # of another executor: when all its calls are made, streams wait
-            if transfer.answers is None:
-                transfer.answers = []
-                waiting = SimpleNamespace(synchronize=after.await_issue) if theirs else after
-                self.backend.await_on_cpu(waiting, transfer.answers)
-            if not transfer.answers:
+            waiting = SimpleNamespace(synchronize=after.await_issue) if theirs else after
+            if not self.backend.completed(transfer, waiting):
                 return False
-            if transfer.answers[0] is not None:
-                raise transfer.answers[0]
+            for error in filter(None, transfer.answers or ()):
+                raise error
             transfer.after = None
             if theirs:
                 with self.backend.device.current():
                     self.follow(transfer, after)
-        return not _queued(transfer.waits)
+        return transfer.follows is None or not transfer.follows.queued
 
     # Issuing. The executor's lock is held, and the device is current.
 
@@ -176,32 +171,30 @@ class Lane:
         Raises:
             BaseException: the path or the driver raises it. The transfer has it as its error.
         """
-        backend, path, last = self.backend, transfer.path, self.last
+        backend, last, follows = self.backend, self.last, transfer.follows
+        issuer = None
         try:
             rows, effort = self._write(transfer)
-            waits = [*transfer.waits, *transfer.behind]
             if len(self.flying) % REAP_EVERY == REAP_EVERY - 1 or self._calls > MOST_CALLS:
                 self.reap()
-            issuer = backend.issuers.get(self.direction)
-            apart = (
-                transfer.pageable or effort > INLINE_EFFORT or self._calls > MOST_CALLS
-                or (issuer is not None and not issuer.idle(self.urgent))
-            )  # fmt: skip
-            if waits or (last is not None and (last.path is not path or last.error is not None)):
+            busy = self.direction in backend.issuers and not backend.issuers[self.direction].idle(self.urgent)
+            apart = transfer.pageable or effort > INLINE_EFFORT or self._calls > MOST_CALLS or busy
+            others = [*transfer.behind]
+            if follows is not None:
+                follows._raise_error()
+                others.append(follows)
+            if last is not None and (last.path is not transfer.path or last.error is not None):
+                others.append(last)  # the stream's order alone does not put the transfer behind the last one
+            if others or transfer.behind_event:
                 # This thread holds the interpreter while it makes calls, so it must not wait for another list.
-                apart = apart or any(one.unplayed for one in waits if isinstance(one, GpuTransfer))
-                front = self._front(transfer, waits)
-                rows = np.concatenate((rows_of(front), rows))
+                apart = apart or any(other.unplayed for other in others)
+                front = self._front(transfer, others)
+                rows = np.concatenate((front, rows))
                 transfer.marked = [len(front) + number for number in transfer.marked]
             transfer.rows = rows
             issuer = backend.issuer(self.direction) if apart else None
             while issuer is not None and issuer.full(self.urgent):  # rare: few transfers are not played at once
                 self.reap()  # a list that has failed stays in its slot until it is closed
-        except BaseException as error:
-            transfer.fail(error)
-            transfer.finish()
-            raise
-        try:
             self.flying.append(transfer)
             self.last = transfer
             self._calls += transfer.launches
@@ -210,7 +203,10 @@ class Lane:
                 return
             backend.device.play(rows, transfer.state)
         except BaseException as error:
-            if issuer is None or not issuer.has(transfer.state):
+            if self.last is not transfer:  # no call was made
+                transfer.fail(error)
+                transfer.finish()
+            elif issuer is None or not issuer.has(transfer.state):
                 self.close_failed(transfer, error)
             raise
         if transfer.state[FAILED]:
@@ -219,51 +215,39 @@ class Lane:
 
     def _write(self, transfer: GpuTransfer) -> tuple[Int64Array, int]:
         """Return the calls of a transfer, and their effort: those of its groups of layers one after another."""
-        plan, path = transfer.plan, transfer.path
-        begin, end = transfer.begin, transfer.end = transfer.event(), transfer.event()
-        if plan.nbytes and not transfer.pieces:
-            result: tuple[Int64Array, int] = path.write(transfer, plan, begin, end)
-            return result
-        pieces = transfer.pieces or [(frozenset(), plan)]
-        transfer.marks = [*(transfer.event() for _ in pieces[1:]), end]
-        made, efforts = [], []
-        for (_, piece), mark in zip(pieces, transfer.marks, strict=True):
-            rows, effort = (
-                path.write(transfer, piece, begin, mark) if piece.nbytes else self._nothing(path, begin, mark)
-            )
-            made.append(rows)
-            efforts.append(effort)
+        path, rows, effort = transfer.path, [], 0
+        begin = transfer.begin = transfer.event()
+        transfer.marks = [transfer.event() for _ in transfer.pieces]
+        for (_, piece), mark in zip(transfer.pieces, transfer.marks, strict=True):
+            some, more = path.write(transfer, piece, begin, mark) if piece.nbytes else self._nothing(path, begin, mark)
+            rows.append(some)
+            effort += more
             begin = 0
-        transfer.marked = list(accumulate(map(len, made)))
-        return np.concatenate(made), sum(efforts)
+        transfer.end = transfer.marks[-1]
+        if len(rows) == 1:
+            return rows[0], effort
+        transfer.marked = list(accumulate(map(len, rows)))
+        return np.concatenate(rows), effort
 
     def _nothing(self, path: Path, begin: int, end: int) -> tuple[Int64Array, int]:
         """Return the calls of a plan, or of a group of layers, without bytes."""
-        enter, leave = path.streams(self, self.direction)
+        enter, leave = self._ends(path)
         calls = [(RECORD, enter, begin), (WAIT, leave, begin)] if begin else []
         return rows_of([*calls, (RECORD, leave, end)]), len(calls) + 1
 
-    def _front(self, transfer: GpuTransfer, waits: Sequence[int | GpuTransfer]) -> list[tuple[int, ...]]:
+    def _front(self, transfer: GpuTransfer, others: Sequence[GpuTransfer]) -> Int64Array:
         """Return the calls by which the first stream waits for all earlier work that the transfer depends on."""
-        enter, _ = transfer.path.streams(self, self.direction)
-        calls: list[tuple[int, ...]] = []
-        for wait in waits:
-            if isinstance(wait, GpuTransfer):
-                named = wait in transfer.waits
-                if named:
-                    wait._raise_error()
-                if wait.over:
-                    continue
-                transfer.hold(wait)
-                if wait.unplayed:
-                    calls.append((AWAIT, 0, wait.state.ctypes.data, int(named)))
-                    transfer.keep(wait.state)
-            calls.append((WAIT, enter, wait.end if isinstance(wait, GpuTransfer) else wait))
-        last = self.last
-        if last is not None and not last.over and (last.path is not transfer.path or last.error is not None):
-            transfer.hold(last)  # the stream's order alone does not put the transfer behind the last one
-            calls.append((WAIT, enter, last.end))
-        return calls
+        enter, _ = self._ends(transfer.path)
+        calls: list[tuple[int, ...]] = [(WAIT, enter, transfer.behind_event)] if transfer.behind_event else []
+        for other in others:
+            if other.over:
+                continue
+            transfer.hold(other)
+            if other.unplayed:
+                calls.append((AWAIT, 0, other.state.ctypes.data, int(other is transfer.follows)))
+                transfer.kept += (other.state,)
+            calls.append((WAIT, enter, other.end))
+        return rows_of(calls)
 
     def close_failed(self, transfer: GpuTransfer, error: BaseException | None = None) -> None:
         """Fail a transfer whose calls were not all made, and keep its loans until all work of the lane has ended.
@@ -276,12 +260,13 @@ class Lane:
             error = error_of(device.driver, transfer.rows, transfer.state)
         transfer.fail(error or TransferError("its calls were not made"))
         try:
+            copy = self.stream("copy")
             for turn in range(2):  # first copy waits for every stream; then every stream waits for copy, and copy again
-                for stream in tuple(dict.fromkeys((self.copy, *self.streams))):
+                for stream in dict.fromkeys((copy, *self._streams.values())):
                     if turn:
                         device.wait(stream, transfer.end)
-                    device.wait(self.copy, self._recorded(stream, transfer))
-                device.record(transfer.end, self.copy)
+                    device.wait(copy, self._recorded(stream, transfer))
+                device.record(transfer.end, copy)
         except TransferError:
             transfer.finish(lost=True)
         transfer.state[FAILED] = transfer.state[FAILED] or 1
@@ -297,7 +282,3 @@ class Lane:
             self._calls -= self.flying.popleft().launches
         if self.last is not None and self.last.over:
             self.last = None
-
-
-def _queued(waits: Sequence[int | GpuTransfer]) -> bool:
-    return bool(waits) and any(isinstance(one, GpuTransfer) and one.queued for one in waits)

@@ -6,18 +6,11 @@ from typing import Final
 
 import numpy as np
 
+from kvplan.cuda.rows import BATCH, COPY, LAUNCH, RECORD, SYNC, WAIT
 from kvplan.plan.jit import brief as _brief
 from kvplan.plan.jit import compiled as _compiled
 
-# As in kvplan.cuda.rows and kvplan.execute.gpu.kernel. Numba keeps compiled code, with these numbers, until this file
-# changes.
-RECORD: Final = 0
-WAIT: Final = 1
-LAUNCH: Final = 2
-COPY: Final = 3
-BATCH: Final = 4
-SYNC: Final = 6
-HEADER: Final = 9
+HEADER: Final = 9  # words of a launch's header
 LAUNCH_AT: Final = 13  # column of a line, behind its header and its kernel
 
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from operator import mul
 from typing import NamedTuple
 from weakref import WeakKeyDictionary, ref
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kvplan.cost import store
-from kvplan.cost.model import PREFERRED, Candidate, Price, Prices, candidates, first_near
+from kvplan.cost.model import PREFERRED, Candidate, Prices, candidates, first_near
 from kvplan.cost.policy import GPU_PATHS, HOST_ROUTES, PEER_ROUTES, ROUTES
 from kvplan.cost.profile import DeviceProfile
 from kvplan.cost.statistics import counted, facts_in
 from kvplan.errors import KVPlanError, PathError
-from kvplan.execute.gpu.path import Path, Sides, sides_of
+from kvplan.execute.gpu.paths import Path, Sides, sides_of
 from kvplan.execute.gpu.resources import Resources
 from kvplan.execute.transfer import check_layouts
 from kvplan.plan.layers import Edges
@@ -29,13 +31,12 @@ class Offer(NamedTuple):
 
     Attributes:
         paths: the paths that can serve such plans; or the one that they take.
-        seconds: for each path, the predicted seconds on the GPU: before the first unit, and per unit of each run group.
-        scores: in the same way, what paths are compared by. Both are empty where no costs are measured.
+        prices: (2, paths, 1 + run groups): predicted seconds on the GPU, and what paths are compared by; for what comes
+            before the first unit, and for a unit of each run group. None where no costs are measured.
     """
 
     paths: list[Path]
-    seconds: list[list[float]]
-    scores: list[list[float]]
+    prices: NDArray[np.float64] | None
 
 
 class Known:
@@ -64,19 +65,16 @@ class Selection:
     """
 
     def __init__(self, backend: Resources, paths: Mapping[str, Path], profile: DeviceProfile | None) -> None:
-        self._backend = backend
-        self._policy = backend.policy
-        self._paths = paths
-        self._given = profile
-        self._profiles: dict[int, DeviceProfile] = {}  # by the number of the other GPU; -1 is for the device alone
+        self._backend, self._policy, self._paths, self._given = backend, backend.policy, paths, profile
+        self._profiles: dict[int | None, DeviceProfile] = {}  # by the number of the other GPU, if there is one
         self._known: WeakKeyDictionary[PlannedBy, Known] = WeakKeyDictionary()  # by the first program of a plan
 
-    def choose(self, plan: Plan, edges: Edges | None = None) -> Choice:
+    def choose(self, plan: Plan, edges: Edges = ()) -> Choice:
         """Choose the path for a plan, before any bytes move.
 
         Args:
             plan: the plan.
-            edges: groups of layers that the transfer is cut into; None if it is not by layers.
+            edges: groups of layers that the transfer is cut into; () if it is not by layers.
 
         Returns:
             The path; its predicted seconds on the GPU, None if no costs are measured for it; and whether the plan has
@@ -88,50 +86,49 @@ class Selection:
             PathError: the path, or every path, cannot serve the plan.
         """
         known, parts = self._know(plan), plan.parts
-        if len(parts) == 1:  # as most plans
-            key: tuple[Hashable, ...] = edges, parts[0].group, parts[0].units.shape[1]
-        else:
-            key = edges, *[(part.group, part.units.shape[1]) for part in parts]
+        key = edges, *[(group, units.shape[1]) for group, units in parts]
         choice = known.choices.get(key)
         if choice is None:
-            offer, times = self.offer(plan, edges, known), [1, *(part.units.shape[1] for part in parts)]
-            best = first_near([sum(map(mul, times, row)) for row in offer.scores]) if offer.scores else 0
-            predicted = sum(map(mul, times, offer.seconds[best])) if offer.seconds else None
+            offer, times = self.offer(plan, edges, known), [1, *(units.shape[1] for _, units in parts)]
+            seconds, scores = [None], [0.0]
+            if offer.prices is not None:
+                seconds, scores = (offer.prices @ times).tolist()
+            best = first_near(scores)
             if len(known.choices) >= MOST_CHOICES:
                 known.choices.clear()
-            choice = known.choices[key] = offer.paths[best], predicted, bool(known.sides.pageable)
+            choice = known.choices[key] = offer.paths[best], seconds[best], bool(known.sides.pageable)
         return choice
 
-    def offer(self, plan: Plan, edges: Edges | None, known: Known | None = None) -> Offer:
+    def offer(self, plan: Plan, edges: Edges = (), known: Known | None = None) -> Offer:
         """Return the paths that plans like this one, of any size, are served by; see :meth:`choose`."""
-        known, key = known or self._know(plan), (edges, *[part.group for part in plan.parts])
-        offer = known.offers.get(key) if plan.nbytes else self._offer(plan, known.sides, edges)
+        known, key = known or self._know(plan), (edges, bool(plan.nbytes), *[part.group for part in plan.parts])
+        offer = known.offers.get(key)
         if offer is None:
             offer = known.offers[key] = self._offer(plan, known.sides, edges)
         return offer
 
-    def _offer(self, plan: Plan, sides: Sides, edges: Edges | None) -> Offer:
+    def _offer(self, plan: Plan, sides: Sides, edges: Edges) -> Offer:
         """Find the paths that can serve a plan; or the path of the policy, or of such a plan; and their costs."""
         ruled = _ruled(plan, sides)
         name = self._policy.path if self._policy.path != "auto" else ruled
         names = (name,) if name else PREFERRED
         refused = self._refused(plan, sides, names)
-        able = [one for one in names if one not in refused]
+        able = [name for name in names if name not in refused]
         if not able:
             if len({str(error) for error in refused.values()}) == 1:
                 raise refused[names[0]]
             raise _no_path(plan, "; ".join(f"{name}: {error}" for name, error in refused.items()))
-        rates: list[list[Price]] = []
-        profile = None if ruled or sides.route not in ROUTES else self._profile(_peer(sides))
+        prices = None
+        profile = None if ruled or sides.route not in ROUTES else self._profile(sides)
         if profile is not None and (not name or name in profile.costs.get(sides.route, ())):
-            facts = [facts_in(plan, group, edges or ()) for group, _ in plan.parts]
-            prices = [Prices(path, sides.route, profile, self._policy) for path in able]
-            rates = [[each.fixed, *map(each.unit, facts)] for each in prices]
-        seconds = [[each.seconds for each in rate] for rate in rates]
-        scores = [[each.wall + each.compute_seconds for each in rate] for rate in rates]
-        return Offer([self._paths[path] for path in able], seconds, scores)
+            facts = [facts_in(plan, group, edges) for group, _ in plan.parts]
+            paths = [Prices(path, sides.route, profile, self._policy) for path in able]
+            rates = [[path.fixed, *map(path.unit, facts)] for path in paths]
+            prices = np.array([[(each.seconds, each.wall + each.compute_seconds) for each in rate] for rate in rates])
+            prices = prices.transpose(2, 0, 1)
+        return Offer([self._paths[path] for path in able], prices)
 
-    def all(self, plan: Plan, edges: Edges | None = None) -> list[Candidate]:
+    def all(self, plan: Plan, edges: Edges = ()) -> list[Candidate]:
         """Return every path with its predicted time: the path that ``auto`` takes first, refused paths last.
 
         Raises:
@@ -141,10 +138,9 @@ class Selection:
         refused = {name: str(error) for name, error in self._refused(plan, sides, GPU_PATHS).items()}
         if sides.unserved:  # such a plan may have a route without costs
             return [Candidate(name, refused=refused[name]) for name in GPU_PATHS]
-        profile = self._profile(_peer(sides))
-        found = candidates(counted(plan, edges or ()), sides.route, profile, self._policy, refused)
+        every = candidates(counted(plan, edges), sides.route, self._profile(sides), self._policy, refused)
         ruled = _ruled(plan, sides)
-        return sorted(found, key=lambda one: one.path != ruled) if ruled else found
+        return sorted(every, key=lambda candidate: candidate.path != ruled)
 
     def _refused(self, plan: Plan, sides: Sides, names: Sequence[str]) -> dict[str, KVPlanError]:
         """Return why paths cannot serve a plan, for those that cannot."""
@@ -154,13 +150,13 @@ class Selection:
         refusals = {name: self._paths[name].refuse(plan, sides) for name in names}
         return {name: refusal for name, refusal in refusals.items() if refusal is not None}
 
-    def _profile(self, peer: int) -> DeviceProfile:
-        """Return the profile of the device, for -1, or of the device and its peer."""
-        if self._given is not None and ("load" if peer < 0 else "push") in self._given.costs:
+    def _profile(self, sides: Sides) -> DeviceProfile:
+        """Return the profile of the device, or of the device and its peer."""
+        peer = sides.peer if sides.route in PEER_ROUTES else None
+        if self._given is not None and ("load" if peer is None else "push") in self._given.costs:
             return self._given
         if peer not in self._profiles:
-            here = self._backend.device.ordinal
-            self._profiles[peer] = store.find_for(here, None if peer < 0 else peer)
+            self._profiles[peer] = store.find_for(self._backend.device.ordinal, peer)
         return self._profiles[peer]
 
     def _know(self, plan: Plan) -> Known:
@@ -178,10 +174,6 @@ class Selection:
             if not known.sides.passing:
                 self._known[plan.programs[0]] = known
         return known
-
-
-def _peer(sides: Sides) -> int:
-    return sides.peer if sides.route in PEER_ROUTES else -1
 
 
 def _no_path(plan: Plan, reasons: str) -> KVPlanError:

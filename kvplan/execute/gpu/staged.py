@@ -12,11 +12,9 @@ import numpy as np
 
 from kvplan.errors import KVPlanError, PathError
 from kvplan.execute.gpu import row_loops
-from kvplan.execute.gpu.copy_engine import BATCH_COPIES, batched_from
 from kvplan.execute.gpu.gpu_transfer import GpuTransfer, Streams
-from kvplan.execute.gpu.path import INLINE_EFFORT, Path, Sides, refuse_kernels
-from kvplan.execute.gpu.resources import Resources
-from kvplan.execute.gpu.tables import HEADER, Table
+from kvplan.execute.gpu.paths import BATCH_COPIES, INLINE_EFFORT, Path, Sides, batched_from
+from kvplan.execute.gpu.resources import Resources, Table
 from kvplan.layout.strides import Int64Array
 from kvplan.plan.descriptors import Part
 from kvplan.plan.packing import GRAIN, staging_of
@@ -35,8 +33,8 @@ PAGE_NBYTES = 4 << 10  # of what a kernel copies for a store
 LAYER_COPIES = 64  # most copies of a batch while a model's layers are launched
 
 
-class Slots:
-    """A part of a ring: slots in GPU memory that the chunks of transfers of one direction use in turn.
+class Ring:
+    """Slots in GPU memory, which the chunks of transfers of one direction use in turn.
 
     Args:
         backend: the executor.
@@ -63,10 +61,9 @@ class Slots:
         may still fail.
         """
         if self.slot_nbytes < granule:
-            self._before = [known for known in self._before if known() is not None]
             self._before += [ref(lane.last) for lane in self._lanes if lane.last is not None]
             nbytes = max(self.nbytes // SLOTS // GRAIN * GRAIN, granule)
-            events = [self._backend.handles.event() for _ in range(2 * (self.nbytes // nbytes))]
+            events = [self._backend.event() for _ in range(2 * (self.nbytes // nbytes))]
             self.filled, self.freed = np.array(events, dtype=np.int64).reshape(2, -1)  # the old ones stay in use
             self._next, self.slot_nbytes = 0, nbytes
         self._lanes.add(transfer.lane)
@@ -85,34 +82,29 @@ class StagedPath(Path):
     """The path ``"staged"``: copy engine and kernel in a pipeline."""
 
     name = "staged"
+    streams = ("copy", "kernel")
+    kernels = True
 
     def __init__(self, backend: Resources) -> None:
-        self._backend = backend
+        super().__init__(backend)
         quarter = (backend.policy.staging_bytes or RING_NBYTES) // 4 // GRAIN * GRAIN
         self._parts = 3 * quarter, quarter  # bytes for normal and for urgent transfers
-        self._rings: dict[str, tuple[Slots, Slots]] = {}  # by direction
+        self._rings: dict[str, tuple[Ring, Ring]] = {}  # by direction: of normal and of urgent transfers
         # One program per SM: compute may hold every SM until it ends, so the programs must end soon after they start.
         processors = backend.device.multiprocessors
         self._programs = min(backend.policy.max_programs or processors, processors)
 
     def refuse(self, plan: Plan, sides: Sides) -> KVPlanError | None:
-        """Refuse also if a granule is larger than the ring's part for normal transfers; see :meth:`Path.refuse`."""
+        """Refuse also if a granule is larger than the ring for normal transfers; see :meth:`Path.refuse`."""
         if plan.direction == "device":
             text = "path 'staged' is for loads and stores; within a GPU and between GPUs, path 'kernel' copies directly"
             return PathError(text)
-        if not sides.by_kernels:
-            return refuse_kernels(self.name, sides)
         needed = max((staging_of(part.group, plan.direction).nbytes for part in plan.parts), default=0)
-        if needed <= self._parts[0]:
-            return None
-        given = self._backend.policy.staging_bytes or RING_NBYTES
-        least = -(-needed // (3 * GRAIN)) * 4 * GRAIN
+        if not sides.by_kernels or needed <= self._parts[0]:
+            return super().refuse(plan, sides)
+        given, least = self._backend.policy.staging_bytes or RING_NBYTES, -(-needed // (3 * GRAIN)) * 4 * GRAIN
         text = f"staging_bytes is {given}; a block here takes {needed} bytes of the ring; give at least {least}"
         return PathError(text)
-
-    def streams(self, lane: Streams, direction: str) -> tuple[int, int]:
-        """See :meth:`Path.streams`."""
-        return (lane.copy, lane.kernel) if direction == "load" else (lane.kernel, lane.copy)
 
     def warm_up(self, plan: Plan) -> None:
         """Compile kernels, upload run tables, and allocate the ring; see :meth:`Path.warm_up`."""
@@ -120,20 +112,23 @@ class StagedPath(Path):
         for group, _ in plan.parts:
             self._table(group, plan.direction)
         with self._backend.inside():
-            self._ring(plan.direction)
+            self._both(plan.direction)
 
-    def _ring(self, direction: str) -> tuple[Slots, Slots]:
-        """Return both parts of a direction's ring. The lock is held."""
+    def _both(self, direction: str) -> tuple[Ring, Ring]:
+        """Return the rings of a direction, for normal and for urgent transfers. The lock is held."""
         if direction not in self._rings:
             backend, (normal, urgent) = self._backend, self._parts
             address = backend.memory.take(normal + urgent, exact=True).address
-            self._rings[direction] = Slots(backend, address, normal), Slots(backend, address + normal, urgent)
+            self._rings[direction] = Ring(backend, address, normal), Ring(backend, address + normal, urgent)
         return self._rings[direction]
 
     def write(self, transfer: GpuTransfer, plan: Plan, begin: int, end: int) -> tuple[Int64Array, int]:
         """Assign units to chunks, and send these through the ring; see :meth:`Path.write`."""
-        if transfer.slots is None:
-            transfer.slots = self._enter(transfer)
+        if transfer.ring is None:
+            sizes = [staging_of(group, plan.direction).nbytes for _, each in transfer.pieces for group, _ in each.parts]
+            normal, urgent = self._both(plan.direction)
+            transfer.ring = urgent if transfer.lane.urgent and max(sizes) <= urgent.nbytes else normal
+            transfer.ring.enter(transfer, max(sizes))
         moving = [(*part, skips) for part, skips in zip(plan.parts, plan.skips, strict=True) if part.units.size]
         rows, effort = [], 0
         for number, (group, units, skips) in enumerate(moving, 1):
@@ -143,27 +138,18 @@ class StagedPath(Path):
             effort += more
         return np.concatenate(rows), effort
 
-    def _enter(self, transfer: GpuTransfer) -> Slots:
-        """Return the slots that a transfer uses, and let it use them."""
-        direction, plans = transfer.plan.direction, [plan for _, plan in transfer.pieces] or [transfer.plan]
-        granule = max(staging_of(group, direction).nbytes for plan in plans for group, _ in plan.parts)
-        normal, urgent = self._ring(direction)
-        slots = urgent if transfer.lane.urgent and granule <= urgent.nbytes else normal
-        slots.enter(transfer, granule)
-        return slots
-
     def _write_part(
         self, transfer: GpuTransfer, plan: Plan, part: Part, skips: tuple[int, int], events: tuple[int, int]
     ) -> tuple[Int64Array, int]:
         """Write the calls that move the units of a run group; return them, and their effort."""
-        backend, lane, slots, load = self._backend, transfer.lane, transfer.slots, plan.direction == "load"
+        backend, lane, ring, load = self._backend, transfer.lane, transfer.ring, plan.direction == "load"
         group, units, begin, end = *part, *events
         staging, table = staging_of(group, plan.direction), self._table(group, plan.direction)
         seams = backend.reach.seams(plan)[not load]
         count, per = units.shape[1], staging.granule_units
         skip = skips[not load] if per > 1 else 0
         last, rest = divmod(count - 1 + skip, per)
-        granules = granules_of(plan.nbytes, staging.nbytes, slots.slot_nbytes)
+        granules = granules_of(plan.nbytes, staging.nbytes, ring.slot_nbytes)
         chunks = last // granules + 1
         ranges = (skip, rest + 1 if last == 0 else per), (0, per), (0, rest + 1)
         some = [staging.part(*ends) for ends in ranges]
@@ -171,31 +157,33 @@ class StagedPath(Path):
         extents = first + max(last - 1, 0) * middle + (final if last else 0)
         extents += (last + 1) * seams.size  # a seam may cut each granule, of blocks that are read several times
 
-        nbytes = 8 * (HEADER * chunks + 2 * count)
-        slot = transfer.slot(nbytes)
+        nbytes = 8 * (row_loops.HEADER * chunks + 2 * count)
+        headers = transfer.pinned(nbytes)
         far = load or chunks > FEW_CHUNKS  # whether the kernels read their units from GPU memory
-        base = transfer.scratch(nbytes).address if far else slot.address
-        by_layer = bool(transfer.pieces)
+        base = transfer.scratch(nbytes).address if far else headers.address
+        by_layer = len(transfer.pieces) > 1
         # Streams that wait for slots while a model computes slow the copy engine down. So the thread that makes the
         # calls of a long list waits in their place. Of a load by layers the model's own stream waits.
-        late = not by_layer and slots.filled.size > 2 and chunks > 1 and extents + 5 * chunks > INLINE_EFFORT
+        late = not by_layer and ring.filled.size > 2 and chunks > 1 and extents + 5 * chunks > INLINE_EFFORT
         # Two more streams that wait beside the model's would slow the copy engine, too.
-        other = lane.other if load and chunks > 1 and not by_layer else lane.kernel
+        copy, kernel = lane.stream("copy"), lane.stream("kernel")
+        other = lane.stream("other") if load and chunks > 1 and not by_layer else kernel
         # Kernels on the other stream run behind those of earlier transfers.
-        fork = transfer.event() if other != lane.kernel and lane.last is not None else 0
+        fork = transfer.event() if other != kernel and lane.last is not None else 0
         front = []
         if far and not load:
-            front, begin = [self._carry(transfer, slot.address, base, nbytes, begin)], 0
+            front, begin = [self._carry(transfer, headers.address, base, nbytes, begin)], 0
         columns, rows = np.empty((3, extents), dtype=np.int64), np.empty((extents + 8 * chunks + 8, 8), dtype=np.int64)
-        transfer.keep(columns)
+        transfer.kept += (columns,)
         written, copied, calls = row_loops.write_chunks(
             units, load, skip, per, staging.unit_hosts, staging.unit_rings, np.concatenate(some, axis=1),
-            np.cumsum([0, first, middle, final]), seams, slots.address, slots.slot_nbytes, slots.reserve(chunks),
-            slots.filled, slots.freed, staging.nbytes, granules, table.lines[0], self._programs, slot.address, base,
-            nbytes, slot.words, batched_from(backend, plan.direction), LAYER_COPIES if by_layer else BATCH_COPIES,
-            lane.copy, lane.kernel, other, fork, late, begin, end, columns, np.empty(chunks + 1, dtype=np.int64), rows,
+            np.cumsum([0, first, middle, final]), seams, ring.address, ring.slot_nbytes, ring.reserve(chunks),
+            ring.filled, ring.freed, staging.nbytes, granules, table.lines[0], self._programs, headers.address, base,
+            nbytes, headers.words, batched_from(backend, plan.direction), LAYER_COPIES if by_layer else BATCH_COPIES,
+            copy, kernel, other, fork, late, begin, end, columns, np.empty(chunks + 1, dtype=np.int64), rows,
         )  # fmt: skip
-        transfer.count(count * table.copies + copied, calls)
+        transfer.copies += count * table.copies + copied
+        transfer.launches += calls
         # This thread must not wait for slots: it holds the interpreter while it makes calls.
         return np.concatenate([*front, rows[:written]]), written + copied + late * INLINE_EFFORT
 
@@ -205,18 +193,18 @@ class StagedPath(Path):
         The copy engine may be busy with the loads of other transfers until these end.
         """
         at = np.arange(0, nbytes, PAGE_NBYTES)  # all memory of arenas is in whole pages
-        header, rows = transfer.slot(8 * (HEADER + 2 * at.size)), np.empty((2, 8), dtype=np.int64)
+        header, rows = transfer.pinned(8 * (row_loops.HEADER + 2 * at.size)), np.empty((2, 8), dtype=np.int64)
         written = row_loops.write_launches(
             np.stack((source + at, base + at)), self._pages().lines, 1, header.address, header.address, 0,
-            transfer.lane.kernel, begin, 0, header.words, rows,
+            transfer.lane.stream("kernel"), begin, 0, header.words, rows,
         )  # fmt: skip
         return rows[:written]
 
     def _table(self, group: RunGroup, direction: str) -> Table:
-        return self._backend.tables.get(group, _out_of_ring if direction == "load" else _into_ring, TILE, WARPS)
+        return self._backend.table(group, _out_of_ring if direction == "load" else _into_ring, TILE, WARPS)
 
     def _pages(self) -> Table:
-        return self._backend.tables.get(self, _page, TILE, WARPS)
+        return self._backend.table(self, _page, TILE, WARPS)
 
 
 def _out_of_ring(group: RunGroup) -> tuple[Int64Array, int]:

@@ -12,7 +12,7 @@ import pytest
 
 import kvplan
 from kvplan import Agent, KVLayout, PathError, TransferError
-from kvplan.cost.wires.wire_profile import default_wire
+from kvplan.cost.wire import default_wire
 from tests.agents.by_nixl.far_agents import BLOCKS, DIM, LAYERS, Far, blocks, heard
 from tests.nixl import double
 from tests.patience import PATIENCE, until

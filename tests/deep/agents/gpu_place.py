@@ -11,7 +11,7 @@ import torch
 import kvplan
 from kvplan import Agent, KVLayout
 from tests.deep.agents import places
-from tests.gpu.processes.mappings import mappings
+from tests.gpu.mappings import mappings
 
 
 class Gpus(places.Host):

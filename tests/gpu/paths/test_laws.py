@@ -7,8 +7,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import kvplan
-from tests import oracle
 from tests.paged_caches import Drawn
 from tests.profiles import examples
 from tests.strategies import Case, cases, neighbour_cases
@@ -44,25 +42,3 @@ def test_transfers_in_flight_together_do_not_disturb_one_another(path, some, exe
     for drawn, transfer in reversed(list(zip(flying, transfers, strict=True))):
         transfer.synchronize()
         drawn.check()
-
-
-@pytest.mark.parametrize("path", PATHS)
-@given(case=cases(same_heads=True))
-@examples(50)
-def test_law_5_there_and_back_restores(path, case: Case, executor_of):
-    drawn = Drawn(case, PLACES["store"])
-    executor_of(path=path).submit(drawn.plan).synchronize()
-    if len(set(case.src_ids)) != len(case.src_ids):
-        return  # one source in two places has no one way back
-    wipe(drawn.src_roots, list(oracle.byte_moves(drawn.plan.descriptors()).values()))
-    back = kvplan.compile(drawn.program.dst, drawn.program.src)
-    executor_of(path=path).submit(back.plan(case.dst_ids, case.src_ids, case.dst_skip, case.src_skip)).synchronize()
-    drawn.check()
-
-
-def wipe(roots: list[torch.Tensor], addresses: list[int]) -> None:
-    for root in roots:
-        start = root.data_ptr()
-        inside = [address - start for address in addresses if start <= address < start + root.numel()]
-        root[torch.tensor(inside, dtype=torch.int64, device=root.device)] ^= 0xFF
-    torch.cuda.synchronize()

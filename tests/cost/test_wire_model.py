@@ -8,8 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvplan.cost.wires.wire_model import Crossing, best_slot, choose_way, direct_at_once, direct_cost, packed_cost
-from kvplan.cost.wires.wire_profile import MIB, CopyCosts, WireProfile, default_wire
+from kvplan.cost.wire import (
+    MIB,
+    CopyCosts,
+    Crossing,
+    WireProfile,
+    best_slot,
+    default_wire,
+    direct_at_once,
+    direct_cost,
+    packed_cost,
+)
 
 # Seconds that are easy to add: 1 for a post, 0.1 a descriptor, 0.01 a message of the wire, 0.001 a byte.
 WIRE = WireProfile("a wire", "VRAM", "calibrated", "a test", latency=5.0, post=1.0, descriptor=0.1, message=0.01,
@@ -36,25 +45,6 @@ def test_few_pieces_go_direct_without_a_look_at_the_rest_of_the_plan():
     assert not direct_at_once(0, 0, wire)
 
 
-@given(
-    units=st.integers(1, 1 << 14), runs=st.integers(1, 64), merged=st.floats(0, 1), nbytes=st.integers(1, 1 << 20),
-    wire=st.builds(
-        lambda start, latency, descriptor, overlaps, memory: replace(
-            default_wire(memory), start=start, latency=latency, descriptor=descriptor, overlaps=overlaps
-        ),
-        st.floats(0, 1e-2), st.floats(1e-6, 1e-3), st.floats(1e-8, 1e-4), st.booleans(),
-        st.sampled_from(["DRAM", "VRAM"]),
-    ),
-    pull=st.booleans(),
-)  # fmt: skip
-def test_what_goes_direct_at_once_is_what_the_choice_says(units, runs, merged, nbytes, wire, pull):
-    """Pieces may merge, and then there are fewer descriptors; the choice knows how many."""
-    pieces = units * runs
-    whole = Crossing(units * nbytes, units, max(int(pieces * merged), 1), pieces, units)
-    if direct_at_once(whole.nbytes, pieces, wire, pull=pull):
-        assert choose_way(whole, wire, pull=pull).way == "direct"
-
-
 def test_packed_passes_all_stages_once_and_then_takes_the_slowest():
     wire = 0.01 + 1000 * 0.001  # of a chunk; a scatter takes 3 seconds, so it is the slowest stage
     first = 2.0 + (1 + 0.1 + 0.5) + wire + 3.0 + 0.5
@@ -72,22 +62,6 @@ def test_packed_passes_all_stages_once_and_then_takes_the_slowest():
 )
 def test_chunks_hold_whole_units_or_pieces_of_large_ones(nbytes, units, chunks):
     assert packed_cost(crossing(nbytes, units), WIRE).messages == chunks
-
-
-@given(
-    descriptors=st.integers(1, 1 << 20),
-    size=st.integers(1, 1 << 16),
-    overlaps=st.booleans(),
-    more=st.integers(1, 1 << 16),
-)
-def test_more_descriptors_never_take_less(descriptors, size, overlaps, more):
-    wire = replace(default_wire(), overlaps=overlaps)
-    some = Crossing(descriptors * size, descriptors, descriptors, descriptors, descriptors)
-    direct = direct_cost(some.nbytes, descriptors, wire)
-    assert direct.seconds <= direct_cost(some.nbytes, descriptors + more, wire).seconds
-    for pull in (True, False):
-        packed = packed_cost(some, wire, pull=pull)
-        assert choose_way(some, wire, pull=pull).way == ("packed" if packed.seconds < direct.seconds else "direct")
 
 
 @given(mib=st.integers(1, 8192), unit=st.integers(12, 22), memory=st.sampled_from(["DRAM", "VRAM"]))

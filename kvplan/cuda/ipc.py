@@ -1,11 +1,17 @@
-"""GPU memory of other processes, opened in the context of the GPU whose kernels read and write it."""
+"""GPU memory between processes: the owner names whole allocations, and another process opens them for its own GPU.
+
+``cuMemAlloc`` makes memory with a handle of 64 bytes. Memory of ``cuMemCreate`` and ``cuMemMap`` (torch's expandable
+segments, vLLM's sleep mode) consists of pieces, each of which another process opens by a file descriptor.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from ctypes import byref, c_int
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,17 +19,126 @@ from numpy.typing import NDArray
 
 from kvplan.base.process import generation
 from kvplan.cuda.device import Device, Uncaptured
-from kvplan.cuda.driver import POSIX_FD, DriverError, IpcHandle
-from kvplan.cuda.ipc.exports import Export
-from kvplan.cuda.machine import ordinal_here
+from kvplan.cuda.driver import FABRIC, HANDLE_TYPES, LEGACY_IPC, MEMORY_POOL, POSIX_FD, IpcHandle
+from kvplan.cuda.machine import ordinal_here, uuid_of
 from kvplan.cuda.peers import check_reach
-from kvplan.errors import LayoutError, TransferError
+from kvplan.errors import LayoutError, PathError, TransferError
 
+TORCH = "with torch, set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False"
+VLLM = "with vLLM, leave out --enable-sleep-mode and --enable-cumem-allocator, or take a newer vLLM"
 READ_WRITE = 3  # CUmemAccess_flags
 ON_DEVICE = 1  # CUmemLocationType
 LAZY_PEER_ACCESS = 1  # CUipcMem_flags
 
 Bytes = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """One allocation, or one span of mapped pieces, of a GPU's memory.
+
+    Attributes:
+        gpu: UUID of the GPU that has the memory.
+        address: address of the first byte in the owner's process.
+        nbytes: number of bytes.
+        handle: the handle of 64 bytes; empty if the memory is opened by file descriptors.
+        pieces: bytes of each piece, in the order of their addresses; empty if the memory has a handle.
+    """
+
+    gpu: str
+    address: int
+    nbytes: int
+    handle: bytes
+    pieces: tuple[int, ...] = ()
+
+    @property
+    def end(self) -> int:
+        """Return the address behind the last byte."""
+        return self.address + self.nbytes
+
+
+def exported(device: Device, address: int, nbytes: int) -> Export:
+    """Return the handle or the pieces of the allocation that holds some bytes of a GPU. Nothing is allocated.
+
+    Args:
+        device: the GPU that has the memory.
+        address: address of the first byte.
+        nbytes: number of bytes.
+
+    Raises:
+        PathError: another process cannot open this memory; the message names the setting that helps.
+        TransferError: the driver does not know the memory.
+    """
+    gpu, end = uuid_of(device.driver, device.ordinal), address + nbytes
+    with device.current(), Uncaptured(device):
+        if not device.pointer(address, LEGACY_IPC):
+            return _pieces(device, gpu, address, end)
+        start, held = _range(device, address)
+        if end > start + held:
+            more = f"{nbytes} bytes at {address:#x} of cuda:{device.ordinal}"
+            raise PathError(f"{more} are of several allocations; describe each allocation as a layout of its own")
+        handle = IpcHandle()
+        device.driver.call("cuIpcGetMemHandle", byref(handle), start)
+        return Export(gpu, start, held, bytes(handle))
+
+
+def descriptors(device: Device, export: Export) -> list[int]:
+    """Open a file descriptor of each piece of an export. The caller closes them once they are sent.
+
+    Raises:
+        TransferError: the driver gives no descriptor; then none stays open.
+    """
+    cu, opened, at = device.driver, list[int](), export.address
+    try:
+        with device.current(), Uncaptured(device):
+            for nbytes in export.pieces:
+                what = f"{nbytes} bytes at {at:#x}"
+                handle = cu.get("cuMemRetainAllocationHandle", at)
+                try:
+                    opened.append(cu.get("cuMemExportToShareableHandle", handle, POSIX_FD, 0, what=what))
+                finally:
+                    cu.cuMemRelease(handle)
+                at += nbytes
+    except BaseException:
+        for each in opened:
+            os.close(each)
+        raise
+    return opened
+
+
+def _pieces(device: Device, gpu: str, address: int, end: int) -> Export:
+    """Walk the mapped pieces that hold some bytes, and check that each has a file descriptor."""
+    pieces = list[int]()
+    start = at = _range(device, address)[0]
+    while at < end:
+        why = _refusal(device, at)
+        if why:
+            raise PathError(f"memory of cuda:{device.ordinal} at {at:#x} cannot be opened by another process: {why}")
+        pieces.append(_range(device, at)[1])
+        at += pieces[-1]
+    return Export(gpu, start, at - start, b"", tuple(pieces))
+
+
+def _refusal(device: Device, address: int) -> str:
+    """Return why no file descriptor opens the memory at an address, with the setting that helps; or ""."""
+    if device.pointer(address, MEMORY_POOL):
+        return (
+            "it is of a stream-ordered pool (cudaMallocAsync), which opens in no other process; "
+            "with torch, set PYTORCH_CUDA_ALLOC_CONF=backend:native"
+        )
+    kinds = device.pointer(address, HANDLE_TYPES) or 0
+    if kinds & POSIX_FD:
+        return ""
+    if kinds & FABRIC:
+        return f"its allocator made it for fabric handles only; {TORCH}"
+    return f"its allocator (cuMemCreate) asked for no file descriptors; {TORCH}; {VLLM}"
+
+
+def _range(device: Device, address: int) -> tuple[int, int]:
+    """Return address and bytes of the allocation, or of the mapped piece, that holds an address."""
+    what = f"{address:#x} is no memory of cuda:{device.ordinal}"
+    start, nbytes = device.driver.get("cuMemGetAddressRange_v2", address, what=what)
+    return start, nbytes
 
 
 class _Access(ctypes.Structure):
@@ -95,7 +210,7 @@ def _open_handle(device: Device, export: Export) -> int:
     handle = IpcHandle.from_buffer_copy(export.handle)
     try:
         return int(device.driver.get("cuIpcOpenMemHandle_v2", handle, LAZY_PEER_ACCESS))
-    except DriverError as error:
+    except TransferError as error:
         raise TransferError(
             f"the handle of {export.nbytes} bytes of another process does not open on cuda:{device.ordinal}: {error}; "
             "the process must live, and be another one, and must not have freed the memory"

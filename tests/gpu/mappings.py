@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 
-from kvplan.cuda.ipc.openings import Opening
+from kvplan.cuda.ipc import Opening
 
 
 def mappings() -> int:

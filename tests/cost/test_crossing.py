@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import kvplan
-from kvplan.cost.wires.wire_model import crossing_of
+from kvplan.cost.wire import crossing_of
 from kvplan.plan.packing import sections_of
 
 LAYER_FIRST, BLOCK_FIRST, ROWS = (

@@ -3,8 +3,7 @@
 Runs of small transfers are copied through the CPU's cache. Transfers larger than the cache use streaming (non-temporal)
 stores. These bypass the cache, so that the destination is not read before it is overwritten. The C library's ``memcpy``
 uses them only for one large copy; on runs of a few KiB it loses a third of the bandwidth. A streamed run is copied as
-two halves at the same time, each prefetched: with two pages in flight, one core is as fast as the C library on one
-large array.
+two halves at the same time: with two pages in flight, one core is as fast as the C library on one large array.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from numba.extending import intrinsic
 from kvplan.plan.jit import compiled as _compiled
 
 LINE = 64  # bytes: a cache line, and one streaming store
-AHEAD = 256  # bytes that are prefetched
 MIN_STREAMED = 4 * LINE  # bytes; shorter runs are mostly unaligned head and tail
 
 
@@ -62,22 +60,8 @@ def _fence(typingctx: Any) -> Any:
     return types.none(), generate
 
 
-@intrinsic
-def _prefetch(typingctx: Any, address: Any) -> Any:
-    """Prefetch the cache line at ``address``; an invalid address has no effect."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        flag = ir.IntType(32)
-        name, kind = "llvm.prefetch.p0i8", ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, flag, flag, flag])
-        ask = cgutils.get_or_insert_function(builder.module, kind, name)
-        builder.call(ask, [builder.inttoptr(arguments[0], cgutils.voidptr_t), flag(0), flag(0), flag(1)])
-        return context.get_dummy_value()
-
-    return types.none(types.int64), generate
-
-
 @_compiled
-def _copy(dst, src, nbytes, following, streaming):
+def _copy(dst, src, nbytes, streaming):
     if not streaming or nbytes < MIN_STREAMED:
         _memcpy(dst, src, nbytes)
         return
@@ -86,10 +70,7 @@ def _copy(dst, src, nbytes, following, streaming):
         _memcpy(dst, src, head)
     half = (nbytes - head) // (2 * LINE) * LINE
     for at in range(head, head + half, LINE):
-        ahead = at + AHEAD
-        fetch = src + ahead if ahead < head + half else following + ahead - head - half
         for skip in (0, half):
-            _prefetch(fetch + skip)
             _stream_line(dst + at + skip, src + at + skip)
     done = head + 2 * half
     if nbytes - done >= LINE:
@@ -115,6 +96,5 @@ def copy(units, run_src, run_dst, run_size, first, last, streaming):
         run += 1
         if run == runs:
             unit, run = unit + 1, 0
-        following = units[0, unit] + run_src[run] if unit < units.shape[1] else src
-        _copy(dst, src, nbytes, following, streaming)
+        _copy(dst, src, nbytes, streaming)
     _fence()

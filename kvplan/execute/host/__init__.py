@@ -1,1 +1,0 @@
-"""The host path: copies between CPU memories."""
