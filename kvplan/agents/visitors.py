@@ -5,63 +5,59 @@ from __future__ import annotations
 import hmac
 import json
 import logging
-import select
 import socket
 import threading
 import time
+from contextlib import suppress
 
-from kvplan.agents.board import BOARD_NBYTES, ENDED, LANES, NoteReader
-from kvplan.agents.connection import Connection
-from kvplan.agents.gpu_order import OwnerOrder
-from kvplan.agents.greeting import ANSWER_SECONDS, PACKET, PROOF_NBYTES, REFUSED, challenge, welcome
-from kvplan.agents.identity import Life, peer_of, this_process
-from kvplan.agents.loop import Loop, Watcher
-from kvplan.agents.offers import Offered, Offers
-from kvplan.agents.sockets import BACKLOG, Listener
+from kvplan.agents.board import BOARD_NBYTES, ENDED, LANES, NoteReader, OwnerOrder
+from kvplan.agents.connection import ANSWER_SECONDS, NOW, PACKET, REFUSED, Connection, Loop, Watcher, hand_over
+from kvplan.agents.local_memory import Offers, Table
+from kvplan.agents.sockets import BACKLOG, Life, Listener, peer_of, this_process
 from kvplan.cuda.shared_words import RELEASED, SharedWords
 from kvplan.errors import KVPlanError, TransferError
 
+STRANGERS = BACKLOG  # most connections that have not shown the key of the card; the oldest gives way
 PAUSE_SECONDS = 0.1  # after the system had no descriptor for a visitor
-STRANGERS = 2 * BACKLOG  # most connections that have not proved that they hold the card; the oldest gives way
 KEPT_NBYTES = 64 << 20  # most bytes of the notes of visitors that have gone; later ones are lost
 
 log = logging.getLogger("kvplan.agents")
 
 
 class Visitors(Watcher):
-    """The listening socket of an agent, its greetings and its visitors.
+    """The listening socket of an agent, what it offers, and its visitors.
 
     Args:
         name: name of the agent.
-        agent: identity of the agent.
         key: key of its card.
         offers: what it offers.
         users: users whose processes may visit.
         loop: the service thread.
 
     Attributes:
+        name, key, offers, loop: as given.
+        offering: held while the offers change, and while a visitor is given some.
         listener: its listening socket.
         order: the order of this process's work and that of visitors, on its GPUs.
         here: visitors that hold descriptors or handles of this process's memory.
+        strangers: those that have not shown the key, in the order in which they came.
         closing: whether it accepts no more visitors.
     """
 
-    def __init__(self, name: str, agent: bytes, key: bytes, offers: Offers, users: frozenset[int], loop: Loop) -> None:
-        self.name, self.agent, self.key, self.offers, self.users, self.loop = name, agent, key, offers, users, loop
-        self.order = OwnerOrder()
+    def __init__(self, name: str, key: str, offers: Offers, users: frozenset[int], loop: Loop) -> None:
+        self.name, self.key, self.offers, self.loop = name, key, offers, loop
+        self.offering, self.order, self.closing = threading.RLock(), OwnerOrder(), False
         self.here: dict[int, Visitor] = {}
-        self.closing = False
+        self.strangers: dict[int, Visitor] = {}
+        self._users = users
         self._last_notes: list[tuple[str, bytes]] = []  # of visitors that have gone
         self._parting = threading.RLock()  # held while a visitor's last notes are kept, and while notes are taken
-        self._greetings: dict[int, Greeting] = {}
         self.listener = Listener(name, others=users != {this_process().uid})
         loop.add(self)
 
-    # The service thread calls these methods.
-
-    def files(self) -> dict[int, int]:
+    def files(self) -> tuple[int, ...]:
         """Return the listening socket."""
-        return {self.listener.sock.fileno(): select.POLLIN}
+        return (self.listener.sock.fileno(),)
 
     def serve(self) -> None:
         """Accept those who wait, and greet those of users who may visit."""
@@ -75,31 +71,29 @@ class Visitors(Watcher):
                     log.warning("%s cannot accept a visitor: %s", self.name, error)
                     time.sleep(PAUSE_SECONDS)  # it would try again at once, as long as somebody waits
                 return
-            self._greet(sock)
+            _, uid = peer_of(sock)
+            if uid in self._users:
+                if len(self.strangers) >= STRANGERS:
+                    next(iter(self.strangers.values())).end("too many others wait at the door")
+                visitor = Visitor(self, sock)
+                self.strangers[id(visitor)] = visitor
+                self.loop.add(visitor)
+            else:
+                _refuse(sock, f"{self.name!r} does not allow user {uid}; it would by users=[{uid}]")
 
-    def _greet(self, sock: socket.socket) -> None:
-        _, uid = peer_of(sock)
-        greeting = Greeting(self, sock)
-        if uid not in self.users:
-            greeting.end(f"{self.name!r} does not allow user {uid}; it would by users=[{uid}]")
-            return
-        if len(self._greetings) >= STRANGERS:
-            next(iter(self._greetings.values())).end("too many others wait at the door")
-        self._greetings[id(greeting)] = greeting
-        self.loop.add(greeting)
-        greeting.serve()
-
-    def forget(self, greeting: Greeting) -> None:
-        """Remove a greeting that has ended."""
-        self._greetings.pop(id(greeting), None)
-        self.loop.remove(greeting)
-
-    def admit(self, visitor: Visitor) -> None:
-        """Add a visitor whose greeting has succeeded."""
-        self.here[id(visitor)] = visitor
-        self.loop.add(visitor)
-        if self.closing:  # since its greeting
-            visitor.connection.say_farewell()
+    def admit(self, visitor: Visitor, wish: Table) -> None:
+        """Give a visitor what it asks for; raise TransferError if it must have none."""
+        if not hmac.compare_digest(wish["key"].encode(), self.key.encode()):
+            raise TransferError("the visitor does not hold the key of the card")
+        with self.offering:
+            if self.closing:
+                raise TransferError(f"{self.name!r} closes its agent")
+            if wish["offer"] != self.offers.number:
+                raise TransferError("other memory is offered by now; ask for a new card")
+            files = [file for name in wish["transports"] for file in self.offers.offers[name].descriptors]
+            visitor.enter(wish["name"], self.offers)
+            self.order.enter(visitor.words)
+            hand_over(visitor.sock, [visitor.words.descriptor, *files])
 
     def leave(self, visitor: Visitor) -> None:
         """Give back what a visitor was given, which has gone, and keep its last notes."""
@@ -110,10 +104,9 @@ class Visitors(Watcher):
             else:
                 log.error("%s lost %d notes of %s, which has gone", self.name, len(notes), visitor.name)
             self.here.pop(id(visitor), None)
-        visitor.close()
-        self.loop.remove(visitor)
-
-    # The agent calls these methods.
+        for lane in range(LANES):  # streams that wait for a visitor that died go on
+            visitor.words.store(ENDED + lane, RELEASED)
+        self.order.leave(visitor.words)
 
     def notes(self) -> list[tuple[str, bytes]]:
         """Return all notes of visitors, each once."""
@@ -123,137 +116,81 @@ class Visitors(Watcher):
 
     def begin_to_close(self) -> None:
         """Accept no more visitors, and ask those that are here to part."""
-        self.closing = True
+        with self.offering:
+            self.closing = True
+            for stranger in list(self.strangers.values()):
+                stranger.end(f"{self.name!r} closes its agent")
+        self.loop.remove(self)
         self.listener.close()
-        for greeting in list(self._greetings.values()):
-            greeting.end(f"{self.name!r} closes its agent")
         for visitor in list(self.here.values()):
-            visitor.connection.say_farewell()
-        self.loop.wake()
-
-    def drop(self) -> None:
-        """Close all descriptors in a forked child."""
-        self.listener.sock.close()
-        for greeting in self._greetings.values():
-            greeting.sock.close()
-        for visitor in self.here.values():
-            visitor.connection.close("")
+            visitor.say_farewell()
 
 
-class Greeting(Watcher):
-    """A connection that has not yet proved that it holds the card."""
-
-    def __init__(self, door: Visitors, sock: socket.socket) -> None:
-        sock.settimeout(0)
-        self.sock = sock
-        self._door = door
-        self._until = time.monotonic() + ANSWER_SECONDS
-        self._name: str | None = None
-        self._proof = b""  # that the visitor must give
-
-    def files(self) -> dict[int, int]:
-        """Return the socket."""
-        return {self.sock.fileno(): select.POLLIN}
-
-    def due(self) -> float | None:
-        """Return when the visitor must have answered."""
-        return self._until
-
-    def serve(self) -> None:
-        """Read the visitor's next packet, and answer it."""
-        if self.sock.fileno() < 0:
-            self.end()
-            return
-        if time.monotonic() > self._until:
-            self.end("no answer in time")
-            return
-        try:
-            packet = self.sock.recv(PACKET)
-            if not packet:
-                self.end()
-            elif self._name is None:
-                self._challenge(packet)
-            else:
-                self._admit(packet, self._name)
-        except BlockingIOError:
-            return
-        except KVPlanError as error:
-            self.end(str(error))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            self.end(f"its packet cannot be read ({error})")
-        except OSError as error:
-            log.debug("a greeting with %s broke off: %s", self._door.name, error)
-            self.end()
-
-    def end(self, why: str | None = None) -> None:
-        """End the greeting; tell the visitor why."""
-        if self.sock.fileno() >= 0:
-            if why is not None:
-                log.info("%s refused a visitor: %s", self._door.name, why)
-                try:
-                    self.sock.send(REFUSED + why.encode()[:400], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-                except OSError as error:
-                    log.debug("the visitor does not read why: %s", error)
-            self.sock.close()
-        self._door.forget(self)
-
-    def _challenge(self, hello: bytes) -> None:
-        self._name = json.loads(hello)["name"]
-        packet, self._proof = challenge(self._door.key, hello)
-        self.sock.send(packet)
-
-    def _admit(self, packet: bytes, name: str) -> None:
-        door = self._door
-        if not hmac.compare_digest(packet[:PROOF_NBYTES], self._proof):
-            raise TransferError("the visitor does not hold the key of the card")
-        wish = json.loads(packet[PROOF_NBYTES:])
-        with door.offers.entered(wish["offer"]) as offered:
-            files = [file for one in wish["transports"] for file in offered.offers[one].descriptors]
-            words = SharedWords(BOARD_NBYTES)
-            try:
-                door.order.enter(words)
-            except BaseException:
-                door.order.leave(words)
-                raise
-            door.admit(Visitor(door, self.sock, name, words, offered))  # first: nobody is to have memory unseen
-            welcome(self.sock, [words.descriptor, *files])
-        door.forget(self)
-
-
-class Visitor(Watcher):
-    """Another process that has met this one.
+class Visitor(Connection):
+    """Another process that has come to meet this one. Until it has shown the key of the card, it has nothing.
 
     Args:
         door: the other visitors.
         sock: the connection.
-        name: name of its agent.
-        words: the board, which both share.
-        offered: what it was given.
 
     Attributes:
-        name, offered: as given.
-        connection: the connection.
+        words: the board, which both share.
         notes: its notes.
+        gave: what it was given.
     """
 
-    def __init__(self, door: Visitors, sock: socket.socket, name: str, words: SharedWords, offered: Offered) -> None:
-        self.name, self.offered = name, offered
-        self._door, self._words = door, words
-        self.notes = NoteReader(words)
-        self.connection = Connection(sock, Life(sock), name, door.loop.wake)
+    words: SharedWords
+    notes: NoteReader
+    gave: Offers
+    _admitted = False
 
-    def files(self) -> dict[int, int]:
-        """Return the descriptors that tell of its end."""
-        return self.connection.files()
+    def __init__(self, door: Visitors, sock: socket.socket) -> None:
+        super().__init__(sock, Life(sock), "a visitor", door.loop)
+        self._door, self._until = door, time.monotonic() + ANSWER_SECONDS
+
+    def due(self) -> float | None:
+        """Return when the visitor must have said what it wants."""
+        return None if self._admitted else self._until
 
     def serve(self) -> None:
-        """Let the visitor go if it has gone."""
-        if self.connection.look() is not None or self.connection.parts:
+        """Hear what the visitor wants, or let it go if it has gone."""
+        try:
+            if not self._admitted:
+                self._hear()
+        except BlockingIOError:
+            if time.monotonic() > self._until:
+                self.end("no answer in time")
+        except Exception as error:
+            self.end(str(error) if isinstance(error, KVPlanError) else f"its packet cannot be read ({error})")
+        if self._admitted and self.gone is None and self.look() is not None:
+            self.end()
+
+    def enter(self, name: str, offers: Offers) -> None:
+        """Be one of those who are here."""
+        self.words = SharedWords(BOARD_NBYTES)
+        self.name, self.gave, self.notes, self._admitted = name, offers, NoteReader(self.words), True
+        self._door.here[id(self)] = self
+        self._door.strangers.pop(id(self), None)
+
+    def _hear(self) -> None:
+        if packet := self.sock.recv(PACKET):
+            self._door.admit(self, json.loads(packet))
+        else:
+            self.end()
+
+    def end(self, why: str = "") -> None:
+        """Let it go, and tell it why."""
+        if why:
+            log.info("%s refused a visitor: %s", self._door.name, why)
+            _refuse(self.sock, why)
+        self.loop.remove(self)
+        self._door.strangers.pop(id(self), None)
+        self.hang_up(f"{self.name!r} has gone")
+        if self._admitted:
             self._door.leave(self)
 
-    def close(self) -> None:
-        """Close the connection, and give the board back. Streams that wait for a visitor that died go on."""
-        self.connection.close(f"{self.name!r} has gone")
-        for lane in range(LANES):
-            self._words.store(ENDED + lane, RELEASED)
-        self._door.order.leave(self._words)
+
+def _refuse(sock: socket.socket, why: str) -> None:
+    with suppress(OSError):
+        sock.send(REFUSED + why.encode()[:400], NOW)
+    sock.close()

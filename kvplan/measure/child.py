@@ -57,8 +57,7 @@ def pool(
     """Own a pool, offer it by agents, tell when notes arrive, and meet who asks."""
     import torch
 
-    from kvplan.agents.agent import Agent
-    from kvplan.agents.nixl_agent import NixlAgent
+    from kvplan.agents.agent import Agent, NixlAgent
 
     if device == "cpu":
         like = KVLayout.from_tensors("block dim", torch.empty(1, nbytes, dtype=torch.uint8))

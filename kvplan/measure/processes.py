@@ -266,8 +266,7 @@ def other_process(
     Raises:
         KVPlanError: the processes cannot meet, or a note is lost.
     """
-    from kvplan.agents.agent import Agent
-    from kvplan.agents.nixl_agent import NixlAgent
+    from kvplan.agents.agent import Agent, NixlAgent
 
     runs = geometries[0].block_runs
     single = Geometry(

@@ -179,7 +179,7 @@ def packed_ends(device: str, peer: str) -> Iterator[tuple[Any, KVLayout, KVLayou
     """
     import torch
 
-    from kvplan.agents.nixl_agent import NixlAgent
+    from kvplan.agents.agent import NixlAgent
 
     geometry = Geometry("push", "contiguous", BLOCK // 2, 2 * BLOCKS, 2)
     flat = torch.ones(geometry.nbytes, dtype=torch.uint8, device=device)

@@ -1,5 +1,5 @@
 """Transfers between processes, on one machine or two, through NIXL."""
 
-from kvplan.agents.nixl_agent import NixlAgent
+from kvplan.agents.agent import NixlAgent
 
 __all__ = ["NixlAgent"]

@@ -61,14 +61,6 @@ def test_other_layouts_are_offered_and_those_before_withdrawn(both, agents):
     np.testing.assert_array_equal(both.mine[:, 2], content()[1])
 
 
-def test_a_peer_is_prepared_for_and_says_why_it_is_gone(both):
-    both.peer.prepare(both.load.plan([1], [2]))
-    assert not both.mine.any()
-    assert both.peer.gone is None
-    both.owner.close()
-    until(lambda: both.peer.gone)
-
-
 def test_read_only_pools_are_offered_read_only(agents):
     held = pool()
     locked = np.array(held.tensors, copy=False)
@@ -91,12 +83,3 @@ def test_torch_tensors_that_are_shared(agents):
     peer.submit(kvplan.compile(mine, peer.layouts["kv"]).plan([3], [4])).synchronize(PATIENCE)
     for layer in range(LAYERS):
         np.testing.assert_array_equal(tensors[layer][4].numpy(), content()[3, layer])
-
-
-def test_named_pools_are_offered(agents, tmp_path):
-    like = KVLayout.from_tensors("block layer dim", content())
-    named = kvplan.allocate("layer block dim", like=like, shared=f"kvplan-test-{tmp_path.name}")
-    owner = agents("owner", layouts={"kv": named})
-    peer = agents("visitor", layouts={}).meet(owner.card())
-    peer.submit(kvplan.compile(like, peer.layouts["kv"]).plan([3], [4])).synchronize(PATIENCE)
-    np.testing.assert_array_equal(named.tensors[:, 4], content()[3])

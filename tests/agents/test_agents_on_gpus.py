@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import threading
 from zlib import crc32
 
@@ -14,9 +13,7 @@ import pytest
 import kvplan
 from kvplan import Agent, PathError
 from tests.agents.cuda_ipc.simulated_ipc import BLOCKS, Both, OnGpu, cache, expandable, two_gpus
-from tests.agents.workers import content, pool
-from tests.deep.agents.transfers import Moves
-from tests.patience import PATIENCE, until
+from tests.patience import PATIENCE
 from tests.simulated_driver import simulated
 
 driver = pytest.fixture(two_gpus)
@@ -92,29 +89,6 @@ def test_a_stream_of_the_visitor_and_one_of_the_owner_order_a_transfer(seed):
         assert not both.theirs.any()
 
 
-def test_an_agent_without_memory_of_a_gpu_publishes_nothing(driver):
-    with Agent("pool", {"kv": pool()}, transports=("cuda_ipc", "shm")) as agent:
-        for call in (agent.publish, agent.wait_for_visitors):
-            with pytest.raises(PathError, match=r"offers no memory of a GPU by cuda_ipc: .*shm"):
-                call(OnGpu(7, 0))
-
-
-def test_host_pools_and_gpu_caches_of_one_agent_take_their_own_transports(driver):
-    _, there = cache(driver, 0, 1)
-    transports = ("cuda_ipc", "shm")
-    with (
-        kvplan.Executor("cuda:0", kvplan.Policy(path="kernel")) as executor,
-        Agent("owner", {"gpu": there, "host": pool()}, transports=transports) as owner,
-        Agent("visitor", {}, transports=transports, executor=executor) as visitor,
-    ):
-        peer = visitor.meet(owner.card())
-        assert peer.transport == "cuda_ipc+shm"
-        mine = np.zeros_like(content())
-        here = kvplan.KVLayout.from_tensors("block layer dim", mine)
-        peer.submit(kvplan.compile(peer.layouts["host"], here).plan([1], [2])).synchronize(PATIENCE)
-        np.testing.assert_array_equal(mine[2], content()[1])
-
-
 def test_a_gpu_that_is_not_visible_is_told_among_the_reasons(driver):
     _, there = cache(driver, 1)
     with Agent("owner", {"kv": there}, transports=("cuda_ipc", "shm")) as owner:
@@ -150,39 +124,3 @@ def test_an_owner_with_the_same_number_in_another_container_opens_by_pieces_alon
         with expandable(driver, 1) as (_, pieces), Agent("owner", {"kv": pieces}, transports=transports) as owner:
             assert visitor.meet(elsewhere(owner.card(), os.getpid())).transport == "cuda_ipc"
             visitor.forget(visitor.peers["owner"])
-
-
-def test_what_was_met_is_refused_after_the_owner_has_closed(driver):
-    with Both(driver) as both:
-        plan = both.load.plan([1], [2])
-        both.peer.submit(plan).synchronize(PATIENCE)
-        both.owner.close()
-        with pytest.raises(kvplan.TransferError, match="its agent closes"):
-            both.peer.submit(plan)
-        until(lambda: not driver.opened)
-
-
-def test_meeting_again_and_again_leaves_nothing(driver):
-    with Both(driver) as both:
-        before = driver.left()
-        for _ in range(5):
-            both.visitor.forget(both.peer)
-            until(lambda: not driver.opened)
-            both.peer = both.visitor.meet(both.owner.card())
-        until(lambda: driver.left()["events"] <= before["events"])
-
-
-@pytest.mark.parametrize("owner", [0, 1])
-@pytest.mark.parametrize("path", ["kernel", "copy_engine"])
-def test_random_transfers_of_both_directions(driver, path, owner):
-    """``python -m tests.deep.agents --device cuda`` makes more of them."""
-    with Both(driver, path, owner) as both:
-        expected = {True: both.mine.transpose(1, 0, 2).copy(), False: both.theirs.transpose(1, 0, 2).copy()}
-        moves = Moves(
-            random.Random(owner), both.peer, {True: both.load, False: both.store}, expected,
-            in_order=owner == 0, later=lambda rng: None,
-        )  # fmt: skip
-        noted = moves.batch()
-        np.testing.assert_array_equal(both.mine.transpose(1, 0, 2), expected[True])
-        np.testing.assert_array_equal(both.theirs.transpose(1, 0, 2), expected[False])
-        moves.check_notes(noted, [note for _, note in both.notes(len(noted))])

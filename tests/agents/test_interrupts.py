@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import signal
-import threading
 from contextlib import contextmanager
 
 import numpy as np
@@ -12,7 +11,7 @@ import pytest
 
 import kvplan
 from kvplan import KVLayout
-from tests.agents.workers import BLOCKS, DIM, LAYERS, content
+from tests.agents.workers import BLOCKS, DIM, LAYERS
 from tests.patience import PATIENCE, until
 
 
@@ -46,25 +45,6 @@ def interrupting(seconds):
 @pytest.fixture
 def mine():
     return KVLayout.from_tensors("layer block dim", np.zeros((LAYERS, BLOCKS, DIM), np.uint8))
-
-
-def test_a_wait_that_is_interrupted(agents, mine):
-    owner, visitor = agents("owner"), agents("visitor", layouts={})
-    peer = visitor.meet(owner.card())
-    event = threading.Event()
-    plan = kvplan.compile(peer.layouts["kv"], mine).plan([1], [1])
-    transfer = peer.submit(plan, after=event, note=b"end")
-    with pytest.raises(InterruptError), interrupting(0.01):
-        transfer.synchronize()
-    with pytest.raises(InterruptError), interrupting(0.01):
-        owner.close()
-    with pytest.raises(InterruptError), interrupting(0.01):
-        visitor.close()
-    event.set()
-    transfer.synchronize(PATIENCE)
-    np.testing.assert_array_equal(mine.tensors[:, 1], content()[1])
-    visitor.close()
-    owner.close()
 
 
 @pytest.mark.slow

@@ -12,7 +12,6 @@ import kvplan
 from kvplan.cuda import player
 from kvplan.execute import memcpy
 from kvplan.execute.gpu import row_loops
-from kvplan.execute.host import memcpy
 from kvplan.plan import loops_numba
 from tests.simulated.drawn import Drawn, executor, owned
 from tests.simulated_driver import simulated

@@ -11,7 +11,7 @@ PEERS = ("vllm", "lmcache", "sglang")
 collect_ignore = [f"test_{peer}_peer.py" for peer in PEERS if not importlib.util.find_spec(peer)]
 if "test_vllm_peer.py" in collect_ignore:
     collect_ignore += ["test_vllm_offloading.py", "test_vllm_connector.py",
-                       "vllm_worker.py", "test_nixl_worker.py", "nixl_worker.py"]  # fmt: skip
+                       "vllm_worker.py"]  # fmt: skip
 if "test_lmcache_peer.py" in collect_ignore:
     collect_ignore += ["test_lmcache_connector.py", "test_nixl_channel.py"]
 

@@ -109,13 +109,6 @@ def test_its_engine_its_pools_and_its_reading(make, layout):
     there.detach()
 
 
-def test_the_pool_that_a_host_pool_was_built_beside():
-    (device, _), (_, host) = mha("page_first"), mha("page_first")
-    there = attached()
-    assert there.transfers_of(host, device) is None
-    there.detach()
-
-
 class Slots:
     """What a controller asks of the allocator of device slots."""
 

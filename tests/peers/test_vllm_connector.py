@@ -229,19 +229,3 @@ def test_a_store_that_failed_on_one_rank_is_not_there_and_its_chunk_is_free(conn
     assert not both.scheduler._failed_keys
     assert len(both.manager.prepare_store(KEYS[2:], both.context).keys_to_store) == 2
     assert both.workers[0].build_connector_worker_meta() is None
-
-
-def test_ranks_may_tell_of_a_failure_in_different_steps(connector):
-    both = connector(ranks=2)
-    spec = both.manager.prepare_store(KEYS[:1], both.context).store_spec
-    job = both.job(KEYS[:1], is_store=True)
-    metas = [
-        both.step(worker, stores={job: (device(blocks), spec)})[2]
-        for worker, blocks in zip(both.workers, (WRONG, 1), strict=True)
-    ]
-    both.tell(metas[0])
-    assert both.scheduler._failed_keys
-    assert not hit(both, KEYS[0])
-    both.tell(metas[1])
-    assert not both.scheduler._failed_keys
-    assert both.manager.lookup(KEYS[0], both.context) is LookupResult.MISS

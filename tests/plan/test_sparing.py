@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from kvplan.execute.host.memcpy import copy
+from kvplan.execute.memcpy import copy
 
 from kvplan.execute.host import copy_by_memmove
 

@@ -274,9 +274,10 @@ class _Write(NamedTuple):
 
 
 class NixlWire:
-    """The wire to one peer by NIXL; see :class:`kvplan.agents.packed.line.Wire`.
+    """The wire to one peer by NIXL: large writes, each with a note that comes behind its bytes, and notes in order.
 
-    A write over shared memory is copied while it is posted; the interpreter is free meanwhile.
+    No method blocks, but a write over shared memory is copied while it is posted; the interpreter is free meanwhile.
+    Every method may raise KVPlanError.
 
     Args:
         end: this process's end of NIXL, which has the ring.
@@ -295,25 +296,25 @@ class NixlWire:
         end.hold(peer)
 
     def metadata(self) -> bytes:
-        """See :class:`kvplan.agents.packed.line.Wire`."""
+        """Return what the peer needs to write to this process's ring."""
         return self._end.ring_metadata()
 
     def join(self, metadata: bytes, place: Place) -> None:
-        """See :class:`kvplan.agents.packed.line.Wire`."""
+        """Take the peer's metadata, and the place of its ring."""
         self._end.add(self.peer, metadata)
         self._theirs = memory_of(place.device, f"the ring of {self.peer!r}")
 
     def renew(self) -> None:
-        """See :class:`kvplan.agents.packed.line.Wire`."""
+        """Connect anew to a peer that NIXL has lost."""
         self._end.renew(self.peer)
 
     def send(self, note: bytes) -> None:
-        """See :class:`kvplan.agents.packed.line.Wire`."""
+        """Send a note."""
         with self._calling("reach") as nixl:
             nixl.send_notif(self.peer, note)
 
     def write(self, local: int, remote: int, nbytes: int, note: bytes) -> Any:
-        """See :class:`kvplan.agents.packed.line.Wire`."""
+        """Post one write, and return its handle."""
         with self._calling("write to") as nixl:
             places = (local, *self._end.ring), (remote, *self._theirs)
             sides = [
@@ -323,25 +324,25 @@ class NixlWire:
             handle = nixl.initialize_xfer("WRITE", *sides, self.peer, note)
             return _Write(handle, error_of(lambda: nixl.transfer(handle)))
 
-    def over(self, handle: _Write) -> bool:
-        """See :class:`kvplan.agents.packed.line.Wire`."""
+    def over(self, write: _Write) -> bool:
+        """Return whether a write has ended; raise an error if it failed."""
         with self._calling("write to") as nixl:
-            if handle.error is not None:
-                raise handle.error
-            state = nixl.check_xfer_state(handle.handle)
+            if write.error is not None:
+                raise write.error
+            state = nixl.check_xfer_state(write.handle)
             if state == DONE:
-                self._end.release(handle.handle)
+                self._end.release(write.handle)
             elif state != MOVING:
                 raise TransferError(f"NIXL cannot write to {self.peer!r}: {state}")
             return bool(state == DONE)
 
-    def release(self, handle: _Write) -> bool:
-        """See :class:`kvplan.agents.packed.line.Wire`; NIXL begins to abort one that is in use."""
+    def release(self, write: _Write) -> bool:
+        """Forget a write that has not ended well; return False if NIXL has begun to abort it, and ask again."""
         with self._end.lock:
-            return error_of(handle.handle.release) is None
+            return error_of(write.handle.release) is None
 
     def close(self) -> None:
-        """See :class:`kvplan.agents.packed.line.Wire`."""
+        """Forget the peer; nothing moves any more."""
         self._end.drop(self.peer)
 
     @contextmanager
@@ -352,31 +353,6 @@ class NixlWire:
         except TransferError as error:
             self.gone |= "DISCONNECT" in str(error)
             raise
-
-
-class NixlOffer(NamedTuple):
-    """NIXL's part of a card.
-
-    Attributes:
-        metadata: NIXL's metadata.
-        packed: version of the packed way that the peer takes; 0 if it takes none.
-    """
-
-    metadata: bytes
-    packed: int = 0
-
-    def part(self) -> dict[str, object]:
-        """Return the part as a card holds it.
-
-        >>> NixlOffer.of(NixlOffer(b"met", 1).part())
-        NixlOffer(metadata=b'met', packed=1)
-        """
-        return {"metadata": self.metadata.hex()} | ({"packed": self.packed} if self.packed else {})
-
-    @classmethod
-    def of(cls, part: dict[str, Any]) -> NixlOffer:
-        """Read the part of a card."""
-        return cls(bytes.fromhex(part["metadata"]), part.get("packed", 0))
 
 
 def _text(name: bytes | str) -> str:

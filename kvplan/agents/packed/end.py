@@ -10,26 +10,27 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, Self
 
-from kvplan.agents.latched_transfer import LatchedTransfer
-from kvplan.agents.packed.line import ENDED, GREETS, OPEN, OVER, Line, Moving, Wire
-from kvplan.agents.packed.messages import END, HELLO, MAGIC, WORD, Inbox, Message, body_of, fields_of
-from kvplan.agents.packed.packed_transfer import PackedTransfer
-from kvplan.agents.packed.programs import Offer
-from kvplan.agents.packed.ring import HOST_SLOTS, Place, Ring, Slots, allocated, enter
+from kvplan.agents.packed import line as messages
+from kvplan.agents.packed.line import ENDED, GREETS, OPEN, OVER, Inbox, Line, Message, Offer
+from kvplan.agents.packed.packed_transfer import PATIENCE, Moving, PackedTransfer
+from kvplan.agents.packed.ring import Place, Ring, Slots
 from kvplan.agents.packed.traffic import Clock, Traffic
+from kvplan.agents.peer_transfer import LatchedTransfer, Order
 from kvplan.base.process import check_process, generation
 from kvplan.base.threads import Bell, Worker, error_of
+from kvplan.cost.wire import WireProfile
+from kvplan.cuda.device import Device
+from kvplan.cuda.reach import ordinal_of
 from kvplan.errors import KVPlanError, TransferError
 from kvplan.execute.executor import Executor
 from kvplan.execute.stats import Tally
-from kvplan.plan.plan import Plan
 
 SILENCE = 30.0  # seconds without a word, after which a peer of transfers in flight is given up
 WORD_SECONDS = 0.5  # between two words while something is in flight
 IDLE_WORD_SECONDS = 5.0  # the same otherwise, so that nothing is kept of peers that have died
-ANSWER_SECONDS = 1.0  # that the end of a line that was never open, and a close, wait for the peer
+ANSWER_SECONDS = 1.0  # that a close waits for the answers of peers
 LOOK_SECONDS = 5e-3  # between two looks at times
 WAIT_NAP = 1e-4  # seconds between two looks of a wait
 
@@ -42,34 +43,6 @@ TIMER_SLACK = 29  # PR_SET_TIMERSLACK of prctl
 SLACK_NS = 1000  # the default is 50,000: a nap of 100 us then takes over 150
 
 log = logging.getLogger("kvplan.agents")
-
-
-class PackedWay(NamedTuple):
-    """How an agent takes packed transfers.
-
-    Attributes:
-        slots: its ring; None for one that fits its device.
-        threaded: whether a thread makes progress; otherwise :meth:`kvplan.Agent.poll` does.
-    """
-
-    slots: Slots | None = None
-    threaded: bool = True
-
-
-class Transport(Protocol):
-    """What an end needs of the transport."""
-
-    def wire(self, peer: str) -> Wire:
-        """Return a wire to a peer."""
-
-    def notes(self) -> list[tuple[str, bytes]]:
-        """Return the notes that have come since the last call, each with the peer."""
-
-    def add_ring(self, address: int, nbytes: int, device: str) -> None:
-        """Let peers write to this memory; raise KVPlanError if they cannot."""
-
-    def drop_ring(self) -> None:
-        """Let no peer write there any more."""
 
 
 class End:
@@ -87,12 +60,15 @@ class End:
         transport: the transport.
         offer: returns the memory that peers may name.
         executor: returns the executor of a device.
-        way: its ring, and who makes progress.
+        slots: its ring; None for one that fits its device.
+        threaded: whether a thread makes progress; otherwise :meth:`kvplan.Agent.poll` does.
         tally: sums to which transfers are added.
         now: the clock.
 
     Attributes:
-        name, tally: as given.
+        name, transport, offer, executor, tally: as given.
+        asked: the ring that was asked for, or None.
+        profiles: profiles of the wire, by NIXL's name of the memory.
         ring: this process's slots; None until it is opened.
         traffic: the chunks of its transfers.
         inbox: notes of peers for the user.
@@ -101,25 +77,29 @@ class End:
         polling: held within a poll.
     """
 
-    ring: Ring | None = None
+    device: Callable[[], str]  # of the ring that is not allocated yet
+    slots: Callable[[], Slots]  # of that ring
+    ring: Any = None
     closed = _looking = _stopped = False
 
     def __init__(
-        self, name: str, transport: Transport, offer: Callable[[], Offer], executor: Callable[[str], Executor],
-        way: PackedWay, tally: Tally | None = None, now: Clock = time.monotonic,
+        self, name: str, transport: Any, offer: Callable[[], Offer], executor: Callable[[str], Executor],
+        slots: Slots | None = None, *, threaded: bool = True, tally: Tally | None = None, now: Clock = time.monotonic,
     ) -> None:  # fmt: skip
-        self.name, self.tally, self._way = name, tally or Tally(), way
+        self.name, self.tally, self.asked, self._threaded = name, tally or Tally(), slots, threaded
         self.inbox, self.refusals = Inbox(), dict[str, str]()
         self.traffic = Traffic(offer, self.inbox, self._end_line, now)
-        self._transport, self._offer, self._executor, self._now = transport, offer, executor, now
+        self.transport, self.offer, self.executor, self._now = transport, offer, executor, now
+        self.profiles: dict[str, WireProfile] = {}
         self._lines: dict[str, Line] = {}
         self._received, self._calls = deque[tuple[str, bytes]](), deque[Callable[[], object]]()
         self._mine: set[PackedTransfer] = set()  # those that have not ended
         self._waiting: list[PackedTransfer] = []  # those that wait for a gate, or for a line
-        self.polling, self._opening, self._reading = threading.RLock(), threading.RLock(), threading.RLock()
+        self.polling, self._reading = threading.RLock(), threading.RLock()
         self._looked_at = 0.0
         self._generation = generation()
         self._bell = Bell()
+        self.wake = self._bell.ring  # lets the thread look now, if there is one
         self._thread = Worker("kvplan-nixl", self._serve, "no thread makes progress for NIXL")
 
     # ---- any thread --------------------------------------------------------------------------------------------------
@@ -127,9 +107,9 @@ class End:
     @property
     def busy(self) -> bool:
         """Whether something is in flight."""
-        lines = any(line.moving or line.state >= ENDED for line in list(self._lines.values()))
-        moves = lines or self.traffic.copies or self.traffic.writes
-        return bool(moves or self._calls or self._received or self._waiting)
+        if self.traffic.copies or self.traffic.writes or self._calls or self._received or self._waiting:
+            return True
+        return any(line.moving or line.state >= ENDED for line in list(self._lines.values()))
 
     @property
     def in_flight(self) -> int:
@@ -186,7 +166,7 @@ class End:
             begun = [each for line in self._lines.values() for each in line.moving.values() if not each.mine]
 
         def over() -> bool:
-            return not any(moving.copying or not moving.ended for moving in begun)
+            return not any(moving.copying or not moving.stopped for moving in begun)
 
         if not self.waits(over, timeout):
             with self.polling:
@@ -203,28 +183,36 @@ class End:
                 time.sleep(WAIT_NAP)
         return bool(over())
 
-    def submit(self, peer: str, plan: Plan, **options: Any) -> PackedTransfer:
+    def submit(self, order: Order, patience: float = PATIENCE) -> PackedTransfer:
         """Begin a transfer, and return at once.
 
         Args:
-            peer: name of the peer.
-            plan: a plan between layouts of this process and layouts of the peer, of at most 64 programs.
-            options: see :class:`.packed_transfer.PackedTransfer`.
+            order: a plan between layouts of this process and layouts of the peer, and more.
+            patience: see :class:`.packed_transfer.PackedTransfer`.
 
         Raises:
             KVPlanError: an argument is wrong.
             TransferError: this end is closed.
         """
         check_process(self._generation)
-        if self.closed:
-            raise TransferError(f"the agent {self.name!r} is closed")
-        transfer = PackedTransfer(self, peer, plan, **options)
+        self._check_open()
+        transfer = PackedTransfer(self, order, patience)
         self._mine.add(transfer)
         LatchedTransfer.add_done_callback(transfer, partial(self._mine.discard, transfer))
-        self.later(partial(self._waiting.append, transfer))
+        self.later(partial(self._wait, transfer))
         if not self.threaded():
             self.poll()
         return transfer
+
+    def _wait(self, transfer: PackedTransfer) -> None:
+        self._waiting.append(transfer)
+        line = self._lines.get(transfer.peer)
+        if line is not None and not line.moving:  # nobody may have looked while nothing was in flight
+            line.heard_at = self._now()
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise TransferError(f"the agent {self.name!r} is closed")
 
     def poll(self) -> bool:
         """Move everything on that can move now; return whether anything did. One thread polls at a time."""
@@ -263,39 +251,30 @@ class End:
         while self._lines:
             self._lines.popitem()[1].wire.close()
         if self.ring is not None:
-            self._transport.drop_ring()
+            self.transport.drop_ring()
             self.ring = None
 
     # ---- the ring ----------------------------------------------------------------------------------------------------
 
-    def device(self) -> str:
-        """Return the device of the ring that is not allocated yet."""
-        return "cpu"
-
-    def slots(self) -> Slots:
-        """Return the slots of that ring."""
-        return self._way.slots or HOST_SLOTS
-
     def end(self) -> Self:
         """Return this end, opened; raise KVPlanError if it is closed, or the ring cannot be allocated or registered."""
-        if self.closed:
-            raise TransferError(f"the agent {self.name!r} is closed")
-        with self._opening:
+        self._check_open()
+        with self.polling:
             if self.ring is None:
                 device = self.device()
-                ring = allocated(device, self.slots(), smaller=self._way.slots is None)
-                self._transport.add_ring(ring.memory.data_ptr(), ring.memory.shape[1], device)
-                self.traffic.open(ring, self._executor(device))
+                ring = Ring(device, self.slots())
+                self.transport.add_ring(ring.memory.data_ptr(), ring.memory.shape[1], device)
+                self.traffic.open(ring, self.executor(device))
                 self.ring = ring
-                if self._way.threaded:
-                    self.later(partial(enter, device))
+                if self._threaded and device != "cpu":  # each submit of the thread finds it current: 10 to 20 us less
+                    self.later(Device(ordinal_of(device)).enter)
         return self
 
     # ---- the thread --------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Start the thread that makes progress, if a thread makes it."""
-        if self._way.threaded and not self._thread.started and not self._stopped:
+        if self._threaded and not self._thread.started and not self._stopped:
             self._thread.start()
 
     def stop(self, timeout: float) -> None:
@@ -303,10 +282,6 @@ class End:
         self.closed = self._stopped = True
         self.wake()
         self._thread.join(timeout)
-
-    def wake(self) -> None:
-        """Let the thread look now, if there is one."""
-        self._bell.ring()
 
     def threaded(self) -> bool:
         """Return whether the thread runs, so that waits sleep."""
@@ -366,15 +341,15 @@ class End:
     def _read(self) -> None:
         """Take what has come: notes of the protocol for the next poll, and the users'."""
         with self._reading:
-            for peer, note in self._transport.notes():
-                (self._received if note.startswith(MAGIC) else self.inbox).append((peer, note))
+            for peer, note in self.transport.notes():
+                (self._received if note.startswith(messages.MAGIC) else self.inbox).append((peer, note))
 
     def _begin_waiting(self) -> bool:
         """Begin transfers, or send more of them, once their lines are open and their gates are."""
         moved = False
         for transfer in list(self._waiting):
             try:
-                if not transfer.ended:
+                if not transfer.stopped:
                     line = self.end()._lines.get(transfer.peer) or self._new_line(transfer.peer)
                     opened = transfer.pass_gates(self._now())
                     if transfer.opened and line.state == OPEN and (opened or not transfer.number):
@@ -382,14 +357,14 @@ class End:
                     moved |= opened
             except Exception as error:  # it is the transfer's
                 self.traffic.fail(transfer, str(error))
-            if transfer.ended or (transfer.number and not transfer.gated):
+            if transfer.stopped or (transfer.number and not transfer.gated):
                 self._waiting.remove(transfer)
         return moved
 
     # ---- lines -------------------------------------------------------------------------------------------------------
 
     def _new_line(self, peer: str) -> Line:
-        line = self._lines[peer] = Line(peer, self._transport.wire(peer), self._now())
+        line = self._lines[peer] = Line(peer, self.transport.wire(peer), self._now())
         return line
 
     def _keep(self, line: Line, now: float) -> None:
@@ -397,43 +372,35 @@ class End:
         active = bool(line.moving) or any(transfer.peer == line.name for transfer in self._waiting)
         due = now > line.said_at + (WORD_SECONDS if active else IDLE_WORD_SECONDS)
         if line.state < ENDED:
-            if not (active and line.active):  # nobody may have looked while nothing was in flight
-                line.heard_at = now
-            line.active = active
-            if now > line.heard_at + SILENCE:
+            if active and now > line.heard_at + SILENCE:
                 self._end_line(line, f"it has said nothing for {SILENCE:g} seconds")
             elif due and line.state == OPEN:
-                self._say(line, WORD)
+                self._say(line, messages.WORD)
             elif due and active:
                 self._greet(line)
         elif not line.taken[0]:  # an end, as a greeting, says that nothing is written here any more
             if due or not line.reported:
                 self._tell_end(line)
-            over = line.state == OVER if line.chunk_nbytes else now > line.heard_at + ANSWER_SECONDS
-            if line.reported and not line.moving and over:
+            if line.reported and not line.moving and (line.state == OVER or not line.chunk_nbytes):
                 del self._lines[line.name]
                 line.wire.close()
 
-    def _say(self, line: Line, kind: int, body: bytes = b"") -> None:
+    def _say(self, line: Line, kind: int, body: Callable[[], bytes] = bytes) -> None:
         line.said_at = self._now()
-        if (error := error_of(lambda: line.say(kind, body, transfer=line.theirs))) is not None:
+        if (error := error_of(lambda: line.say(kind, body(), transfer=line.theirs))) is not None:
             self._end_line(line, str(error))
 
     def _greet(self, line: Line) -> None:
         """Tell a peer where the ring is."""
-        assert self.ring is not None
-        try:
-            self._say(line, HELLO, body_of(self.ring.place, line.wire.metadata()))
-        except KVPlanError as error:
-            self._end_line(line, str(error))
+        self._say(line, messages.HELLO, lambda: messages.body_of(self.ring.place, line.wire.metadata()))
 
     def _hear(self, peer: str, note: bytes) -> None:
         line = self._lines.get(peer)
         try:
             message = Message.of(note)
-            if message.kind == HELLO:
+            if message.kind == messages.HELLO:
                 self._hear_greeting(peer, message)
-            elif message.kind == END:
+            elif message.kind == messages.END:
                 self._hear_end(peer, message)
             elif line is None or line.theirs != message.life:
                 self._refuse(peer, message)
@@ -441,7 +408,7 @@ class End:
                 line.heard_at = self._now()
                 if not line.follows(message):
                     self._end_line(line, "one of its messages was lost, or came twice")
-                elif message.kind != WORD:
+                elif message.kind != messages.WORD:
                     self.traffic.hear(line, message)
         except Exception as error:  # whatever a peer sends, the other peers go on
             log.warning("a message of %s: %s: %s", peer, type(error).__name__, error)
@@ -462,7 +429,7 @@ class End:
             self._open_line(line or self._new_line(peer), message)
 
     def _open_line(self, line: Line, hello: Message) -> None:
-        place, metadata = fields_of(hello.body)
+        place, metadata = messages.fields_of(hello.body)
         line.theirs, line.heard_at, line.place = hello.life, self._now(), Place(*place)
         try:
             line.wire.join(metadata, line.place)
@@ -470,18 +437,14 @@ class End:
         except KVPlanError as error:
             self._end_line(line, str(error), over=True)
             return
-        assert ring is not None
         line.state, line.chunk_nbytes = OPEN, min(line.place.slot_nbytes, ring.place.slot_nbytes)
         if not hello.transfer:
             self._greet(line)
 
     def _refuse(self, peer: str, message: Message) -> None:
         """Tell the sender of a message that its line has ended, and that nothing of it moves here."""
-        wire = self._lines[peer].wire if peer in self._lines else self._transport.wire(peer)
-        note = Message(END, 0, transfer=message.life, chunk=1, body=b"it has ended").note()
-        error_of(partial(wire.send, note))
-        if peer not in self._lines:
-            wire.close()
+        note = Message(messages.END, 0, transfer=message.life, chunk=1, body=b"it has ended").note()
+        error_of(partial(self.transport.tell, peer, note))
 
     def _hear_end(self, peer: str, message: Message) -> None:
         """Take it that a peer has ended a line, and that nothing of it moves there.
@@ -502,20 +465,17 @@ class End:
         moving: list[Moving] = list(line.moving.values())
         if line.state < ENDED:
             line.state, line.why, line.said_at = ENDED, why, 0.0
-            if not line.chunk_nbytes:
-                line.heard_at = self._now()
             moving += [transfer for transfer in self._waiting if transfer.peer == line.name]
         if over:
             line.state = OVER
         for each in moving:
-            each.lost |= line.wire.gone
             self.traffic.fail(each, line.why)
 
     def _tell_end(self, line: Line) -> None:
         """Tell a peer that a line has ended, now that nothing of it is written here."""
         line.said_at = self._now()
         over, why = line.state == OVER, line.why[:1000].encode()
-        message = Message(END, line.mine, transfer=line.theirs, chunk=over, body=why)
+        message = Message(messages.END, line.mine, transfer=line.theirs, chunk=over, body=why)
         if (error := error_of(partial(line.wire.send, message.note()))) is None:
             line.reported = True
             return

@@ -1,22 +1,24 @@
-"""A packed transfer at the end that began it, as its user sees it, and what it waits for."""
+"""A packed transfer: at the end that a peer has told of it, and at the end that began it, as its user sees it."""
 
 from __future__ import annotations
 
 import math
 import time
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from kvplan.agents.latched_transfer import LatchedTransfer, failure
-from kvplan.agents.packed.line import ENDED, Line, Moving
-from kvplan.agents.packed.messages import id_bytes
+from kvplan.agents.packed.line import ENDED, NOTHING, Line, Offer, id_bytes
 from kvplan.agents.packed.ring import Ring
+from kvplan.agents.peer_transfer import BOUND, LatchedTransfer, Order, question
 from kvplan.base.process import check_process
 from kvplan.base.threads import Call, Latch
 from kvplan.errors import KVPlanError, TransferError
-from kvplan.execute.transfer import Transfer, TransferResult, call_when_done, cancellation, check_after, check_layer
-from kvplan.plan.chunks import layer_pieces, outlines_of, sources_of
-from kvplan.plan.plan import Plan
+from kvplan.execute.transfer import TransferResult, check_layer
+from kvplan.layout.kvlayout import KVLayout
+from kvplan.plan.chunks import Chunks, Outline, layer_pieces, outlines_of, sources_of
+from kvplan.plan.copy_program import CopyProgram
+from kvplan.plan.plan import Plan, PlanSource
 
 GROUPS = 8  # most groups of layers of a transfer by layer; as many as layers if each waits for an object of its own
 PATIENCE = 30.0  # seconds without a chunk that moves, after which a transfer fails if nothing else was asked for
@@ -24,62 +26,91 @@ LOOK_SECONDS = 50e-6  # between two polls of a caller that waits, if no thread p
 STREAMS = ("cuda_stream", "__cuda_stream__")  # attributes of a stream; one that records no event is the executor's
 
 
-def question(after: Any) -> Callable[[], object]:
-    """Return a function that says, without blocking, whether an object has completed, and raises its error, if any.
-
-    A transfer, an event of torch, and a ``threading.Event`` are asked. A stream of torch is asked through an event that
-    is recorded now. Any other object that only blocks gets a thread of its own.
-
-    Raises:
-        KVPlanError: it cannot be waited for, or is an event of CUDA that was never recorded: it would count as passed.
-
-    >>> import threading
-    >>> event = threading.Event()
-    >>> ask = question(event)
-    >>> ask(), event.set(), ask()
-    (False, None, True)
-    """
-    check_after(after)
-    if getattr(after, "cuda_event", None) == 0:
-        raise KVPlanError("after= has an event that was never recorded, and CUDA takes it for passed; record it first")
-    if isinstance(after, Transfer):
-        return lambda: after.done() and after.synchronize() is None
-    event = after.record_event() if hasattr(after, "record_event") else after
-    for name in ("done", "query", "is_set"):
-        if callable(ask := getattr(event, name, None)):
-            return ask  # type: ignore[no-any-return]
-    ends: list[BaseException | None] = []
-    call_when_done(event, ends.append, set())
-
-    def over() -> bool:
-        if ends and ends[0] is not None:
-            raise ends[0]
-        return bool(ends)
-
-    return over
-
-
-def gates_of(
-    plan: Plan, layers: Sequence[frozenset[int]], after: Any
-) -> tuple[list[list[Callable[[], object]]], Any]:  # fmt: skip
-    """Return the questions of each group of layers, and the stream that the executor must wait for, or None.
+class Moving:
+    """A transfer at one of its ends. This one is a peer's; :class:`.packed_transfer.PackedTransfer` is this end's own.
 
     Args:
-        plan: the plan.
-        layers: the layers of each group.
-        after: one object for all groups, or one for each of some layers.
+        outlines: what both ends know of it.
+        groups: most groups of layers.
+        sends: whether this end gathers and writes.
+        urgent: whether it has high priority.
+        note: note for the user of the end that did not begin it.
+        own: layouts of this process that hold all units.
+        offer: the memory that a peer may name.
+        sources: the block ids of both ends, at the end that began it.
+
+    Attributes:
+        line, number: the line to the other end, and its number at the end that began it; 0 until both ends know of it.
+        side: the side of its plan that is this end's: 0 if it sends.
+        cut: its chunks.
+        ready: number of chunks that may travel to this end.
+        next: number of chunks for which this end, as a receiver, has named a slot.
+        slots: slots of the receiver, by chunk; a receiver's until the chunk has come, a sender's until it is written.
+        named: chunks to send that have a slot there.
+        scattered: number of chunks that have been scattered.
+        copying, writing: numbers of gathers and scatters, and of writes, that move here.
+        why: why it failed.
+        begun: whether the destination may have been changed.
+        stopped: whether nothing more of it begins.
+        reported, answered: whether this end has told that it failed, and whether the other end has told its end.
+        moved_at: when something of it moved.
+        ids: this end's block ids of chunks that are not known before, by chunk.
+        left: a stream that the executor must wait for, or None.
     """
-    if isinstance(after, Mapping):
-        if strange := sorted(set(after) - set(plan.layers), key=str):
-            raise KVPlanError(f"after has layers {strange}, which {plan!r} does not move")
-        asked = [[after[k] for k in sorted(some & after.keys()) if after[k] is not None] for some in layers]
-        return [[question(each) for each in some] for some in asked], None
-    gates: list[list[Callable[[], object]]] = [[] for _ in layers]
-    if any(hasattr(after, name) for name in STREAMS) and not hasattr(after, "record_event"):
-        return gates, after
-    if after is not None:
-        gates[0].append(question(after))
-    return gates, None
+
+    mine = False
+    left: Any = None
+    line: Line
+    cut: Chunks
+
+    def __init__(
+        self, outlines: Sequence[Outline], groups: int, *, sends: bool, urgent: bool, note: bytes,
+        own: tuple[KVLayout, ...], offer: Offer = NOTHING, sources: Sequence[PlanSource] = (),
+    ) -> None:  # fmt: skip
+        self.outlines, self.groups, self.own, self.offer, self.sources = outlines, groups, own, offer, sources
+        self.sends, self.urgent, self.note = sends, urgent, note
+        self.side = 0 if sends else 1
+        self.number = self.ready = self.next = self.scattered = self.copying = self.writing = 0
+        self.slots: dict[int, int] = {}
+        self.named: deque[int] = deque()
+        self.why: str | None = None
+        self.begun = self.stopped = self.reported = self.answered = False
+        self.moved_at = 0.0
+        self.ids: dict[int, Any] = {}
+
+    def begin(self, line: Line, number: int) -> None:
+        """Cut it into chunks, and stand among the transfers of the line, which is open."""
+        self.cut = Chunks(self.outlines, line.chunk_nbytes, self.groups)
+        self.line, self.number = line, number
+        line.moving[self.key] = self
+
+    @property
+    def key(self) -> tuple[bool, int]:
+        """Its key among the transfers of the line."""
+        return self.mine, self.number
+
+    def ids_there(self, chunk: int) -> bytes:
+        """Return the other end's block ids of a chunk for a message; none if it has them."""
+        return id_bytes(self.cut.ids(self.sources, chunk, 1 - self.side)) if self.mine else b""
+
+    def chunk_plan(self, chunk: int, ring: Ring, slot: int) -> Plan:
+        """Plan to gather a chunk into a slot, or to scatter it from there; raise KVPlanError if an id is wrong."""
+        ids = self.cut.ids(self.sources, chunk, self.side) if self.mine else self.ids.pop(chunk)
+        plan = self.cut.plan(chunk, self.side, ids, self.own, ring.layout, ring.address(slot))
+        for span, part in zip(self.cut.chunks[chunk].spans, plan.parts, strict=True):
+            if not self.mine and not isinstance(span.piece.program, CopyProgram):
+                nbytes = span.piece.program.program.groups[0].nbytes
+                self.offer.check_rows(part.units[self.side], nbytes, self.own[0].device)
+        return plan
+
+    def arrive(self, chunk: int) -> bool:
+        """Take it that a chunk is scattered; return whether it was the last one."""
+        del chunk
+        self.scattered += 1
+        return self.scattered == len(self.cut.chunks)
+
+    def end(self, why: str | None) -> None:
+        """Tell the user of the end; nothing of it is copied at this end any more."""
 
 
 class PackedTransfer(LatchedTransfer, Moving):
@@ -91,46 +122,51 @@ class PackedTransfer(LatchedTransfer, Moving):
 
     Args:
         end: the :class:`.end.End` that moves it.
-        peer: name of the peer.
-        plan: a plan between layouts of this process and layouts of the peer.
-        reading: whether it reads from the peer; otherwise it writes.
-        note: note for the peer, which gets it after the last byte.
-        after: a stream, an event, a Transfer, or None: the transfer begins when this has completed. For a push by
-            layer, also a mapping from numbers of layers to such objects.
-        until: when it is given up, as the clock counts; None for never, or as ``patience`` says.
-        patience: seconds without a chunk that moves, after it could have begun, until it is given up.
-        by_layer: whether layers arrive in their order; see :meth:`kvplan.Transfer.wait_layer`.
-        priority: ``"high"`` or ``"normal"``; chunks of high priority come first.
+        order: the arguments of the submit. It begins when its ``after=`` has completed: a stream, an event, a Transfer,
+            or None; for a push by layer, also a mapping from numbers of layers to such objects.
+        patience: seconds without a chunk that moves, after it could have begun, until it is given up, if its user has
+            given no deadline.
 
     Attributes:
         plan: the plan that it moves.
-        peer, until, patience: as given.
+        peer: name of the peer.
         layers: the layers of each group, in the order of the groups.
         opened: number of groups whose gates are open.
-        cancelled: whether its user has cancelled it.
-        waits: whether it has not begun, since it waits for its ``after=``.
     """
 
-    mine, waits, cancelled = True, False, False
+    mine = True
 
-    def __init__(
-        self, end: Any, peer: str, plan: Plan, *, reading: bool, note: bytes = b"", after: Any = None,
-        until: float | None = None, patience: float | None = PATIENCE, by_layer: bool = False, priority: str = "normal",
-    ) -> None:  # fmt: skip
-        mapping = isinstance(after, Mapping)
-        if mapping and (reading or not by_layer):
+    def __init__(self, end: Any, order: Order, patience: float = PATIENCE) -> None:
+        plan, mapping, reading = order.plan, isinstance(order.after, Mapping), order.reading
+        if mapping and (reading or not order.by_layer):
             raise KVPlanError("after is a mapping of layers; give it with by_layer=True, and to write")
         outlines = outlines_of(plan)
-        groups = (len(plan.layers) if mapping else GROUPS) if by_layer else 1
-        LatchedTransfer.__init__(self, plan)
+        groups = (len(plan.layers) if mapping else GROUPS) if order.by_layer else 1
+        LatchedTransfer.__init__(self, order, end.tally)
         own = tuple(dict.fromkeys(pair[reading] for pair in plan.layouts))
-        Moving.__init__(self, outlines, groups, sends=not reading, urgent=priority == "high", note=note, own=own)
+        Moving.__init__(
+            self, outlines, groups, sends=not reading, urgent=order.urgent, note=order.note, own=own,
+            sources=sources_of(plan),
+        )  # fmt: skip
         self.layers = tuple([layers for layers, _ in layer_pieces(outlines, groups)])
-        self.peer, self.until, self.patience, self.opened = peer, until, patience, 0
-        self._gates, self.left = gates_of(plan, self.layers, after)
-        self._end, self._sources = end, sources_of(plan)
-        self._began = time.perf_counter()
+        self.peer, self.opened = order.peer, 0
+        self._patience = patience if order.deadline is BOUND else math.inf
+        self._gates: list[list[Callable[[], object]]] = [[] for _ in self.layers]  # questions, by group
+        self._wait_for(order.after)
+        self._end, self._began = end, time.perf_counter()
         self._arrivals = [Latch() for _ in self.layers]  # of each group; all are set at the end
+
+    def _wait_for(self, after: Any) -> None:
+        """Wait for one object with all groups, or for one of each of some layers."""
+        if isinstance(after, Mapping):
+            if strange := sorted(set(after) - set(self.plan.layers), key=str):
+                raise KVPlanError(f"after has layers {strange}, which {self.plan!r} does not move")
+            for gate, layers in zip(self._gates, self.layers, strict=True):
+                gate += [question(after[k]) for k in sorted(layers & after.keys()) if after[k] is not None]
+        elif any(hasattr(after, name) for name in STREAMS) and not hasattr(after, "record_event"):
+            self.left = after
+        elif after is not None:
+            self._gates[0].append(question(after))
 
     # ---- the face of a transfer --------------------------------------------------------------------------------------
 
@@ -193,14 +229,19 @@ class PackedTransfer(LatchedTransfer, Moving):
     # ---- for the end -------------------------------------------------------------------------------------------------
 
     @property
-    def over(self) -> bool:
-        """Whether it has ended."""
-        return self._over.happened
+    def waits(self) -> bool:
+        """Whether it has not begun, since it waits for its ``after=``."""
+        return not self.opened
 
     @property
     def gated(self) -> bool:
-        """Whether it waits for its ``after=``."""
+        """Whether some of it waits for its ``after=``."""
         return self.opened < len(self.layers)
+
+    @property
+    def lost(self) -> bool:
+        """Whether the wire has reported the peer as gone."""
+        return bool(self.number) and self.line.wire.gone
 
     def pass_gates(self, now: float) -> bool:
         """Open the gates that can be opened now, in order; return whether there was one."""
@@ -211,61 +252,41 @@ class PackedTransfer(LatchedTransfer, Moving):
                 self.opened, self.moved_at = self.opened + 1, now
         except Exception as error:
             raise TransferError(f"its after= failed ({error})") from error
-        self.waits = not self.opened
         return self.opened > before
 
     def late(self, now: float) -> str | None:
         """Return why it is given up now, or None."""
         if self.until is not None and now > self.until:
             return "its deadline has passed"
-        if self.patience is not None and not self.gated and now > self.moved_at + self.patience:
-            return f"nothing of it has moved for {self.patience:g} seconds"
+        if not self.gated and now > self.moved_at + self._patience:
+            return f"nothing of it has moved for {self._patience:g} seconds"
         return None
 
     def begin(self, line: Line, number: int) -> None:
         """See :meth:`Moving.begin`."""
         super().begin(line, number)
-        self._missing = [0] * len(self.layers)  # chunks that have not arrived, by group
-        for chunk in self.cut.chunks:
-            self._missing[chunk.group] += 1
+        self._missing = Counter(chunk.group for chunk in self.cut.chunks)  # that have not arrived
 
-    def ids_there(self, chunk: int) -> bytes:
-        """See :meth:`Moving.ids_there`."""
-        return id_bytes(self.cut.ids(self._sources, chunk, 1 - self.side))
-
-    def chunk_plan(self, chunk: int, ring: Ring, slot: int) -> Plan:
-        """See :meth:`Moving.chunk_plan`."""
-        ids = self.cut.ids(self._sources, chunk, self.side)
-        return self.cut.plan(chunk, self.side, ids, self.own, ring.layout, ring.address(slot))
-
-    def arrive(self, chunk: int) -> None:
+    def arrive(self, chunk: int) -> bool:
         """See :meth:`Moving.arrive`: a group has arrived when it and all groups before it are scattered."""
-        super().arrive(chunk)
         self._missing[self.cut.chunks[chunk].group] -= 1
-        for arrival, missing in zip(self._arrivals, self._missing, strict=True):
-            if missing:
+        for group, arrival in enumerate(self._arrivals):
+            if self._missing[group]:
                 break
             arrival.set()
+        return super().arrive(chunk)
 
-    def end(self, error: str | None) -> None:
+    def end(self, why: str | None) -> None:
         """See :meth:`Moving.end`; the first end counts."""
-        if self._over.happened:
+        if self.ended:
             return
-        tally, flow = self._end.tally, "write" if self.sends else "read"
-        if error is None and self.note and self.line.state >= ENDED:  # the peer hears of it by DONE
-            error = f"the note was not sent: {self.line.why}"
-        if error is None:
+        if why is None and self.note and self.line.state >= ENDED:  # the peer hears of it by DONE
+            why = f"the note was not sent: {self.line.why}"
+        if why is None:
             chunks, seconds = len(self.cut.chunks), time.perf_counter() - self._began
-            result = TransferResult(self.plan.nbytes, seconds, "packed", chunks, chunks)
-            self._ends.append((result, None))
-            tally.add(result, flow)
-        elif self.cancelled:
-            self._ends.append((None, TransferError(cancellation(self.plan))))
-            tally.cancel()
+            self._end_as(TransferResult(self.plan.nbytes, seconds, "packed", chunks, chunks))
         else:
-            failed = failure(self.peer, error, self._holds(), reading=not self.sends)
-            self._ends.append((None, failed))
-            tally.fail(self.plan, "packed", failed)
+            self._end_as(None, "" if self.cancelled else why, self._holds())
         self._gates, self.left = [[]], None
         self._over.set()
         for arrival in self._arrivals:

@@ -11,11 +11,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from kvplan.agents.packed import messages
-from kvplan.agents.packed.line import ENDED, OPEN, OVER, Line, Moving
-from kvplan.agents.packed.messages import Inbox, Message
-from kvplan.agents.packed.packed_transfer import PackedTransfer
-from kvplan.agents.packed.programs import Offer, read_program
+from kvplan.agents.packed import line as messages
+from kvplan.agents.packed.line import ENDED, MOST_PROGRAMS, OPEN, OVER, Inbox, Line, Message, Offer, read_program
+from kvplan.agents.packed.packed_transfer import Moving, PackedTransfer
 from kvplan.agents.packed.ring import Ring, most_of_a_peer
 from kvplan.base.threads import error_of
 from kvplan.errors import KVPlanError, TransferError
@@ -71,7 +69,7 @@ class Turns:
             passed = 0  # in a row, whose peers have all that they may have
             while self._free and passed < len(queue):
                 moving = queue.popleft()
-                if moving.error is not None:
+                if moving.why is not None:
                     continue
                 taken = moving.line.taken
                 if taken[self._side] >= most:
@@ -125,6 +123,8 @@ class Traffic:
             self._last_number += 1
             moving.begin(line, self._last_number)
             new: dict[int, Any] = {}
+            if len(line.numbers) > MOST_PROGRAMS:
+                line.numbers.clear()
             outlines = [[line.number(one.program, moving.side, new), *one.skips, one.units] for one in moving.outlines]
             fields = outlines, new, moving.groups, moving.sends, moving.urgent
             body = messages.body_of(fields, moving.note)
@@ -146,7 +146,7 @@ class Traffic:
         elif kind == messages.FAIL:
             moving.answered = True
             self.fail(moving, f"{line.name!r} said: {message.body.decode(errors='replace')}")
-        elif moving.error is not None:
+        elif moving.why is not None:
             moving.answered |= kind == messages.DONE  # it had ended there before it failed here
             self.settle(moving)
         elif kind == messages.ORDER:
@@ -242,22 +242,20 @@ class Traffic:
             moving.moved_at = self._now()
             if (error := error_of(copy.synchronize)) is not None:
                 self.fail(moving, f"a chunk could not be copied: {error}")
-            if moving.error is None and moving.sends:
+            if moving.why is None and moving.sends:
                 self._write(moving, chunk, slot)
                 continue
             self._give_back(moving, slot)
-            if moving.error is None:
-                moving.arrive(chunk)
-                if moving.scattered == len(moving.cut.chunks):
-                    self._finish(moving)
+            if moving.why is None and moving.arrive(chunk):
+                self._finish(moving)
             self.settle(moving)
         return bool(ended)
 
     def _write(self, moving: Moving, chunk: int, slot: int) -> None:
-        line, slots, nbytes = moving.line, moving.line.place.slot_nbytes, moving.cut.chunks[chunk].nbytes
+        line, nbytes = moving.line, moving.cut.chunks[chunk].nbytes
         try:
             moving.begun = True
-            there = line.place.address + moving.slots.pop(chunk) * slots
+            there = line.place.address + moving.slots.pop(chunk) * line.place.slot_nbytes
             body = moving.ids_there(chunk)
             message = Message(messages.CHUNK, line.mine, 0, moving.mine, moving.number, chunk, body=body)
             write = line.wire.write(self._ring.address(slot), there, nbytes, message.note())
@@ -269,29 +267,29 @@ class Traffic:
         self.writes.append(Flight(write, moving, chunk, slot))
 
     def _end_writes(self) -> bool:
-        moved = False
+        before = len(self.writes)
         for flight in list(self.writes):
-            moving, line = flight.moving, flight.moving.line
-            failed = moving.error is not None or line.state >= ENDED
+            write, moving, _, slot = flight
+            wire, failed = moving.line.wire, moving.why is not None or moving.line.state >= ENDED
             try:
-                over = not failed and line.wire.over(flight.what)
+                over = wire.release(write) if failed else wire.over(write)
             except Exception as error:  # what else of the line moves is not known
-                over, failed = False, True  # also of a transfer that has ended well: its receiver has said so
-                self._lose(line, f"a write failed: {error}")
-            if over or (failed and line.wire.release(flight.what)):
+                # Also of a transfer that has ended well: its receiver has said so.
+                self._lose(moving.line, f"a write failed: {error}")
+                over = wire.release(write)
+            if over:
                 self.writes.remove(flight)
                 moving.writing -= 1
                 moving.moved_at = self._now()
-                self._give_back(moving, flight.slot)
+                self._give_back(moving, slot)
                 self.settle(moving)
-                moved = True
-        return moved
+        return len(self.writes) < before
 
     # ---- ends --------------------------------------------------------------------------------------------------------
 
     def _finish(self, moving: Moving) -> None:
         del moving.line.moving[moving.key]
-        moving.ended = True
+        moving.stopped = True
         if not moving.sends:
             self._say(moving, messages.DONE)
         moving.end(None)
@@ -300,31 +298,30 @@ class Traffic:
     def _give_notes(self, moving: Moving) -> None:
         """Give the user the notes of a peer's transfers that have ended, in the order of their orders."""
         noted = moving.line.noted.get((moving.sends, moving.urgent))
-        while noted and noted[0].ended:
+        while noted and noted[0].stopped:
             first = noted.popleft()
-            if first.error is None and first.note:
+            if first.why is None and first.note:
                 self._notes.append((first.line.name, first.note))
 
     def fail(self, moving: Moving, why: str) -> None:
         """Begin nothing more of a transfer; it ends when nothing of it moves here."""
-        if not moving.ended:
-            moving.error, moving.ended = why, True
+        if not moving.stopped:
+            moving.why, moving.stopped = why, True
             moving.named.clear()
             if moving.number:
-                moving.lost |= moving.line.wire.gone
                 self._give_notes(moving)
         self.settle(moving)
 
     def settle(self, moving: Moving) -> None:
         """End a failed transfer as far as that is possible now; its slots come back once nothing writes there."""
-        if moving.error is None or moving.copying:
+        if moving.why is None or moving.copying:
             return
-        moving.end(moving.error)
+        moving.end(moving.why)
         if not moving.number or moving.writing or moving.key not in moving.line.moving:
             return
         if not moving.reported:
             moving.reported = True
-            self._say(moving, messages.FAIL, moving.error.encode())  # which may end the line, and so itself
+            self._say(moving, messages.FAIL, moving.why.encode())  # which may end the line, and so itself
         over, line = moving.answered or moving.line.state == OVER, moving.line
         if over and line.moving.pop(moving.key, None) is not None and not moving.sends:
             for slot in moving.slots.values():

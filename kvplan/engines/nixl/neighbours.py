@@ -12,12 +12,13 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from kvplan.agents.agent import Agent
-from kvplan.agents.agent_card import read_card
 from kvplan.agents.by_nixl.nixl_end import NixlEnd
-from kvplan.agents.by_nixl.nixl_packed import PACKED_VERSION, NixlPacked, PackedWay
+from kvplan.agents.by_nixl.nixl_link import PACKED_VERSION, NixlPacked
+from kvplan.agents.card import read_card
+from kvplan.agents.packed.line import far_memory
 from kvplan.agents.packed.packed_transfer import PATIENCE
-from kvplan.agents.packed.programs import far_memory
 from kvplan.agents.packed.ring import Slots
+from kvplan.agents.peer_transfer import Order
 from kvplan.base.process import generation
 from kvplan.engines.nixl.descriptor_rows import Placed, RegisteredMemory, Rows, areas_of, placed_in
 from kvplan.errors import KVPlanError
@@ -58,6 +59,7 @@ class NearEnd:
         self.peers: dict[str, NearPeer] = {}
         self.agent, self.memory = Agent(name, {}, transports=("cuda_ipc", "shm")), memory
         self._offered = memory.layouts
+        weakref.finalize(self, _close_near, self.agent, generation()).atexit = False
 
     def part(self) -> str | None:
         """Offer the memory that is registered now; return this end's part of the card, or None."""
@@ -186,7 +188,7 @@ class PackedEnd:
         self.peers: dict[str, PackedPeer] = {}
         self.always = always
         nixl = NixlEnd(name, {}, real, tuple(real.backends) or ("UCX",), progress_thread=False, others=known).open()
-        self.way = NixlPacked(name, nixl, lambda: memory.offer, cache(Executor), PackedWay(slots))
+        self.way = NixlPacked(name, nixl, lambda: memory.offer, cache(Executor), slots)
         weakref.finalize(self, _close, self.way, real, generation())
 
     def part(self) -> int:
@@ -252,7 +254,7 @@ class PackedPeer(_Peer):
             self.left = f"this process has no ring: {error}"
             raise
         patience = PATIENCE if end.answered(self.name) else GREET_SECONDS
-        return end.submit(self.name, plan, reading=_reading(plan), patience=patience)
+        return end.submit(Order(plan, self.name, _reading(plan)), patience)
 
     def gone(self, moving: object = None) -> str | None:
         """Return why the peer can no longer be moved to and from, or None, when a transfer has ended."""
@@ -281,6 +283,13 @@ def guarded(what: str, level: int = logging.WARNING) -> Iterator[None]:
         yield
     except Exception as error:
         log.log(level, "%s: %s: %s", what, type(error).__name__, error)
+
+
+def _close_near(agent: Agent, made_in: int) -> None:
+    """Close an agent; a forked child leaves that to its parent."""
+    if made_in == generation():
+        with guarded("memory is given up while peers may still use it"):
+            agent.close(timeout=PART_SECONDS)
 
 
 def _close(way: NixlPacked, real: object, made_in: int) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import threading
-
 import numpy as np
 import pytest
 
 import kvplan
 from kvplan import KVLayout, PathError, TransferError
 from tests.agents.by_nixl.far_agents import Far, heard
-from tests.patience import PATIENCE, until
+from tests.patience import PATIENCE
 
 
 def test_private_memory_goes_by_nixl(far):
@@ -37,58 +35,6 @@ def test_an_agent_of_nixl_that_refuses(far):
     with pytest.raises(PathError, match="nixl: 'refused' does not offer it: NIXL cannot register the memory"):
         far.me.meet(you.card())
     you.close()
-
-
-def test_nobody_need_ask(far):
-    """The agent's thread finds it by itself."""
-    far.peer.submit(far.load.plan([1], [1]), note=b"read", way="direct")
-    assert heard(far.you) == [("me", b"read")]
-    until(lambda: far.me.stats().transfers == 1)
-
-
-def test_several_threads_submit_and_wait(far):
-    """A lane that has gone to sleep until one submit is over goes on with the transfers of the others."""
-    errors = []
-
-    def work(number):
-        try:
-            for _ in range(60):
-                far.peer.submit(far.load.plan([number], [number]), way="direct").synchronize(PATIENCE)
-        except Exception as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
-    assert far.came(range(4), range(4))
-    assert (far.me.stats().transfers, far.me.stats().in_flight) == (240, 0)
-
-
-def test_one_that_was_forgotten_is_not_forgotten_again(far):
-    """NIXL knows peers by name: the one that came after it would be forgotten."""
-    old = far.peer
-    far.meet()
-    far.me.forget(old)
-    far.peer.submit(far.load.plan([2], [2])).synchronize(PATIENCE)
-    assert far.came([2], [2])
-
-
-def test_closing_ends_what_has_not(far):
-    far.network.frozen = True
-    transfer = far.peer.submit(far.load.plan([1], [1]), way="direct")
-    far.me.close()
-    far.me.close()
-    with pytest.raises(TransferError, match="was forgotten"):
-        transfer.synchronize(PATIENCE)
-
-
-def test_a_slice_of_what_was_registered_is_registered(far):
-    sides = (side.layouts["kv"].slice(layers=range(1, 2)) for side in (far.peer, far.me))
-    far.peer.submit(kvplan.compile(*sides).plan([4], [0])).synchronize(PATIENCE)
-    assert far.mine.any(axis=(1, 2)).tolist() == [False, True, False]
 
 
 def test_one_that_hangs_is_given_up_at_its_deadline(far):

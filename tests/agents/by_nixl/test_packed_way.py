@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import threading
 from dataclasses import replace
@@ -50,16 +49,6 @@ def test_auto_packs_many_small_pieces_and_posts_few(dear, far):
     assert far.peer.submit(far.load.plan(a, b), way="direct").result().path == "nixl"
 
 
-def test_layers_arrive_in_their_order(far):
-    a, b = blocks()
-    transfer = far.peer.submit(far.load.plan(a, b), by_layer=True, way="packed")
-    for layer in range(LAYERS):
-        transfer.wait_layer(layer)
-        np.testing.assert_array_equal(far.mine[layer, b], far.theirs[a, layer])
-    transfer.synchronize(PATIENCE)
-    assert [layer for group in transfer.layer_groups for layer in group] == [0, 1, 2]
-
-
 @pytest.mark.parametrize("way", ["auto", "packed"])
 def test_each_layer_is_sent_when_it_is_computed(far, way):
     """Also few blocks, which go direct by auto otherwise."""
@@ -75,40 +64,6 @@ def test_each_layer_is_sent_when_it_is_computed(far, way):
     transfer.synchronize(PATIENCE)
     assert transfer.result().path == "packed"
     assert heard(far.you) == [("me", b"all")]
-
-
-def test_a_layer_without_an_object_follows_the_one_before_it(far):
-    far.mine[:] = 7
-    a, b = blocks()
-    first = threading.Event()
-    transfer = far.peer.submit(far.store.plan(a, b), after={0: first}, by_layer=True)
-    far.peer.submit(far.store.plan(a[:1], b[:1]), way="direct").synchronize(PATIENCE)
-    assert not transfer.done()
-    first.set()
-    transfer.synchronize(PATIENCE)
-    assert (far.theirs == 7).all()
-
-
-def test_none_in_a_mapping_is_no_object(far):
-    far.mine[:] = 7
-    a, b = blocks()
-    second = threading.Event()
-    transfer = far.peer.submit(far.store.plan(a, b), after={0: None, 1: second, 2: None}, by_layer=True)
-    until(lambda: set(far.theirs[:, 0].flat) == {7})
-    assert not transfer.done()
-    second.set()
-    transfer.synchronize(PATIENCE)
-    assert (far.theirs == 7).all()
-
-
-def test_a_plan_of_more_programs_than_a_line_knows_is_refused(far):
-    """Each slice of a layout is a program of its own."""
-    sides = far.peer.layouts["kv"], far.me.layouts["kv"]
-    plans = [kvplan.compile(*(side.slice(layers=range(1)) for side in sides)).plan([k], [k]) for k in range(64)]
-    more = kvplan.compile(*(side.slice(layers=range(1, 2)) for side in sides)).plan([0], [0])
-    far.peer.submit(kvplan.join(plans), way="packed").synchronize(PATIENCE)
-    with pytest.raises(PathError, match="programs"):
-        far.peer.submit(kvplan.join([*plans, more]), way="packed")
 
 
 def test_step_by_step_nobody_but_the_caller_moves_anything():
@@ -143,17 +98,6 @@ def test_the_agent_of_a_caller_packs_only_if_progress_is_given():
         back.submit(plan, way="packed")
     me.close()
     you.close()
-
-
-def test_an_agent_that_is_collected_gives_everything_back(far):
-    a, b = blocks()
-    far.peer.submit(far.load.plan(a, b), way="packed").synchronize(PATIENCE)
-    far.me = far.peer = far.load = far.store = None
-    gc.collect()
-    mine = far.network.agents["me"]
-    until(lambda: not mine.memory and not mine.live)
-    until(lambda: not far.network.agents["you"].known)
-    far.me = far.you  # which close() closes
 
 
 def test_notes_that_nobody_takes_are_bounded(far, caplog):

@@ -9,10 +9,10 @@ import numpy as np
 from hypothesis import strategies as st
 
 import kvplan
+from kvplan.agents.peer_transfer import Order
 from kvplan.base.threads import error_of
 from tests import oracle
 from tests.agents.packed.simulated_wire import Faults, Network
-from tests.ranks.topologies import Reshard, fill, shards_of, truth_of
 from tests.strategies import Case, layout_of
 
 HOLDS = "nothing was moved", "the destination's blocks hold", "the peer's memory may hold", "all bytes have moved"
@@ -78,11 +78,11 @@ def move_pair(case: Case, manner: Manner, executor) -> bool:
     for name, layout, slots, nbytes in zip(names, layouts, manner.slots, manner.slot_nbytes, strict=True):
         network.place(name, executor, [layout], slots=slots, slot_nbytes=nbytes)
     mine, other = names[::-1] if manner.reading else names
-    transfer = network.places[mine].end.submit(
-        other, plan, reading=manner.reading, note=manner.note, by_layer=manner.by_layer,
-        priority="high" if manner.urgent else "normal",
+    order = Order(
+        plan, other, manner.reading, note=manner.note, by_layer=manner.by_layer, urgent=manner.urgent
     )  # fmt: skip
-    network.run(lambda: transfer.over)
+    transfer = network.places[mine].end.submit(order)
+    network.run(lambda: transfer.ended)
     done = finished(transfer)
     if done:
         equal(dst.roots, want_dst.roots)
@@ -98,7 +98,7 @@ def move_pair(case: Case, manner: Manner, executor) -> bool:
         allowed(dst.roots, before, want_dst.roots)
         if notes:
             equal(dst.roots, want_dst.roots)
-        if "nothing was moved" in str(transfer._ends[0][1]):
+        if "nothing was moved" in str(transfer.error):
             equal(dst.roots, before)
     return done
 
@@ -108,34 +108,3 @@ def finished(transfer) -> bool:
     error = error_of(transfer.synchronize)
     assert error is None or any(words in str(error) for words in HOLDS), error
     return error is None
-
-
-def move_ranks(case: Reshard, wrong: Faults, seed: int, executor) -> None:
-    """Move a sequence from n ranks to m, all pairs at once."""
-    truth = truth_of(case)
-    caches = [[rank.form.build(case.seed + 7 * k) for k, rank in enumerate(side)] for side in case.sides]
-    wanted = [rank.form.build(case.seed + 7 * k) for k, rank in enumerate(case.sides[1])]
-    for rank, cache in zip(case.sides[0], caches[0], strict=True):
-        fill(rank, cache, case.ids[0], case.first[0], truth)
-    for rank, cache in zip(case.sides[1], wanted, strict=True):
-        fill(rank, cache, case.ids[1], case.first[1], truth)
-    shards = shards_of(case, caches)
-    before = [[root.copy() for root in cache.roots] for cache in caches[1]]
-    network = Network(seed)
-    network.faults = wrong
-    for side, letter in zip(shards, "sd", strict=True):
-        for k, shard in enumerate(side):
-            network.place(f"{letter}{k}", executor, [shard.layout], slots=network.rng.choice((2, 3, 5, 12)))
-    transfers = {}
-    for (s, d), plan in kvplan.reshard(*shards).plan(*case.ids, *case.skips).items():
-        reading = network.rng.random() < 0.5
-        mine, other = (f"d{d}", f"s{s}") if reading else (f"s{s}", f"d{d}")
-        transfers[s, d] = network.places[mine].end.submit(other, plan, reading=reading)
-    network.run(lambda: all(transfer.over for transfer in transfers.values()))
-    done = {pair: finished(transfer) for pair, transfer in transfers.items()}
-    network.faults = Faults()
-    network.settle()
-    for d, cache in enumerate(caches[1]):
-        allowed(cache.roots, before[d], wanted[d].roots)
-        if all(well for pair, well in done.items() if pair[1] == d):
-            equal(cache.roots, wanted[d].roots)

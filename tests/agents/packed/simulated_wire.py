@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from kvplan.agents.packed.end import End, PackedWay
-from kvplan.agents.packed.messages import Message
-from kvplan.agents.packed.programs import Offer
+from kvplan.agents.packed.end import End
+from kvplan.agents.packed.line import Message, Offer
 from kvplan.agents.packed.ring import Slots
 from kvplan.errors import TransferError
 from kvplan.layout.kvlayout import KVLayout
@@ -126,15 +125,16 @@ class Place:
         self.received: list[tuple[str, bytes]] = []
         self.wire = partial(SimulatedWire, network, name)
         offer = Offer(offered)
-        self.end = End(
-            name, self, lambda: offer, lambda device: executor,
-            PackedWay(Slots(slots, slot_nbytes), threaded=False), now=lambda: network.now,
-        )  # fmt: skip
+        self.end = End(name, self, lambda: offer, lambda _: executor, threaded=False, now=lambda: network.now)
+        self.end.device, self.end.slots = lambda: "cpu", lambda: Slots(slots, slot_nbytes)
         self.ring = self.end.end().ring
 
     def notes(self) -> list[tuple[str, bytes]]:
         notes, self.received = self.received, []
         return notes
+
+    def tell(self, peer: str, note: bytes) -> None:
+        self.wire(peer).send(note)
 
     def add_ring(self, address: int, nbytes: int, device: str) -> None:
         pass

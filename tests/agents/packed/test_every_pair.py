@@ -7,10 +7,9 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.agents.packed.drawn_pairs import faults, manners, move_pair, move_ranks
+from tests.agents.packed.drawn_pairs import manners, move_pair
 from tests.agents.packed.simulated_wire import Faults
 from tests.profiles import examples
-from tests.ranks.topologies import reshards
 from tests.strategies import cases, neighbour_cases
 
 
@@ -25,9 +24,3 @@ def test_without_failures_every_pair_arrives(case, manner, executor):
 @given(case=st.one_of(cases(), neighbour_cases()), manner=manners())
 def test_what_is_called_done_is_right(case, manner, executor):
     move_pair(case, manner, executor)
-
-
-@examples(25)
-@given(case=reshards(ranks=4), wrong=faults(), seed=st.integers(0, 2**32))
-def test_every_pair_of_ranks_at_once(case, wrong, seed, executor):
-    move_ranks(case, wrong, seed, executor)

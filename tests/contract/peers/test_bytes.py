@@ -16,16 +16,6 @@ from tests.strategies import Case, cases, neighbour_cases
 
 SPLIT = {"layer": 2, "kv": 2, "head": 2, "dim": 8}
 PAIRS = {
-    "equal": (
-        form("layer block token head dim", block=6, token=4, layer=2, head=2, dim=8),
-        form("layer block token head dim", block=8, token=4, layer=2, head=2, dim=8),
-        [3, 4, 0], [1, 2, 7], (0, 0),
-    ),
-    "larger blocks there, entered late": (
-        form("layer: kv block token head dim", block=8, token=4, **SPLIT),
-        form("block layer kv head token dim", block=4, token=12, **SPLIT),
-        [5, 2, 7, 1], [3, 0], (0, 1),
-    ),
     "larger blocks here, left early": (
         form("block layer kv token head dim", block=3, token=8, **SPLIT),
         form("kv layer: (block token) head dim", block=9, token=2, **SPLIT),
@@ -35,11 +25,6 @@ PAIRS = {
         form("layer block token dim", block=4, token=6, layer=3, dim=5),
         form("block layer token dim", block=6, token=4, layer=3, dim=5),
         [3, 1], [5, 0, 2], (1, 1),
-    ),
-    "odd rows": (
-        form("layer: block token dim", block=7, token=3, layer=2, dim=5, odd=1),
-        form("layer: block token dim", block=7, token=3, layer=2, dim=5, odd=3),
-        [6, 0, 3], [1, 5, 2], (0, 0),
     ),
     "blocks of their own": (
         form("block: layer token head dim", apart=True, block=5, token=4, layer=2, head=2, dim=8),
