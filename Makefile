@@ -30,7 +30,7 @@ WORKERS := $(shell expr $$(nproc) + 1)
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --timeout 300 --timeout-method thread
 
 # After an edit, under a minute: the laws with few examples, and what is quick in every room.
-HEAVY := $(addprefix --ignore=tests/,benchmarks docs contract/engines/test_transformers.py measure/test_plots.py packaging)
+HEAVY := $(addprefix --ignore=tests/,benchmarks docs contract/engines/test_transformers.py packaging)
 fast: $(VENV)/test.stamp
 	HYPOTHESIS_PROFILE=fast $(PYTEST) -q -m "not slow and not engine" $(HEAVY) tests \
 		-o addopts="--strict-markers --strict-config --import-mode=importlib"  # looks for no examples in docstrings

@@ -28,8 +28,7 @@ from kvplan.cost.statistics import counted
 from kvplan.errors import TransferError
 from kvplan.execute.executor import Executor
 from kvplan.layout.kvlayout import KVLayout
-from kvplan.measure.compute import KINDS, Compute, window
-from kvplan.measure.rig import timed
+from kvplan.measure.rig import KINDS, Compute, timed, window
 from kvplan.measure.workload import DIRECTIONS, Buffers
 
 NEAR = 1.05  # times the best path

@@ -6,7 +6,7 @@ from math import inf
 
 import kvplan
 from benchmarks.numpy_baselines import Memcpy
-from benchmarks.problems import Scale
+from benchmarks.problems import Scale, front
 from benchmarks.record import Row, speed_row
 from kvplan.base.numbers import rounded
 from kvplan.measure.rig import AtOnce, timed
@@ -19,7 +19,7 @@ def copying(scale: Scale) -> list[Row]:
     for run_nbytes in scale.run_nbytes:
         blocks = max(scale.copy_nbytes // (planes * run_nbytes), 2)
         geometry = Geometry("store", "contiguous", run_nbytes, blocks * planes, planes)
-        moved = work(buffers.front(geometry.nbytes), geometry)
+        moved = work(front(buffers, geometry.nbytes), geometry)
         rows += [_copying(scale, buffers, moved, threads) for threads in scale.threads]
     return rows
 

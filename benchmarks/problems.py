@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 
 import kvplan
 from benchmarks.numpy_baselines import Int64Array, Stepped
+from kvplan.measure.workload import Buffers
 
 Ids = tuple[Int64Array, Int64Array]  # source and destination
 
@@ -130,6 +132,13 @@ def head_first_to_token_first(layers: int, pool: int) -> tuple[kvplan.KVLayout, 
         kvplan.KVLayout.from_tensors("layer: kv block head token dim", src),
         kvplan.KVLayout.from_tensors("block layer kv token head dim", page_first(layers, pool)),
     )
+
+
+def front(buffers: Buffers, nbytes: int) -> Buffers:
+    """Return the first bytes of both sides; caches in them have only the blocks that are moved."""
+    part = copy(buffers)
+    part.nbytes, part.host, part.other = nbytes, buffers.host[:nbytes], buffers.other[:nbytes]
+    return part
 
 
 def scattered(count: int, pool: int) -> Ids:

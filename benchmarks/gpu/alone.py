@@ -12,11 +12,21 @@ from benchmarks.gpu.rig import Maker, Rig, Speed, Way
 from benchmarks.gpu.sizes import KIB, spell
 from benchmarks.record import Row, speed_row
 from kvplan.errors import TransferError
-from kvplan.measure.baselines import BATCH, COPY, INDEXING, LOOP, batch, indexing, large_copy, loop
-from kvplan.measure.rig import Begin, Moved
-from kvplan.measure.workload import DIRECTIONS
+from kvplan.measure.rig import Begin, Line, Moved
+from kvplan.measure.workload import (
+    BATCH,
+    COPY,
+    DIRECTIONS,
+    INDEXING,
+    Baseline,
+    Work,
+    batch,
+    indexing,
+    issued,
+    large_copy,
+)
 
-SM, BOTH = "SM ceiling", "two large copies at once"
+SM, BOTH, LOOP = "SM ceiling", "two large copies at once", "cuMemcpyAsync a run"
 SMALL_BATCH = 256  # the copy engine begins when a call returns, so calls of fewer copies may be faster
 BATCHES: Mapping[str, Maker] = {BATCH: batch, f"{BATCH}, {SMALL_BATCH} a call": partial(batch, most=SMALL_BATCH)}
 CEILING_PROGRAMS = (8, 16, 32, 64, 132)  # the fastest counts: too many stores stall each other
@@ -37,18 +47,30 @@ class Together:
         return any(getattr(flight, "queued", False) for flight in self._flights)
 
     def done(self) -> bool:
-        """See :class:`kvplan.measure.rig.Flight`."""
+        """See :mod:`kvplan.measure.rig`."""
         return all(flight.done() for flight in self._flights)
 
     def synchronize(self) -> None:
-        """See :class:`kvplan.measure.rig.Flight`."""
+        """See :mod:`kvplan.measure.rig`."""
         for flight in self._flights:
             flight.synchronize()
 
     def result(self) -> Moved:
-        """See :class:`kvplan.measure.rig.Flight`."""
+        """See :mod:`kvplan.measure.rig`."""
         results = [flight.result() for flight in self._flights]
         return Moved(sum(result.nbytes for result in results), max(result.seconds for result in results))
+
+
+def loop(line: Line, work: Work) -> Baseline:
+    """One cuMemcpyAsync call per run."""
+    src, dst, size = (column.tolist() for column in work.plan.descriptors())
+    moves = list(zip(dst, src, size, strict=True))
+
+    def issue() -> None:
+        for move in moves:
+            line.device.copy(*move, line.handle)
+
+    return issued(LOOP, line, work, issue)
 
 
 def one_large_copy(rig: Rig, direction: str) -> Way:

@@ -9,9 +9,8 @@ from contextlib import ExitStack
 from benchmarks.gpu.rig import Rig, Way
 from benchmarks.gpu.sizes import RUN_NBYTES, Scale
 from benchmarks.record import Row, speed_row
-from kvplan.measure.baselines import COPY
-from kvplan.measure.compute import DECODE_BATCH, Compute, Window, window
-from kvplan.measure.workload import DIRECTIONS
+from kvplan.measure.rig import DECODE_BATCH, Compute, Window, window
+from kvplan.measure.workload import COPY, DIRECTIONS
 
 FEW_PROGRAMS = 16
 OVERLAP, CHOICE = 'kernel, overlap="decode"', f"kernel, {FEW_PROGRAMS} programs"

@@ -11,9 +11,8 @@ from benchmarks.gpu.rig import Rig
 from benchmarks.gpu.sizes import RUN_NBYTES, spell
 from benchmarks.record import Row
 from kvplan.errors import PathError
-from kvplan.measure.baselines import BATCH, COPY, batch_call
 from kvplan.measure.rig import no_collection
-from kvplan.measure.workload import DIRECTIONS, Geometry, Work, between, work
+from kvplan.measure.workload import BATCH, COPY, DIRECTIONS, Geometry, Work, batch_call, between, work
 
 SMALL_PATHS = ("auto", "staged", "kernel")
 WARM_UPS = 3

@@ -4,9 +4,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kvplan.measure.baselines import Baseline, issued
 from kvplan.measure.rig import Line
-from kvplan.measure.workload import Work
+from kvplan.measure.workload import Baseline, Work, issued
 
 CEILING_WORDS = 4096  # 8-byte words that a program of the ceiling copies at a time: 32 KiB
 CEILING_WARPS = 32

@@ -11,11 +11,23 @@ import torch
 
 import kvplan
 from benchmarks.gpu.sizes import RUN_NBYTES
+from benchmarks.problems import front
 from benchmarks.record import Row, speed_row
 from kvplan.errors import PathError
-from kvplan.measure.baselines import COPY, Baseline, large_copy
 from kvplan.measure.rig import AtOnce, Begin, Line, timed
-from kvplan.measure.workload import DIRECTIONS, Buffers, Geometry, Side, Work, between, fill_random, work
+from kvplan.measure.workload import (
+    COPY,
+    DIRECTIONS,
+    Baseline,
+    Buffers,
+    Geometry,
+    Side,
+    Work,
+    between,
+    fill_random,
+    large_copy,
+    work,
+)
 
 LAYER_FIRST = "layer: kv block token head dim"
 PAGE_FIRST = "block layer kv token head dim"
@@ -141,7 +153,7 @@ class Rig:
         planes = self.scale.planes
         blocks = max(nbytes // (planes * run_nbytes), 1)
         geometry = Geometry(route, host, run_nbytes, blocks * planes, planes)
-        return work(self.buffers(route).front(geometry.nbytes), geometry)
+        return work(front(self.buffers(route), geometry.nbytes), geometry)
 
     def ours(self, executor: kvplan.Executor, moved: Work, name: str) -> Way:
         """A path of kvplan; every byte is compared first."""

@@ -18,7 +18,7 @@ class Scale:
         submits: (blocks, repeats) of the submits whose CPU time is taken.
         seen: repeats of each small transfer.
         rounds: turns that all cases beside compute take.
-        warm, alone, transfers, seconds: see :func:`kvplan.measure.compute.window`.
+        warm, alone, transfers, seconds: see :func:`kvplan.measure.rig.window`.
         features, weights, decode_rounds: an iteration of decode multiplies a batch of 64 by ``weights`` square bf16
             matrices of ``features``, ``decode_rounds`` times over.
         prefill_tokens: rows of the one product of an iteration of prefill.

@@ -12,8 +12,7 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.wires.sizes import KIB
-from kvplan.measure.compute import DECODE_BATCH, Compute, Feeder
-from kvplan.measure.rig import SWITCH
+from kvplan.measure.rig import DECODE_BATCH, SWITCH, Compute, Feeder
 
 if TYPE_CHECKING:
     from benchmarks.wires.near import Case
@@ -85,15 +84,15 @@ class StandIn:
         self._thread = ThreadPoolExecutor(1, "decode")
 
     def mark(self) -> _Mark:
-        """See :class:`kvplan.measure.compute.Compute`."""
+        """See :class:`kvplan.measure.rig.Compute`."""
         return _Mark(self._thread.submit(time.perf_counter))
 
     def enqueue(self) -> None:
-        """See :class:`kvplan.measure.compute.Compute`."""
+        """See :class:`kvplan.measure.rig.Compute`."""
         self._thread.submit(partial(time.sleep, 2e-4))
 
     def drain(self) -> None:
-        """See :class:`kvplan.measure.compute.Compute`."""
+        """See :class:`kvplan.measure.rig.Compute`."""
         self._thread.submit(int).result()
 
 

@@ -21,8 +21,7 @@ from typing import Any, NamedTuple
 from kvplan.base.values import listed
 from kvplan.cuda.device import Device, Uncaptured
 from kvplan.cuda.handles import event_handle, stream_handle
-from kvplan.cuda.ipc.shared_words import PAGE, WORD
-from kvplan.cuda.shared_words import RELEASED, SharedWords
+from kvplan.cuda.shared_words import PAGE, RELEASED, WORD, SharedWords
 from kvplan.errors import KVPlanError, TransferError
 
 # Words. For each lane, transfers that have ended (the visitor's stream) and that were issued (its CPU); for each GPU of

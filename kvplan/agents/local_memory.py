@@ -21,8 +21,7 @@ from kvplan.agents.sockets import this_process
 from kvplan.base.values import listed, quoted
 from kvplan.cuda.device import Device
 from kvplan.cuda.driver import driver
-from kvplan.cuda.ipc import Export, Opening, exported
-from kvplan.cuda.ipc.exports import descriptors
+from kvplan.cuda.ipc import Export, Opening, descriptors, exported
 from kvplan.cuda.machine import ordinal_here
 from kvplan.cuda.peers import check_reach
 from kvplan.cuda.reach import ordinal_of

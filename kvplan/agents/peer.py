@@ -7,16 +7,10 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from kvplan.agents.packed.packed_transfer import PackedTransfer
-from kvplan.agents.peer_transfer import BOUND
-from kvplan.agents.peer_transfer import Line
-from kvplan.agents.peer_transfer import Order
-from kvplan.agents.peer_transfer import PeerTransfer
 from kvplan.agents.board import checked_note
 from kvplan.agents.connection import Link
-from kvplan.agents.local_memory import NIXL
-from kvplan.agents.local_memory import regions_of
-from kvplan.agents.peer_transfer import LatchedTransfer
+from kvplan.agents.local_memory import NIXL, regions_of
+from kvplan.agents.peer_transfer import BOUND, LatchedTransfer, Line, Order, PeerTransfer
 from kvplan.base.values import listed, quoted
 from kvplan.errors import KVPlanError, LayoutError, PathError
 from kvplan.execute.executor import PRIORITIES

@@ -129,7 +129,7 @@ def _process_words(times: dict[str, Any]) -> str:
 
 def add_bench(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
-    from kvplan.measure.grid import paths_of
+    from kvplan.measure.bench import paths_of
 
     parser.epilog = EXAMPLES
     add = parser.add_argument
@@ -177,7 +177,7 @@ def run_bench(args: argparse.Namespace, tell: Tell) -> BenchAnswer:
     rows = tuple(measured.rows())
     more: dict[str, Any] = {}
     if other:
-        more = {"peer": PROCESS, "peer_device": bench.pool, "processes": measured.findings.document()}
+        more = {"peer": PROCESS, "peer_device": bench.pool, "processes": measured.processes}
     answer = BenchAnswer(
         bench.device,
         name,
@@ -239,7 +239,7 @@ def _peer(device: str, peer: str | None) -> dict[str, str]:
 
 def _asked(args: argparse.Namespace, device: str, *, other: bool) -> Any:
     """Return the bench that the arguments ask for."""
-    from kvplan.measure import grid
+    from kvplan.measure import bench as measure
 
     named = ("sizes", "counts", "directions", "hosts", "paths", "beside", "seconds", "beside_on")
     told = {name: getattr(args, name) for name in named if getattr(args, name) is not None}
@@ -254,8 +254,8 @@ def _asked(args: argparse.Namespace, device: str, *, other: bool) -> Any:
     if told.get("beside") == ("none",):
         told["beside"] = ()
     if args.plot and not args.counts and not args.peer:
-        told["equal_nbytes"] = grid.EQUAL_NBYTES  # a plot compares transfers of equal bytes
-    return grid.Bench(device, **(grid.usual(device, peer, quick=args.quick) | told))
+        told["equal_nbytes"] = measure.EQUAL_NBYTES  # a plot compares transfers of equal bytes
+    return measure.Bench(device, **(measure.usual(device, peer, quick=args.quick) | told))
 
 
 def _other_gpu(device: str) -> str:

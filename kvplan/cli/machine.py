@@ -19,7 +19,7 @@ from kvplan.cost.profile import TERMS, DeviceProfile, route_paths
 from kvplan.cost.wire import WireProfile
 from kvplan.errors import KVPlanError
 from kvplan.measure.doctor import Facts, Finding, examine, gather
-from kvplan.measure.wire_posts import Posted
+from kvplan.measure.wire_calibration import Posted
 
 
 class Adapter(Part):

@@ -1,106 +1,94 @@
-"""A second process, which owns a pool: this one starts it, asks it, and moves blocks from and to its memory.
-
-A question is a line of JSON, and so is an answer. :mod:`kvplan.measure.child` is the other side.
-"""
+"""A second process, which owns memory: this one starts it, asks it, and moves blocks from and to its memory."""
 
 from __future__ import annotations
 
-import base64
 import ctypes
-import json
-import subprocess
+import os
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, redirect_stdout
 from functools import partial
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from typing import Any
 
 import numpy as np
 
-from kvplan.errors import KVPlanError, PathError, TransferError
+from kvplan.errors import KVPlanError, TransferError
 from kvplan.execute.executor import Executor
 from kvplan.layout.kvlayout import KVLayout
-from kvplan.measure.baselines import Baseline, Maker
-from kvplan.measure.rig import Begin, Line
+from kvplan.measure.rig import Line, in_a_line
 from kvplan.measure.rows import Missing
-from kvplan.measure.workload import TO_CACHE, Buffers, Geometry, Side, Work, side_of, work
+from kvplan.measure.workload import TO_CACHE, Baseline, Buffers, Geometry, Maker, Tensor, Work, side_of, work
 from kvplan.plan.copy_program import compile
 from kvplan.plan.plan import Plan
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kvplan.agents.peer import Peer
-
-CHILD = "kvplan.measure.child"
-TWO, NIXL = "two processes", {"pull": "NIXL READ", "push": "NIXL WRITE"}
+TWO, NIXL = "two processes", "NIXL"  # ways; NIXL reads to pull, and writes to push
 LOCAL, BY_NIXL = ("cuda_ipc", "shm"), ("nixl",)
 END_SECONDS = 30.0
 MEETINGS, NOTES, WARM_NOTES = 5, 200, 20
 BLOCK_RUN_NBYTES = 8 << 10  # of the block whose time is measured
+PATIENCE = 60.0  # seconds after which no further note is awaited
 
 
 class OtherProcess:
     """A process of kvplan that this one starts, asks and ends.
 
     Args:
-        first: the first question: its role, and what that takes.
+        role: what it does: a function of an exit stack, of its end of a pipe, and of ``args``. It sends what it offers,
+            and then an answer to each question, until the pipe is closed.
+        args: further arguments of it.
 
     Attributes:
-        offered: the answer to it.
+        offered: what it offers.
 
     Raises:
-        PathError: the process refuses, and why.
+        KVPlanError: the process refuses, and why.
         TransferError: the process has ended.
     """
 
-    def __init__(self, **first: Any) -> None:
-        command = [sys.executable, "-m", CHILD]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        try:
-            self.offered = self.ask(**first)
-        except BaseException:
-            self.close()
-            raise
-        if "refused" in self.offered:
-            self.close()
-            raise PathError(f"the other process: {self.offered['refused']}")
+    def __init__(self, role: Callable[..., None], *args: Any) -> None:
+        spawn = get_context("spawn")
+        self._pipe, far = spawn.Pipe()
+        self._process = spawn.Process(target=_serve, args=(far, role, *args), daemon=True)
+        self._process.start()
+        far.close()
+        self.offered = self.answer()
 
-    def ask(self, **question: Any) -> Any:
+    def ask(self, question: Any) -> Any:
         """Send a question, and return its answer."""
-        self.tell(**question)
+        self._pipe.send(question)
         return self.answer()
-
-    def tell(self, **question: Any) -> None:
-        """Send a question; :meth:`answer` returns its answer."""
-        assert self._process.stdin is not None  # it is a pipe
-        try:
-            self._process.stdin.write(json.dumps(question) + "\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            raise TransferError("the other process has ended; its error is above") from None
 
     def answer(self) -> Any:
         """Return the next answer."""
-        assert self._process.stdout is not None  # it is a pipe
-        line = self._process.stdout.readline()
-        if not line:
-            raise TransferError("the other process has ended; its error is above")
-        return json.loads(line)
+        try:
+            answer = self._pipe.recv()
+        except EOFError:
+            raise TransferError("the other process has ended; its error is above") from None
+        if isinstance(answer, KVPlanError):
+            raise answer
+        return answer
 
     def close(self) -> None:
         """End the process."""
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None and not pipe.closed:
-                pipe.close()
+        self._pipe.close()
+        self._process.join(END_SECONDS)
+        self._process.kill()
+        self._process.join()
+
+
+def _serve(pipe: Connection[Any, Any], role: Callable[..., None], *args: Any) -> None:
+    """Be the other process. What libraries print to standard output, as UCX does, goes to its error."""
+    os.dup2(2, 1)
+    with ExitStack() as stack:
         try:
-            self._process.wait(END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            role(stack, pipe, *args)
+        except KVPlanError as error:
+            pipe.send(error)
+        except EOFError:
+            return
 
 
 class PoolOwner(OtherProcess):
@@ -118,27 +106,16 @@ class PoolOwner(OtherProcess):
         self, device: str, nbytes: int, geometries: Iterable[Geometry], *transports: Sequence[str],
         slots: tuple[int, int] | None = None,
     ) -> None:  # fmt: skip
-        shapes = sorted({(one.run_nbytes, one.block_runs, one.host) for one in geometries})
-        super().__init__(role="pool", device=device, nbytes=nbytes, shapes=shapes, transports=transports, slots=slots)
+        super().__init__(own_pool, device, nbytes, list(geometries), transports, slots)
 
     def card(self, agent: int = 0) -> bytes:
-        """Return the card of an agent.
-
-        Raises:
-            PathError: it could not be made, and why.
-        """
-        card, refused = self.offered["cards"][agent]
-        if refused:
-            raise PathError(refused)
-        return base64.b64decode(card)
+        """Return the card of an agent."""
+        return bytes(self.offered[agent])
 
     def expect_notes(self, count: int) -> None:
-        """Let the process poll its notes, until it has seen a number of them; :meth:`arrivals` returns them."""
-        self.tell(ask="notes", count=count)
-
-    def arrivals(self) -> dict[str, int]:
-        """Return the notes that the process has seen, with the times in nanoseconds at which it saw them."""
-        return dict(self.answer())
+        """Let the process poll its notes, until it has seen a number of them; :meth:`answer` returns them, by the times
+        in nanoseconds at which it saw them."""
+        self._pipe.send(count)
 
 
 def pool_name(geometry: Geometry) -> str:
@@ -150,48 +127,16 @@ def pool_name(geometry: Geometry) -> str:
     return f"{geometry.run_nbytes} x {geometry.block_runs}, {geometry.host}"
 
 
-def pools(flat: Tensor, shapes: Iterable[tuple[int, int, str]]) -> dict[str, Side]:
-    """Return pools over flat bytes by their names, each from the first byte on.
-
-    Args:
-        flat: the bytes.
-        shapes: bytes per run, runs per block, and order of each pool.
-    """
-    found = {}
-    for run_nbytes, block_runs, host in shapes:
-        geometry = Geometry("push", host, run_nbytes, block_runs, block_runs)
-        blocks = flat.numel() // (run_nbytes * block_runs)
-        found[pool_name(geometry)] = side_of(flat, geometry, blocks, paged=host == "contiguous")
-    return found
+def pools(flat: Tensor, geometries: Iterable[Geometry]) -> dict[str, KVLayout]:
+    """Return layouts of pools over flat bytes by their names, each from the first byte on."""
+    nbytes = flat.numel()
+    return {pool_name(one): side_of(flat, one, nbytes // (one.run_nbytes * one.block_runs),
+                                    paged=one.host == "contiguous").layout for one in geometries}  # fmt: skip
 
 
-@dataclass
-class Findings:
-    """Times between two processes, beside the rows.
-
-    Attributes:
-        transport: the transport that they have agreed on.
-        meet: seconds of each meeting.
-        block_nbytes: bytes of the block whose time is measured.
-        seen: seconds from each submit until the other process has seen the note.
-        submit: seconds of the CPU for each submit.
-    """
-
-    transport: str = ""
-    meet: list[float] = field(default_factory=list)
-    block_nbytes: int = 0
-    seen: list[float] = field(default_factory=list)
-    submit: list[float] = field(default_factory=list)
-
-    def document(self) -> dict[str, Any]:
-        """Return the findings for JSON: medians, and the longest of ten or a hundred."""
-        return {**vars(self), "seen": _spread(self.seen), "submit": _spread(self.submit)}
-
-
-def _spread(taken: Sequence[float]) -> dict[str, float | int | None]:
+def _spread(taken: Sequence[float]) -> dict[str, float]:
     shares = {"median": 0.5, "tenth": 0.9, "hundredth": 0.99}
-    found = {name: float(np.quantile(taken, share)) if taken else None for name, share in shares.items()}
-    return {**found, "samples": len(taken)}
+    return {name: float(np.quantile(taken, share)) for name, share in shares.items()} | {"samples": len(taken)}
 
 
 class Remote:
@@ -203,7 +148,7 @@ class Remote:
         line: the GPU that copies between both; or the CPU.
     """
 
-    def __init__(self, peer: Peer, mirror: Tensor, line: Line) -> None:
+    def __init__(self, peer: Any, mirror: Tensor, line: Line) -> None:
         self.peer, self._mirror, self._line = peer, mirror, line
         regions = [region for layout in peer.layouts.values() for region in layout.regions]
         self._address = min(region.address for region in regions)
@@ -224,19 +169,17 @@ class Remote:
         import torch
 
         torch.cuda.synchronize(self._mirror.device)
-        with line.device.current():
-            line.device.copy(dst, src, nbytes, line.handle)
-        line.stream.synchronize()
+        line.start(nbytes, partial(line.device.copy, dst, src, nbytes, line.handle)).synchronize()
 
-    def plan(self, moved: Work, peer: Peer) -> Plan:
+    def plan(self, moved: Work, peer: Any) -> Plan:
         """Plan the same blocks, with a pool of a peer in the place of the mirror."""
         pool, near = peer.layouts[pool_name(moved.geometry)], _cache(moved)
         src, dst = (pool, near) if moved.geometry.direction in TO_CACHE else (near, pool)
         return compile(src, dst).plan(moved.src_ids, moved.dst_ids)
 
-    def way(self, name: str, peer: Peer, way: str, moved: Work) -> Baseline:
+    def way(self, name: str, peer: Any, way: str, moved: Work) -> Baseline:
         """Return a way that moves blocks from or to a peer, with the comparison of every byte."""
-        begin: Begin = partial(peer.submit, self.plan(moved, peer), way=way)
+        begin = partial(peer.submit, self.plan(moved, peer), way=way)
 
         def move() -> None:
             self.write()
@@ -247,9 +190,13 @@ class Remote:
         return Baseline(begin, lambda: moved.verify(name, move))
 
 
+def _cache(moved: Work) -> KVLayout:
+    return (moved.dst if moved.geometry.direction in TO_CACHE else moved.src).layout
+
+
 def other_process(
-    stack: ExitStack, device: str, buffers: Buffers, geometries: Sequence[Geometry], line: Line, findings: Findings
-) -> tuple[dict[str, Maker], list[Missing]]:
+    stack: ExitStack, device: str, buffers: Buffers, geometries: Sequence[Geometry], line: Line
+) -> tuple[dict[str, Maker], dict[str, Any], list[Missing]]:
     """Start a process that owns a pool, and time meetings and one block.
 
     Args:
@@ -258,65 +205,93 @@ def other_process(
         buffers: the memory here; its pool becomes a mirror of the other one.
         geometries: the transfers.
         line: the GPU that copies the mirror.
-        findings: the times.
 
     Returns:
-        The ways to move blocks between the processes by name, and those that are missing.
+        The ways to move blocks between the processes by name; ``transport``, on which they have agreed, seconds of each
+        meeting (``meet``), and of :func:`_notes`; and the ways that are missing.
 
     Raises:
         KVPlanError: the processes cannot meet, or a note is lost.
     """
-    from kvplan.agents.agent import Agent, NixlAgent
+    from kvplan.agents.agent import Agent
 
-    runs = geometries[0].block_runs
-    single = Geometry(
-        "push", "contiguous", min(BLOCK_RUN_NBYTES, max(one.run_nbytes for one in geometries)), runs, runs
-    )
-    by_nixl = find_spec("nixl") is not None
-    transports = (LOCAL, BY_NIXL) if by_nixl else (LOCAL,)
-    other = PoolOwner(device, buffers.host.numel(), [*geometries, single], *transports)
+    runs, run_nbytes = geometries[0].block_runs, max(one.run_nbytes for one in geometries)
+    single = Geometry("push", "contiguous", min(BLOCK_RUN_NBYTES, run_nbytes), runs, runs)
+    other = PoolOwner(device, buffers.host.numel(), [*geometries, single], LOCAL, BY_NIXL)
     stack.callback(other.close)
     executor = stack.enter_context(Executor(buffers.device))
     agent = stack.enter_context(Agent("bench", {}, transports=LOCAL, executor=executor))
+    meet = []
     for _ in range(MEETINGS):
         start = time.perf_counter()
         peer = agent.meet(other.card())
-        findings.meet.append(time.perf_counter() - start)
+        meet.append(time.perf_counter() - start)
         agent.forget(peer)
     peer = agent.meet(other.card())
-    findings.transport = peer.transport
     remote = Remote(peer, buffers.host, line)
     remote.write()
-    _time_notes(remote, other, work(buffers, single), findings)
+    times = {"transport": peer.transport, "meet": meet, **_notes(remote, other, work(buffers, single))}
     makers: dict[str, Maker] = {TWO: partial(remote.way, TWO, peer, "auto")}
     try:
-        if not by_nixl:
-            raise PathError("NIXL is not installed: pip install nixl")
         caches = {f"{pool_name(one)}, {one.direction}": _cache(work(buffers, one)) for one in geometries}
-        far = stack.enter_context(NixlAgent("nixl bench", caches)).meet(other.card(1))
+        with redirect_stdout(sys.stderr):  # NIXL would write its log between the words of an answer
+            by_nixl = stack.enter_context(Agent("nixl bench", caches, transports=BY_NIXL)).meet(other.card(1))
     except (KVPlanError, RuntimeError) as error:
-        return makers, [Missing(" and ".join(NIXL.values()), " ".join(str(error).split()))]
-    return makers | {name: partial(remote.way, name, far, "direct") for name in NIXL.values()}, []
+        return makers, times, [Missing(NIXL, in_a_line(error))]
+    return makers | {NIXL: partial(remote.way, NIXL, by_nixl, "direct")}, times, []
 
 
-def _cache(moved: Work) -> KVLayout:
-    return (moved.dst if moved.geometry.direction in TO_CACHE else moved.src).layout
-
-
-def _time_notes(remote: Remote, other: PoolOwner, moved: Work, findings: Findings) -> None:
-    """Time one block, again and again: from the submit here until the other process has seen the note."""
-    plan, begun = remote.plan(moved, remote.peer), dict[str, int]()
-    findings.block_nbytes = plan.nbytes
+def _notes(remote: Remote, other: PoolOwner, moved: Work) -> dict[str, Any]:
+    """Time one block, again and again: seconds until the other process has ``seen`` the note, and to ``submit``."""
+    plan, times = remote.plan(moved, remote.peer), list[tuple[int, int]]()
     other.expect_notes(WARM_NOTES + NOTES)
     for k in range(WARM_NOTES + NOTES):
         start = time.monotonic_ns()
         transfer = remote.peer.submit(plan, note=str(k).encode())
-        submitted = time.monotonic_ns()
+        times.append((start, time.monotonic_ns()))
         transfer.synchronize()
-        if k >= WARM_NOTES:
-            begun[str(k)] = start
-            findings.submit.append((submitted - start) / 1e9)
-    seen: Mapping[str, int] = other.arrivals()
-    if lost := [note for note in begun if note not in seen]:
-        raise KVPlanError(f"of {len(begun)} notes, the other process has not seen {len(lost)}")
-    findings.seen += [(seen[note] - start) / 1e9 for note, start in begun.items()]
+    arrived = other.answer()
+    if len(arrived) < len(times):
+        raise KVPlanError(f"of {len(times)} notes, the other process has seen {len(arrived)}")
+    seen = [(arrived[str(k)] - start) / 1e9 for k, (start, _) in enumerate(times)]
+    submit = [(submitted - start) / 1e9 for start, submitted in times]
+    return {"block_nbytes": plan.nbytes, "seen": _spread(seen[WARM_NOTES:]), "submit": _spread(submit[WARM_NOTES:])}
+
+
+# The role of the other process.
+
+
+def own_pool(
+    stack: ExitStack, pipe: Connection[Any, Any], device: str, nbytes: int, geometries: Sequence[Geometry],
+    transports: Sequence[Sequence[str]], slots: tuple[int, int] | None,
+) -> None:  # fmt: skip
+    """Own a pool, offer it by agents, meet whose card comes, and tell when notes arrive."""
+    import torch
+
+    from kvplan.agents.agent import Agent
+    from kvplan.memory.allocate import allocate
+
+    if device == "cpu":
+        like = KVLayout.from_tensors("block dim", torch.empty(1, nbytes, dtype=torch.uint8))
+        flat = allocate("block dim", like=like, num_blocks=1, shared=True).tensors[0]
+    else:
+        flat = torch.zeros(nbytes, dtype=torch.uint8, device=device)
+        torch.cuda.synchronize(device)
+    layouts = pools(flat, geometries)
+    agents = [stack.enter_context(Agent("pool", layouts, transports=some, slots=slots)) for some in transports]
+    pipe.send([agent.card() for agent in agents])
+    while True:
+        question = pipe.recv()
+        if isinstance(question, bytes):
+            pipe.send(agents[0].meet(question).name)
+        else:
+            pipe.send(dict(_arrivals(agents[0], question)))
+
+
+def _arrivals(agent: Any, count: int) -> Iterator[tuple[str, int]]:
+    """Yield each note with the time in nanoseconds at which it was seen; all processes of a machine share the clock."""
+    until = time.monotonic() + PATIENCE
+    while count and time.monotonic() < until:
+        for _, note in agent.notes():
+            yield note.decode(), time.monotonic_ns()
+            count -= 1

@@ -1,4 +1,9 @@
-"""The rig of all measurements of transfers: ways to move the same bytes take turns, and medians count."""
+"""The rig of all measurements of transfers: ways to move the same bytes take turns, and medians count.
+
+A transfer has ``done()``, ``synchronize()``, and ``result()`` with its ``seconds``. It runs alone, or beside compute
+without a pause, like an engine's: decode multiplies a batch of 64 by weights larger than any cache, and prefill is one
+large product.
+"""
 
 from __future__ import annotations
 
@@ -7,41 +12,35 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple
 
 from kvplan.errors import PathError
 
 LEAST, MOST = 3, 25  # samples
 WARM_UPS = 2
 SWITCH = 5e-5  # seconds after which Python switches threads; with the default of 5 ms, compute would run out of work
+# Rows, features, weights and rounds of an iteration of compute, by kind. Products have hundreds of tiles: with few
+# tiles, one SM less may cost a whole wave. Weights of 128 MiB exceed every cache.
+DECODE_BATCH = 64
+KINDS = {"decode": (DECODE_BATCH, 8192, 1, 4), "prefill": (8192, 4096, 1, 1)}
+AHEAD = 40  # iterations in the queue, so that the GPU has work while the host submits a transfer
+WARM, ALONE, TRANSFERS, SECONDS = 8, 12, 4, 0.012  # of a window
+PATIENCE = 60.0  # seconds; if a transfer takes longer, the window raises an error
 
 Progress = Callable[[float, str], None]  # called with the share that is done, and the step that begins
+Begin = Callable[[], Any]  # starts a transfer
+
+
+def in_a_line(error: Exception) -> str:
+    """Return the text of an error in one line."""
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def silent(share: float, step: str) -> None:
     """Do nothing, as a progress function."""
-
-
-class Flight(Protocol):
-    """A transfer of kvplan, or of a baseline."""
-
-    def done(self) -> bool:
-        """Return whether the transfer has ended."""
-        ...
-
-    def synchronize(self) -> None:
-        """Wait for the end of the transfer."""
-        ...
-
-    def result(self) -> Any:
-        """Wait for the end of the transfer, and return an object with ``seconds``."""
-        ...
-
-
-Begin = Callable[[], Flight]
 
 
 class Moved(NamedTuple):
@@ -68,13 +67,12 @@ class Line:
     """
 
     def __init__(self, name: str, peer: str | None = None) -> None:
-        import torch
-
         self.name = name
-        self.far = Line(peer) if peer not in (None, name) else None  # type: ignore[arg-type]
-        self._staging: dict[str, Any] = {}
+        self.far = None if peer is None or peer == name else Line(peer)
         if name == "cpu":
             return
+        import torch
+
         from kvplan.cuda.device import Device
 
         torch.empty(1, device=name)  # torch must open the context first
@@ -88,20 +86,17 @@ class Line:
             if why:
                 raise PathError(why)
 
-    def staging(self, where: str, nbytes: int) -> Any:
-        """Return int64 words of a device; those of the host are pinned. All callers share them: one at a time."""
-        import torch
-
-        words = nbytes // 8
-        if where not in self._staging or self._staging[where].numel() < words:
-            self._staging.pop(where, None)  # free the old tensor first
-            pinned = where == "cpu" and self.name != "cpu"
-            self._staging[where] = torch.empty(words, dtype=torch.int64, device=where, pin_memory=pinned)
-        return self._staging[where][:words]
-
-    def start(self, nbytes: int, issue: Callable[[], object]) -> Flight:
+    def start(self, nbytes: int, issue: Callable[[], object]) -> Any:
         """Start a transfer by calls on the streams, or on the CPU by a call that has moved all bytes at its end."""
         return AtOnce(nbytes, issue) if self.name == "cpu" else Enqueued(self, nbytes, issue)
+
+
+def event(*, timed: bool = True) -> Any:
+    """Return a new event of torch."""
+    import torch
+
+    make: Any = torch.cuda.Event
+    return make(enable_timing=timed)
 
 
 class Enqueued:
@@ -111,11 +106,8 @@ class Enqueued:
     """
 
     def __init__(self, line: Line, nbytes: int, issue: Callable[[], object]) -> None:
-        import torch
-
-        make: Any = torch.cuda.Event
         self._nbytes = nbytes
-        self._before, self._after, self._joined = make(enable_timing=True), make(enable_timing=True), make()
+        self._before, self._after, self._joined = event(), event(), event(timed=False)
         with line.device.current():
             self._before.record(line.stream)
             if line.far is not None:
@@ -127,15 +119,15 @@ class Enqueued:
             self._after.record(line.stream)
 
     def done(self) -> bool:
-        """See :class:`Flight`."""
+        """Return whether the transfer has ended."""
         return bool(self._after.query())
 
     def synchronize(self) -> None:
-        """See :class:`Flight`."""
+        """Wait for the end of the transfer."""
         self._after.synchronize()
 
     def result(self) -> Moved:
-        """See :class:`Flight`."""
+        """Wait for the end, and return bytes and seconds."""
         self.synchronize()
         return Moved(self._nbytes, self._before.elapsed_time(self._after) / 1e3)
 
@@ -149,58 +141,49 @@ class AtOnce:
         self._moved = Moved(nbytes, time.perf_counter() - start)
 
     def done(self) -> bool:
-        """See :class:`Flight`."""
+        """Return True."""
         return True
 
     def synchronize(self) -> None:
-        """See :class:`Flight`."""
+        """Do nothing."""
 
     def result(self) -> Moved:
-        """See :class:`Flight`."""
+        """Return bytes and seconds."""
         return self._moved
 
 
-class Aside:
-    """A thread that starts transfers, so that a long call does not stop the thread that enqueues compute.
-
-    >>> with Aside() as aside:
-    ...     flight = aside.begin(lambda: AtOnce(8, lambda: None))
-    ...     flight.synchronize()
-    >>> flight.done(), flight.result().nbytes
-    (True, 8)
-    """
-
-    def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, "kvplan-baseline")
-        self._interval = sys.getswitchinterval()
-
-    def begin(self, begin: Begin) -> Flight:
-        """Start a transfer in that thread, and return at once."""
-        return _Asked(self._thread.submit(begin))
-
-    def __enter__(self) -> Self:
-        sys.setswitchinterval(SWITCH)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._thread.shutdown()
-        sys.setswitchinterval(self._interval)
-
-
-class _Asked:
+class Asked:
     """A transfer that another thread starts."""
 
-    def __init__(self, call: Future[Flight]) -> None:
+    def __init__(self, call: Future[Any]) -> None:
         self._call = call
 
     def done(self) -> bool:
-        return self._call.done() and self._call.result().done()
+        """Return whether the transfer has ended."""
+        return self._call.done() and bool(self._call.result().done())
 
     def synchronize(self) -> None:
+        """Wait for the end of the transfer."""
         self._call.result().synchronize()
 
-    def result(self) -> Any:
-        return self._call.result().result()
+
+@contextmanager
+def aside(begin: Begin) -> Iterator[Begin]:
+    """Let a thread start transfers, so that a long call does not stop the thread that enqueues compute.
+
+    >>> with aside(lambda: AtOnce(8, lambda: None)) as begin:
+    ...     transfer = begin()
+    ...     transfer.synchronize()
+    >>> transfer.done()
+    True
+    """
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH)
+    try:
+        with ThreadPoolExecutor(1, "kvplan-baseline") as thread:
+            yield lambda: Asked(thread.submit(begin))
+    finally:
+        sys.setswitchinterval(interval)
 
 
 class Timing(NamedTuple):
@@ -251,14 +234,14 @@ def timed(
                 if rehearsed:
                     begin().synchronize()
                 taken[name].append(_sample(begin, clock))
-                count, spent = len(taken[name]), sum(row[1] for row in taken[name])
+                count, spent = len(taken[name]), sum(wall for _, wall, _ in taken[name])
                 if count >= most or (count >= LEAST and spent >= seconds):
                     del left[name]
     return {name: _medians(rows) for name, rows in taken.items()}
 
 
-def _medians(rows: Sequence[tuple[float, float, float]]) -> Timing:
-    seconds, wall, cpu = (statistics.median(row[k] for row in rows) for k in range(3))
+def _medians(rows: list[tuple[float, float, float]]) -> Timing:
+    seconds, wall, cpu = map(statistics.median, zip(*rows, strict=True))
     return Timing(seconds, wall, cpu, len(rows))
 
 
@@ -276,10 +259,155 @@ def _sample(begin: Begin, clock: Callable[[], float]) -> tuple[float, float, flo
 @contextmanager
 def no_collection() -> Iterator[None]:
     """Stop garbage collection within a ``with``, because a collection takes longer than a submit."""
-    was = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if was:
-            gc.enable()
+        gc.enable()
+
+
+class Compute:
+    """Equal iterations of matrix products in bf16, each a CUDA graph, on a stream of their own.
+
+    Args:
+        device: name of the GPU, ``"cuda:N"``.
+        rows: rows of the left matrix, which are tokens.
+        features: rows and columns of each weight matrix.
+        weights: number of weight matrices. If they are far larger than the GPU's cache, memory limits the products.
+        rounds: multiplications by all weights per iteration.
+    """
+
+    def __init__(self, device: str, rows: int, features: int, weights: int = 1, rounds: int = 1) -> None:
+        import torch
+
+        like: dict[str, Any] = {"dtype": torch.bfloat16, "device": device}
+        self.stream = Line(device).stream
+        self._weights = [torch.randn(features, features, **like) for _ in range(weights)]
+        self._left = torch.randn(rows, features, **like)
+        self._out = torch.empty(rows, features, **like)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.device(device):
+            torch.cuda.synchronize()
+            with torch.cuda.stream(self.stream):  # libraries choose and load their kernels outside the capture
+                self._products(1)
+            torch.cuda.synchronize()
+            # By default torch captures every graph on one stream, of the GPU that was current at the first capture.
+            make: Any = torch.cuda.Stream
+            with torch.cuda.graph(self._graph, stream=make(device), capture_error_mode="thread_local"):
+                self._products(rounds)
+            torch.cuda.synchronize()
+
+    def _products(self, rounds: int) -> None:
+        import torch
+
+        for _ in range(rounds):
+            for weight in self._weights:
+                torch.mm(self._left, weight, out=self._out)
+
+    def mark(self) -> Any:
+        """Record an event behind all enqueued work."""
+        mark = event()
+        mark.record(self.stream)
+        return mark
+
+    def enqueue(self) -> None:
+        """Enqueue one more iteration."""
+        import torch
+
+        with torch.cuda.stream(self.stream):
+            self._graph.replay()
+
+    def drain(self) -> None:
+        """Wait until all enqueued work has run."""
+        self.stream.synchronize()
+
+
+class Window(NamedTuple):
+    """The times of transfers beside compute, one after another.
+
+    Attributes:
+        transfers: seconds of each transfer, from before its call, by the host's clock.
+        alone, beside: milliseconds of each iteration of compute without transfers, and during transfers.
+        dry: whether the queue of compute ran empty; then the times mean nothing.
+    """
+
+    transfers: tuple[float, ...]
+    alone: tuple[float, ...]
+    beside: tuple[float, ...]
+    dry: bool
+
+    @property
+    def slowdown(self) -> float:
+        """Return the median time of an iteration beside transfers, divided by the median alone."""
+        return statistics.median(self.beside) / statistics.median(self.alone)
+
+    @property
+    def mean_slowdown(self) -> float:
+        """Return the mean time beside transfers, divided by the mean alone; it shows stalls that medians hide."""
+        return statistics.fmean(self.beside) / statistics.fmean(self.alone)
+
+
+class Feeder:
+    """An object that keeps the GPU's queue of iterations full; its events exist as long as it does."""
+
+    def __init__(self, compute: Compute, ahead: int = AHEAD) -> None:
+        self.compute, self.ahead = compute, ahead
+        self.events = [compute.mark()]
+        self.finished = 0  # iterations
+        self.dry = False
+
+    def top_up(self) -> None:
+        """Count the iterations that have finished, and enqueue the same number again."""
+        enqueued = len(self.events) - 1
+        while self.finished < enqueued and self.events[self.finished + 1].query():
+            self.finished += 1
+        self.dry |= 0 < enqueued == self.finished
+        for _ in range(self.ahead - (enqueued - self.finished)):
+            self.compute.enqueue()
+            self.events.append(self.compute.mark())
+
+    def milliseconds(self, first: int, last: int) -> tuple[float, ...]:
+        """Return the milliseconds of each iteration from ``first`` to before ``last``; all must have finished."""
+        return tuple(self.events[k].elapsed_time(self.events[k + 1]) for k in range(first, last))
+
+
+def window(
+    compute: Compute,
+    begin: Begin,
+    *,
+    warm: int = WARM,
+    alone: int = ALONE,
+    transfers: int = TRANSFERS,
+    seconds: float = SECONDS,
+) -> Window:
+    """Measure iterations alone, then iterations beside one transfer after another, while compute runs without a pause.
+
+    Args:
+        compute: the compute, which runs all the time.
+        begin: function that starts a transfer and returns at once.
+        warm: number of iterations to warm up, which are not measured.
+        alone: number of iterations to measure before the first transfer.
+        transfers, seconds: least number of transfers, and least seconds of the window.
+
+    Raises:
+        RuntimeError: a transfer does not end within 60 seconds.
+    """
+    feeder, kept, taken = Feeder(compute), list[Any](), list[float]()
+    while feeder.finished < warm + alone:
+        feeder.top_up()
+        time.sleep(0)
+    first = feeder.finished + 1  # the present iteration began before the first transfer
+    opened = time.perf_counter()
+    while len(taken) < transfers or time.perf_counter() - opened < seconds or feeder.finished <= first:
+        start = time.perf_counter()
+        kept.append(begin())
+        while not kept[-1].done():
+            feeder.top_up()
+            time.sleep(0)  # other threads of the process may run: some paths have one
+            if time.perf_counter() - start > PATIENCE:
+                raise RuntimeError(f"a transfer beside compute has not ended within {PATIENCE:.0f} seconds")
+        taken.append(time.perf_counter() - start)
+        feeder.top_up()
+    last = feeder.finished
+    compute.drain()
+    return Window(tuple(taken), feeder.milliseconds(warm, warm + alone), feeder.milliseconds(first, last), feeder.dry)

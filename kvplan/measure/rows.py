@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from kvplan.base.numbers import rate, rounded
@@ -29,7 +29,7 @@ class Row:
         direction, host, run_nbytes, runs, block_runs: see :class:`kvplan.measure.workload.Geometry`.
         path: name of a path or a baseline.
         beside: compute at the same time: ``"idle"`` (none), ``"decode"`` or ``"prefill"``.
-        programs: Triton programs of the kernel path; None for other paths.
+        programs: Triton programs of the kernel path beside compute; None for its default, and for other paths.
         seconds: median seconds from the first to the last event on the GPU; on the CPU, of the copying; beside compute,
             the same as ``wall``.
         wall: median seconds from the call until the caller knows that all bytes have arrived.
@@ -64,9 +64,24 @@ class Row:
     beside_on: str = ON_DEVICE
 
     @property
+    def geometry(self) -> Geometry:
+        """Return the route, the sizes and the pool's order."""
+        return Geometry(self.direction, self.host, self.run_nbytes, self.runs, self.block_runs)
+
+    @property
     def nbytes(self) -> int:
         """Return the bytes of a transfer."""
         return self.run_nbytes * self.runs
+
+    @property
+    def case(self) -> str:
+        """Return in words what is moved, and beside what.
+
+        >>> Row("load", "contiguous", 8192, 1024, 64, "kernel", "decode").case
+        'load, contiguous, 8 KiB x 1,024, beside decode'
+        """
+        words = f"{self.direction}, {self.host}, {rounded(self.run_nbytes)} x {self.runs:,}"
+        return words if self.beside == IDLE else f"{words}, beside {where(self.beside, self.beside_on)}"
 
     @property
     def label(self) -> str:
@@ -101,30 +116,14 @@ class Ceilings:
     push: float | None = None
     pull: float | None = None
 
-    def of(self, direction: str) -> float:
-        """Return the ceiling of a route, in GB/s.
-
-        Raises:
-            KVPlanError: the ceiling of this route was not measured.
-
-        >>> Ceilings(push=395.0, pull=394.0).of("pull")
-        394.0
-        """
-        found = self.measured.get(direction)
-        if found is None:
-            raise KVPlanError(f"no ceiling of {direction!r} was measured; measured are {', '.join(self.measured)}")
-        return found
-
-    def at(self, direction: str, gbps: float) -> Ceilings:
-        """Return the ceilings with another one of a route."""
-        changed: dict[str, Any] = {direction: gbps}
-        return replace(self, **changed)
-
     @property
     def measured(self) -> dict[str, float]:
-        """Return GB/s by route, of the routes that were measured."""
-        found = {route: getattr(self, route) for route in ROUTES}
-        return {route: gbps for route, gbps in found.items() if gbps is not None}
+        """Return GB/s by route, of the routes that were measured.
+
+        >>> Ceilings(push=395.0, pull=394.0).measured
+        {'push': 395.0, 'pull': 394.0}
+        """
+        return {route: gbps for route in ROUTES if (gbps := getattr(self, route)) is not None}
 
     def document(self) -> dict[str, Any]:
         """Return the ceilings as a dict for JSON, without routes between GPUs that were not measured."""
@@ -164,11 +163,9 @@ def figures(nbytes: int, seconds: float, ceilings: Ceilings, direction: str) -> 
     >>> figures(10**9, 0.018, Ceilings(50.0, 50.0), "load")["broken"]
     "55.6 GB/s is faster than the link's 50.0 GB/s"
     """
-    gbps, ceiling = nbytes / seconds / 1e9 if seconds > 0 else 0.0, ceilings.of(direction)
-    broken = "" if seconds > 0 else "it took no time"
+    gbps, ceiling = nbytes / seconds / 1e9, ceilings.measured[direction]
     if ceilings.hard and gbps > ceiling * (1 + TOLERANCE):
         broken = f"{rate(gbps)} is faster than the {ceilings.what}'s {rate(ceiling)}"
-    if broken:
         return {"gbps": None, "share": None, "broken": broken}
     return {"gbps": gbps, "share": gbps / ceiling, "broken": ""}
 
@@ -184,11 +181,10 @@ def pareto(rows: Iterable[Row]) -> list[Row]:
     >>> [one.gbps for one in pareto([row(50, 1.1), row(40, 1.2), row(30, 1.0), row(30, 1.05)])]
     [30, 50]
     """
-    able = [(row.slowdown, -row.gbps, k, row) for k, row in enumerate(rows)
-            if row.slowdown is not None and row.gbps is not None]  # fmt: skip
+    able = [(row.slowdown, -row.gbps, row) for row in rows if row.slowdown is not None and row.gbps is not None]
     front: list[Row] = []
     best = 0.0
-    for _, negative, _, row in sorted(able, key=lambda one: one[:3]):
+    for _, negative, row in sorted(able, key=lambda figures: figures[:2]):
         if not front or -negative > best:
             front.append(row)
             best = -negative
@@ -223,15 +219,6 @@ def comparable(rows: Iterable[Row]) -> tuple[str, list[Row]]:
     # Of a path's rows of one size, the largest counts.
     last = {(row.direction, row.host, row.path, row.run_nbytes): row for row in amounts[words]}
     return words, sorted(last.values(), key=lambda row: row.run_nbytes)
-
-
-def named(geometry: Geometry) -> str:
-    """Return a geometry in words.
-
-    >>> named(Geometry("load", "contiguous", 8192, 1024, 64))
-    'load, contiguous, 8 KiB x 1,024'
-    """
-    return f"{geometry.direction}, {geometry.host}, {rounded(geometry.run_nbytes)} x {geometry.runs:,}"
 
 
 def pooled(direction: str, host: str) -> str:

@@ -15,8 +15,7 @@ from kvplan.cli import bench as command
 from kvplan.cli import main
 from kvplan.cuda import machine, peers
 from kvplan.errors import TransferError
-from kvplan.measure import baselines
-from kvplan.measure.grid import KINDS, PEER_SIZES, Bench
+from kvplan.measure.bench import KINDS, PEER_SIZES, Bench
 from kvplan.measure.rows import Missing, row_of
 from tests.commands import answer, document, hold_screen
 from tests.measure.bench_rows import LINK, NVLINK, row, rows
@@ -33,7 +32,7 @@ def chosen():
         elif (one.direction, one.host, one.beside) == ("load", "scattered", "idle"):
             if one.run_nbytes == 8 << 10:
                 found.append(one)
-            elif one.run_nbytes == 128 << 10 and one.path != baselines.LOOP:
+            elif one.run_nbytes == 128 << 10 and one.path != "cuMemcpyAsync a run":
                 found.append(replace(one, run_nbytes=512 << 10))
     at = next(k for k, one in enumerate(found) if (one.path, one.runs) == ("auto", 1024))
     found[at] = replace(found[at], gbps=None, share=None, broken="57.9 GB/s is faster than the link's 55.1 GB/s")
@@ -103,7 +102,7 @@ def test_between_gpus(capsys, found, monkeypatch):
     assert (given["link"], given["ceilings"]["push"]) == ("NVLink, 18 links", 395.0)
     assert [row_of(one) for one in given["rows"]] == some
     usual, own = asked
-    assert usual == Bench("cuda:0", PEER_SIZES, (160, 0), ("push", "pull"), beside=KINDS, most_nbytes=1 << 30,
+    assert usual == Bench("cuda:0", PEER_SIZES, (160, 0), ("push", "pull"), beside=tuple(KINDS), most_nbytes=1 << 30,
                           peer="cuda:1", beside_on=("device", "peer"))  # fmt: skip
     assert own.beside_on == ("peer",)
 

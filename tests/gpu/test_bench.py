@@ -6,8 +6,7 @@ import itertools
 
 import pytest
 
-from kvplan.measure.bench import Run
-from kvplan.measure.grid import Bench, paths_of
+from kvplan.measure.bench import Bench, Run, paths_of
 from kvplan.measure.workload import DIRECTIONS, HOSTS
 
 DEVICE = "cuda:0"

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from kvplan.cuda.machine import machine
-from kvplan.measure.doctor import examine, gather
-from kvplan.measure.facts import _woken
+from kvplan.measure.doctor import _woken, examine, gather
 
 pytestmark = pytest.mark.gpu
 

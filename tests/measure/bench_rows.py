@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvplan.measure.grid import EQUAL_NBYTES
+from kvplan.measure.bench import EQUAL_NBYTES
 from kvplan.measure.rows import Ceilings, Row
 
 LINK = Ceilings(55.1, 55.2)
@@ -49,7 +49,7 @@ BESIDE = {
 def row(path, gbps, *, direction="load", host="contiguous", run_nbytes=8192, runs=1024, **more) -> Row:
     """One row; seconds follow from GB/s."""
     seconds = None if gbps is None else run_nbytes * runs / gbps / 1e9
-    share = None if gbps is None else gbps / (LINK if direction in ("load", "store") else NVLINK).of(direction)
+    share = None if gbps is None else gbps / (LINK if direction in ("load", "store") else NVLINK).measured[direction]
     facts = {"seconds": seconds, "wall": seconds, "samples": 15, "gbps": gbps, "share": share}
     return Row(direction, host, run_nbytes, runs, 64, path, **(facts | more))
 

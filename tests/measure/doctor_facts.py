@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kvplan.cuda.machine import Link, Machine
-from kvplan.measure.doctor import Facts
-from kvplan.measure.facts import UNLIMITED, ProfileInUse
+from kvplan.measure.doctor import UNLIMITED, Facts, ProfileInUse
 from tests.cuda.fake_system import PCI
 from tests.cuda.peer_topologies import all_pairs, linked, refused
 

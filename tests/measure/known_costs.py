@@ -7,8 +7,7 @@ from kvplan.cost.policy import HOST_ROUTES, OVERLAPS, PEER_ROUTES
 from kvplan.cost.profile import GPU_ROUTES, TERMS, default, default_pair, route_paths
 from kvplan.cost.statistics import LARGE
 from kvplan.cuda.machine import Link, Machine
-from kvplan.measure.calibrate import BESIDE_GRID, ROUNDS, geometries, measured_paths
-from kvplan.measure.fit import ONE_PROGRAM, Point
+from kvplan.measure.calibrate import BESIDE_GRID, ONE_PROGRAM, ROUNDS, Point, geometries, measured_paths
 from kvplan.measure.rig import Timing
 from kvplan.measure.workload import Geometry
 

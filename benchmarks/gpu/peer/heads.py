@@ -15,8 +15,8 @@ from benchmarks.gpu.rig import Rig, Way
 from benchmarks.gpu.sizes import spell
 from benchmarks.record import Row
 from kvplan.errors import TransferError
-from kvplan.measure.baselines import COPY, INDEXING
 from kvplan.measure.rig import Line
+from kvplan.measure.workload import COPY, INDEXING
 
 NHD, HND = "layer: kv block token head dim", "layer: kv block head token dim"
 WORDS = {NHD: "NHD", HND: "HND"}

@@ -20,9 +20,9 @@ import torch
 
 import kvplan
 from kvplan import Agent, Executor, Policy
-from kvplan.measure.compute import Compute
-from kvplan.measure.grid import PEER_BLOCK_RUNS
+from kvplan.measure.bench import PEER_BLOCK_RUNS
 from kvplan.measure.processes import LOCAL, PoolOwner, pool_name
+from kvplan.measure.rig import Compute
 from kvplan.measure.workload import Buffers, Geometry, work
 
 TURNS, WARM_TURNS = 30, 3
@@ -62,7 +62,7 @@ def measured(device: str, owner: str, blocks: int, turns: int = TURNS) -> dict[s
             ended[turn] = time.monotonic_ns()
             for transfer in flying:
                 transfer.synchronize()
-        seen = other.arrivals()
+        seen = other.answer()
     last = len(plans) - 1
     return {
         "layers": len(plans), "layer_nbytes": plans[-1].nbytes, "turns": turns,

@@ -28,8 +28,8 @@ from benchmarks.gpu.environment import gpu
 from benchmarks.record import versions
 from kvplan.engines.nixl import Agent
 from kvplan.engines.nixl.own_class import agent_class
-from kvplan.measure.baselines import COPY, large_copy
 from kvplan.measure.rig import Line, timed
+from kvplan.measure.workload import COPY, large_copy
 
 LAYERS, TURNS, IN_FLIGHT, SERIES = 80, 30, 4, 5
 

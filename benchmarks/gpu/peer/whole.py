@@ -9,7 +9,7 @@ from benchmarks.gpu.rig import Maker, Rig, Way
 from benchmarks.gpu.sizes import KIB, RUN_NBYTES, spell
 from benchmarks.record import Row, speed_row
 from kvplan.errors import PathError
-from kvplan.measure.baselines import BATCH, COPY, INDEXING, batch, indexing, one_piece
+from kvplan.measure.workload import BATCH, COPY, INDEXING, batch, indexing, one_piece
 
 ROUTES = ("push", "pull")
 ROWS_NBYTES = 8 * KIB  # bytes of the shortest runs that are copied as rows: shorter ones would take seconds

@@ -7,15 +7,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvplan.base.values import integer
 from kvplan.base.values import quoted
 from kvplan.cost.wire import WireProfile
-from kvplan.errors import KVPlanError
-from kvplan.errors import LayoutError
-from kvplan.errors import PathError
-from kvplan.plan.packing import GRAIN
 from kvplan.cuda.device import Device
 from kvplan.cuda.reach import ordinal_of
+from kvplan.errors import KVPlanError, PathError
+from kvplan.plan.packing import GRAIN
 from kvplan.plan.row_plans import Memory, layout_of
 
 LEAST_SLOT = 4096  # bytes

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from kvplan.agents.packed.programs import Offer
+from kvplan.agents.packed.line import Offer
 from kvplan.base.process import cached_property
 from kvplan.layout.components import Region
 from kvplan.layout.kvlayout import KVLayout

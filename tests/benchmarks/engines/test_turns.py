@@ -32,17 +32,12 @@ for line in sys.stdin:
     do, given = request["do"], request["with"]
     if do == "beside" and way == "own-sync":
         sys.exit("out of memory")
-    hits = given.get("hits", 1)
-    answer = {"ttft": [0.03] * hits, "cpus": [0.1 / hits] * hits, "cpu": 0.1, "seconds": 0.1, "rate": 5e10}  # fmt: skip
-    if do == "alone":
-        answer |= {"cached": [given["held"]], "local": [0], "tokens": [given["first"]]}
-    if do == "resident":
-        answer |= {"local": [given["held"]]}
-    if do == "beside":
-        answer |= {"itl": [0.005], "tokens": 9, "unserved": 0}
-    if do == "chats":
-        answer |= {"cached": 9, "prompted": 10, "answered": 5}
-    say(**answer)
+    hits, held = given.get("hits", 1), given.get("held")
+    answer = {"ttft": [0.03] * hits, "cpus": [0.1 / hits] * hits, "cpu": 0.1, "seconds": 0.1, "rate": 5e10}
+    more = {"alone": {"cached": [held], "local": [0], "tokens": [given.get("first")]}, "resident": {"local": [held]},
+            "beside": {"itl": [0.005], "tokens": 9, "unserved": 0},
+            "chats": {"cached": 9, "prompted": 10, "answered": 5}}
+    say(**answer, **more.get(do, {}))
 """
 
 
