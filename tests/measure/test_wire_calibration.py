@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kvplan.cost.wires.wire_profile import from_json
+from kvplan.cost.wire import from_json
 
 from kvplan import Agent, KVLayout, TransferError
 from kvplan.agents.by_nixl.nixl_end import NixlEnd
