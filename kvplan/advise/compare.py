@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvplan.base.numbers import number_ranges
-from kvplan.draw.program import Place, locate_byte, run_words
+from kvplan.draw.copies import Place, locate_byte, run_words, unit_runs
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.places import first_from
 from kvplan.layout.strides import extent
@@ -71,9 +71,7 @@ def first_break(src: KVLayout, dst: KVLayout, compiled: Passes) -> Break:
     (256, 'layer 0, part kv, token 0, head 0', 'goes on with token 1', 'goes on with head 1', 'token')
     """
     program, pairs = compiled.program, compiled.pairs
-    runs = np.concatenate(
-        [group.packed + np.array([[group.src_base], [group.dst_base], [0]]) for group in program.groups], axis=1
-    )
+    runs = unit_runs(program)
     runs = runs[:, np.argsort(runs[1], kind="stable")]
     here, there, nbytes = runs[:, 0].tolist()
     start = locate_byte(src.components, pairs, "src", here)[0]

@@ -1,11 +1,11 @@
-"""``kvplan inspect --model`` and ``pairs``: caches of known models, and how known layouts move, without tensors."""
+"""``kvplan inspect`` and ``pairs``: a layout, caches of known models, and how known layouts move, without tensors."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Iterator
-from dataclasses import field
-from itertools import groupby
+from dataclasses import field, replace
+from itertools import groupby, product
 from typing import Any, NamedTuple
 
 from kvplan.advise.advise import advise
@@ -14,10 +14,10 @@ from kvplan.base.values import quoted
 from kvplan.catalogue.config import read_config
 from kvplan.catalogue.layouts import BESIDE, NamedLayout, choose, layout_for, named_layouts
 from kvplan.catalogue.models import Group, Model, find_model, models
-from kvplan.cli.advise import AdviceFacts
-from kvplan.cli.answer import Answer, Part, Table, facts, table
-from kvplan.cli.arguments import add_shared, amounts, positive, rate
-from kvplan.cli.screen import Tell, pictures
+from kvplan.cli.arguments import SOURCE, add_layout, add_shared, amounts, positive, rate, read_layout
+from kvplan.cli.layouts import LayoutAnswer, add_pictures, pictures
+from kvplan.cli.pair import AdviceFacts
+from kvplan.cli.screen import Answer, Part, Table, Tell, facts, table
 from kvplan.cost.model import candidates
 from kvplan.cost.policy import Policy
 from kvplan.cost.profile import DeviceProfile
@@ -144,7 +144,7 @@ class ModelAnswer(Answer):
     contexts: tuple[Context, ...]
     profile: str
     better: dict[str, AdviceFacts]
-    picture: Any = field(default=None, kw_only=True)
+    picture: str | None = field(default=None, kw_only=True)
     shown = ("model, dtype, tp, block_tokens, host_block_tokens, device, host, token_nbytes, kept_token_nbytes, "
              "state_nbytes, link_gbps, profile")  # fmt: skip
 
@@ -152,8 +152,10 @@ class ModelAnswer(Answer):
         """Return the facts, the groups and their copies, the requests, and the better orders."""
         host = "group: name, unit_tokens, runs, run_nbytes, host_extents, alignment"
         yield from (facts(self), table(self.groups), table(self.groups, host), table(self.contexts))
-        for name, advice in self.better.items():
-            yield f"orders of the host, {name}"
+        for _, some in groupby(self.better.items(), key=lambda named: [order.notation for order in named[1].compared]):
+            (name, advice), *others = some
+            alike = f"; {', '.join(other for other, _ in others)} alike" * bool(others)
+            yield f"orders of the host, {name}{alike}"
             yield from advice.blocks("the host's order")
         yield from [] if self.picture is None else [self.picture]
 
@@ -180,9 +182,20 @@ class ModelsAnswer(Answer):
     models: tuple[ModelName, ...]
 
 
-def add_model(parser: Any) -> None:
-    """Add the arguments of a model; :data:`OPTIONS` has what they are if they are not given."""
-    add = parser.add_argument
+def add_inspect(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command; :data:`OPTIONS` has what those of a model are if they are not given."""
+    parser.epilog = """examples:
+  kvplan inspect examples/specs/gpu_split_kv.toml --picture --svg block.svg
+  kvplan inspect --model llama-3.1-70b --engine vllm --tp 4 --host page-first
+  kvplan inspect --config path/to/config.json --block-tokens 64"""
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("layout", metavar="SPEC", nargs="?", help=SOURCE)
+    source.add_argument("--model", nargs="?", const="", metavar="NAME", help="of the catalogue; without NAME, list all")
+    source.add_argument("--config", metavar="FILE", help="a config.json of Hugging Face")
+    add_layout(parser.add_argument_group("of a SPEC"))
+    add_pictures(parser.add_argument_group("pictures"))
+    model = parser.add_argument_group("of a model")
+    add = model.add_argument
     add("--engine", metavar="NAME", help="an engine, a device layout of the catalogue, or a notation (default vllm)")
     add("--host", metavar="NAME", help="a host layout of the catalogue, or a notation (default page-first)")
     add("--tp", type=positive, metavar="N", help="tensor-parallel ranks (default 1)")
@@ -193,14 +206,24 @@ def add_model(parser: Any) -> None:
     lengths = "tokens of requests; 32k is 32,768 (default 1k,32k,128k)"
     add("--contexts", "--tokens", type=amounts, metavar="N,...", help=lengths)
     add("--strict", action="store_true", help="refuse a --config with keys that are not understood")
-    add_shared(parser, "--profile", "--overlap", "--advice")
+    add_shared(model, "--profile", "--overlap", "--no-advice")
 
 
-def run_model(args: argparse.Namespace) -> Answer:
-    """Return the facts of a model's cache, or the models of the catalogue."""
+def run_inspect(args: argparse.Namespace, tell: Tell) -> Answer:
+    """Return the facts of a layout or of a model's cache, or the models of the catalogue."""
+    if args.layout is args.model is args.config is None:
+        raise KVPlanError("the following arguments are required: SPEC, --model or --config; "
+                          "see 'kvplan inspect --help'")  # fmt: skip
+    foreign, other = (OPTIONS, "--model or --config") if args.layout else (("sizes", "device"), "a SPEC, not a model")
+    for option in foreign:
+        if getattr(args, option) is not None:
+            raise KVPlanError(f"unrecognized arguments: --{option.replace('_', '-')} goes with {other}")
+    if args.layout is not None:
+        layout = read_layout(args.layout, args.sizes, args.dtype, args.device)
+        return replace(LayoutAnswer.read(layout), picture=pictures(args, layout))
     if args.model == "":
-        groups = {model.name: tuple(group.name for group in model.groups) for model in models().values()}
-        return ModelsAnswer(tuple(ModelName.of(model, groups=groups[model.name]) for model in models().values()))
+        return ModelsAnswer(tuple(ModelName.of(model, groups=tuple(group.name for group in model.groups))
+                                  for model in models().values()))  # fmt: skip
     model = find_model(args.model) if args.config is None else read_config(args.config, strict=args.strict)
     growing = [k for k, group in enumerate(model.groups) if group.kind != "state"]
     if not growing:
@@ -306,29 +329,15 @@ def _timed(moved: list[tuple[CopyProgram, int]], route: str, profile: DeviceProf
 
 HOST_TOKENS = (16, 64)
 NUM_BLOCKS = 1024
-HOLDS = {"mha": "K and V of each head", "mla": "one latent row a token"}
 UNIT = "unit_tokens unit_nbytes runs run_nbytes host_extents alignment"
 
 
-class Reference(NamedTuple):
-    """A model that stands for its kind of cache, as one rank holds it.
-
-    Attributes:
-        name: name in the catalogue of models.
-        tp: number of ranks that share the KV heads.
-        block_tokens: token slots per device block.
-        pools: number of ranks that share the heads of each host pool; 1 is a pool of the whole model.
-    """
-
-    name: str
-    tp: int
-    block_tokens: int
-    pools: tuple[int, ...]
-
-
-REFERENCES = (
-    Reference("llama-3.1-70b", tp=4, block_tokens=16, pools=(4, 1)),
-    Reference("deepseek-v3", tp=1, block_tokens=64, pools=(1,)),
+HOLDS = {"mha": "K and V of each head", "mla": "one latent row a token"}
+# Models that stand for their kind of cache: the ranks that share the KV heads, the tokens of a device block, and the
+# ranks that share the heads of each host pool; 1 is a pool of the whole model.
+REFERENCES: tuple[tuple[str, int, int, tuple[int, ...]], ...] = (
+    ("llama-3.1-70b", 4, 16, (4, 1)),
+    ("deepseek-v3", 1, 64, (1,)),
 )
 
 
@@ -389,12 +398,12 @@ def run_pairs(args: argparse.Namespace, tell: Tell) -> PairsAnswer:
     """Return the pairs; a finding if a pair of one kind is refused."""
     tell(None, "compiling every pair")
     devices, hosts = _named("device", args.device), _named("host", args.host)
-    pairs = tuple(pair for reference in REFERENCES for pair in _pairs(reference, devices, hosts))
+    pairs = tuple(pair for reference in REFERENCES for pair in _pairs(*reference, devices, hosts))
     if not pairs:
-        (one,), (other,) = devices, hosts
+        (device, holds), (host, other) = ((repr(each.name), HOLDS[each.kind]) for each in (*devices, *hosts))
         raise IncompatibleLayoutsError(
-            f"{one.name!r} holds {HOLDS[one.kind]} and {other.name!r} {HOLDS[other.kind]}: these are different caches, "
-            "and each lacks the parts of the other"
+            f"{device} holds {holds} and {host} {other}: these are different caches, and each lacks the parts of the "
+            "other"
         )
     return PairsAnswer(pairs, status=int(any(pair.refused for pair in pairs)))
 
@@ -409,22 +418,23 @@ def _named(side: str, name: str | None) -> list[NamedLayout]:
     return [layouts[name]]
 
 
-def _pairs(reference: Reference, devices: list[NamedLayout], hosts: list[NamedLayout]) -> Iterator[Pair]:
-    group = find_model(reference.name).groups[0]
+def _pairs(
+    model: str, ranks: int, block_tokens: int, pools: tuple[int, ...], devices: list[NamedLayout],
+    hosts: list[NamedLayout],
+) -> Iterator[Pair]:  # fmt: skip
+    group = find_model(model).groups[0]
 
     def layout(named: NamedLayout, tokens: int, tp: int) -> KVLayout:  # as in _side, not of rank 0
         return layout_for(named, group, num_blocks=NUM_BLOCKS, block_tokens=tokens, dtype="bf16", tp=tp,
                           rank=min(tp - 1, 1))  # fmt: skip
 
-    caches = {one.name: layout(one, reference.block_tokens, reference.tp) for one in devices if one.kind == group.kind}
+    caches = {each.name: layout(each, block_tokens, ranks) for each in devices if each.kind == group.kind}
     for host in (host for host in hosts if host.kind == group.kind):
         # A pool that is sharded over all ranks is already a pool of the whole model.
-        for tp in (reference.tp,) if "tp" in host.split.values() else reference.pools:
-            for tokens in HOST_TOKENS:
-                pool = layout(host, tokens, tp)
-                for name, cache in caches.items():
-                    yield _pair(cache, pool, device=name, model=reference.name, host=host.name,
-                                host_block_tokens=tokens, host_tp=tp)  # fmt: skip
+        for tp, tokens in product((ranks,) if "tp" in host.split.values() else pools, HOST_TOKENS):
+            pool = layout(host, tokens, tp)
+            for name, cache in caches.items():
+                yield _pair(cache, pool, device=name, model=model, host=host.name, host_block_tokens=tokens, host_tp=tp)
 
 
 def _pair(src: KVLayout, dst: KVLayout, **names: Any) -> Pair:

@@ -1,20 +1,19 @@
-"""``kvplan inspect`` and ``which``: the facts of a layout, the place of its bytes, and what lies at an address."""
+"""``kvplan which``, and what other commands say of a layout: its facts, the place of its bytes, and a picture."""
 
 from __future__ import annotations
 
 import argparse
+import shutil
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import field, replace
-from itertools import groupby
+from dataclasses import field
 from typing import Any
 
-from kvplan.base.numbers import count_of, nbytes_text
-from kvplan.cli.answer import Answer, Part, Table
-from kvplan.cli.arguments import SOURCE, add_layout, read_layout, span
-from kvplan.cli.catalogue import OPTIONS, add_model, run_model
-from kvplan.cli.screen import Tell, add_pictures, pictures
-from kvplan.draw.notebook import layers_text, layout_facts
-from kvplan.errors import KVPlanError
+from kvplan.base.numbers import count_of, exact, nbytes_text, number_ranges, percent
+from kvplan.cli.arguments import SOURCE, add_layout, check_file, read_layout, span, whole, write_file
+from kvplan.cli.screen import Answer, Part, Table, Tell, words
+from kvplan.errors import BlockIndexError, KVPlanError
+from kvplan.layout import kinds
 from kvplan.layout.address_ranges import Padding, padding_of
 from kvplan.layout.components import ADDRESSES, Region
 from kvplan.layout.kvlayout import KVLayout
@@ -23,10 +22,7 @@ from kvplan.layout.views import View, token_nbytes, views
 from kvplan.plan.copy_program import compile_quietly
 from kvplan.program.program import Extents
 
-INSPECT_EXAMPLES = """examples:
-  kvplan inspect examples/specs/gpu_split_kv.toml --picture --svg block.svg
-  kvplan inspect --model llama-3.1-70b --engine vllm --tp 4 --host page-first
-  kvplan inspect --config path/to/config.json --block-tokens 64"""
+SHOWN_REGIONS, SHOWN_PLACES = 8, 16
 
 
 class PaddingFacts(
@@ -66,7 +62,7 @@ class LayoutAnswer(Answer, sources=(KVLayout,), names=LAYOUT):
     regions: tuple[RegionFacts, ...]
     seams: tuple[int, ...]
     words: dict[str, str] = field(kw_only=True)
-    picture: Any = field(default=None, kw_only=True)
+    picture: str | None = field(default=None, kw_only=True)
 
     @classmethod
     def read(cls, layout: KVLayout) -> LayoutAnswer:
@@ -120,39 +116,87 @@ class LayoutFile(Answer, sources=(KVLayout,), names=FILE):
     itemsize: int | None = None
 
 
-def add_inspect(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command."""
-    parser.epilog = INSPECT_EXAMPLES
-    source = parser.add_mutually_exclusive_group()
-    source.add_argument("layout", metavar="SPEC", nargs="?", help=SOURCE)
-    source.add_argument("--model", nargs="?", const="", metavar="NAME", help="of the catalogue; without NAME, list all")
-    source.add_argument("--config", metavar="FILE", help="a config.json of Hugging Face")
-    add_layout(parser.add_argument_group("of a SPEC"))
-    add_model(parser.add_argument_group("of a model"))
-    add_pictures(parser.add_argument_group("pictures"))
+def layout_facts(layout: KVLayout) -> dict[str, str]:
+    """Return the facts of a layout in words; layers that differ have a line for each kind.
+
+    >>> spec = {"notation": "block token dim", "sizes": {"block": 4, "token": 16, "dim": 64}}
+    >>> layout_facts(KVLayout.from_spec(spec))["contiguous"]
+    'a block is 1 extent of 2,048 bytes (2 KiB)'
+    """
+    opaque = [part for part in layout.parts if layout.slice(parts=(part,)).opaque]
+    headed = any(component.form.headed for component in layout.components)
+    unit = "sub-block" if layout.opaque and layout.block_tokens > 1 else "block"
+    token, regions = token_nbytes(layout), Counter(region.nbytes for region in layout.regions)
+    without = f", without {', '.join(opaque)}: its blocks move whole" * bool(opaque)
+    counts = [f"{count:,} x {exact(nbytes)}" for nbytes, count in regions.most_common(SHOWN_REGIONS)]
+    more = len(regions) - SHOWN_REGIONS
+    count, low, high = compile_quietly(layout, layout).program.extents("src")
+    return {
+        "layout": layout.notation,
+        "content": f"{layout.dtype} on {layout.device}{ADDRESSES[layout.addresses]}",
+        "layers": words("layers", layout.layers),
+        **{each: text for each, colon, text in (line.partition(": ") for line in kinds.words(layout.built)) if colon},
+        "parts": ", ".join(layout.parts),
+        "heads": words("heads", tuple(layout.heads)) if headed else "no axis of heads",
+        "blocks": f"{layout.num_blocks:,} of {count_of(layout.block_tokens, 'token' if unit == 'block' else unit)}",
+        "a token": f"none: {unit}s move whole" if token is None else exact(token) + without,
+        "a block": exact(layout.block_nbytes),
+        "all blocks": exact(layout.nbytes),
+        "padding": _padding(padding_of(layout.built)),
+        "contiguous": f"a block is {count_of(count, 'extent')} of "
+        f"{exact(high) if low == high else f'{low:,} to {exact(high)}'}",
+        "regions": "\n".join([*counts, *([f"and {more:,} other sizes"] if more > 0 else [])]),
+        "seams": f"{len(layout.seams)}" if layout.seams else "none",
+    }
 
 
-def run_inspect(args: argparse.Namespace, tell: Tell) -> Answer:
-    """Return the facts of a layout, or of a model's cache."""
-    if args.layout is args.model is args.config is None:
-        raise KVPlanError(
-            "the following arguments are required: SPEC, --model or --config; see 'kvplan inspect --help'"
-        )
-    of_model = args.layout is None
-    for option in ("sizes", "device") if of_model else OPTIONS:
-        if getattr(args, option) is not None:
-            name, other = option.replace("_", "-"), "a SPEC, not with --model" if of_model else "--model or --config"
-            raise KVPlanError(f"unrecognized arguments: --{name} goes with {other}")
-    if of_model:
-        return run_model(args)
-    layout = read_layout(args.layout, args.sizes, args.dtype, args.device)
-    return replace(LayoutAnswer.read(layout), picture=pictures(args, layout))
+def layers_text(layers: Iterable[int]) -> str:
+    """Return layers in words: ``layers 0-1, 3``."""
+    layers = tuple(layers)
+    return f"layer{'s' * (len(layers) > 1)} {number_ranges(layers, ', ')}"
 
 
-WHICH_EXAMPLES = """examples:
-  kvplan which 16@0x7f0000002000 examples/specs/gpu_split_kv.toml
-  kvplan which 4096@0x7f3c00100000 dump.json    # of layout.save("dump.json")"""
-SHOWN_LINES = 16
+def _padding(padding: Padding) -> str:
+    if not padding.nbytes:
+        return "none"
+    places = (
+        (place, getattr(padding, f"{place}_nbytes")) for place in ("between", "before", "after", "block", "unused")
+    )
+    return f"{exact(padding.nbytes)}, {percent(padding.share)}\n" + ", ".join(
+        f"{place} {exact(nbytes)}" for place, nbytes in places if nbytes)  # fmt: skip
+
+
+def add_pictures(parser: Any) -> None:
+    """Add the arguments of :func:`pictures`."""
+    parser.add_argument("--picture", action="store_true", help="draw one block's bytes below the facts")
+    parser.add_argument("--svg", metavar="FILE", help="write the picture as SVG")
+    parser.add_argument("--block", type=whole, default=0, metavar="N", help="the block that is drawn (default 0)")
+
+
+def pictures(args: argparse.Namespace, layout: KVLayout) -> str | None:
+    """Write the picture that the arguments name, and return the one for the screen, or None.
+
+    Raises:
+        BlockIndexError: the layout has no such block.
+        KVPlanError: a picture for the screen together with JSON, a file that cannot be written, or a block of too many
+            runs.
+    """
+    if not 0 <= args.block < layout.num_blocks:
+        raise BlockIndexError(f"--block {args.block}; blocks are 0 to {layout.num_blocks - 1}")
+    if args.json and args.picture:
+        raise KVPlanError("--picture draws in the terminal and --json prints one object; give one of the two")
+    if args.svg is not None:
+        check_file("--svg", args.svg)
+    if not args.picture and args.svg is None:
+        return None
+    from kvplan.draw.block import block_picture
+    from kvplan.draw.svg import svg
+    from kvplan.draw.text import block_lines
+
+    picture = block_picture(layout.built, args.block)
+    if args.svg is not None:
+        write_file("--svg", args.svg, svg(picture).encode())
+    return "\n".join(block_lines(picture, shutil.get_terminal_size().columns)) if args.picture else None
 
 
 PLACE = ("kind address nbytes region offset layer part blocks tokens heads bytes after after_nbytes before "
@@ -200,16 +244,26 @@ class WhichAnswer(Answer):
     nbytes: int
     content: bool
     layouts: tuple[Placed, ...]
-    tables: tuple[Table, ...] = field(kw_only=True)
 
-    def blocks(self) -> Iterable[Any]:
-        """Return a table for each layout."""
-        return self.tables
+    def blocks(self) -> Iterator[Any]:
+        """Yield a table for each layout."""
+        for layout in self.layouts:
+            first, more = layout.places[0], len(layout.places) - SHOWN_PLACES
+            region = f"{first.region}, {first.offset:,} bytes from its first byte"
+            yield Table([
+                ("layout", f"{layout.notation}{ADDRESSES[layout.addresses]}"),
+                ("asked", f"{nbytes_text(self.nbytes)} at {self.address:#x}"),
+                *([("region", region)] if first.kind != "outside" else []),
+                *((f"{place.address:#x}", place.words) for place in layout.places[:SHOWN_PLACES]),
+                *([("", f"and {count_of(more, 'more line')}; --json has all of it")] if more > 0 else []),
+            ])  # fmt: skip
 
 
 def add_which(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
-    parser.epilog = WHICH_EXAMPLES
+    parser.epilog = """examples:
+  kvplan which 16@0x7f0000002000 examples/specs/gpu_split_kv.toml
+  kvplan which 4096@0x7f3c00100000 dump.json    # of layout.save("dump.json")"""
     parser.add_argument("what", type=span, metavar="WHAT", help="BYTES@ADDRESS, or an ADDRESS: decimal, or hex as 0x7f")
     parser.add_argument("layout", metavar="SPEC", help=SOURCE)
     add_layout(parser)
@@ -219,56 +273,18 @@ def add_which(parser: argparse.ArgumentParser) -> None:
 
 def run_which(args: argparse.Namespace, tell: Tell) -> WhichAnswer:
     """Return the places; a finding if no layout has content at every byte."""
-    nbytes, address = args.what
-    return which(
-        [read_layout(args.layout, args.sizes, args.dtype, args.device), *map(read_layout, args.overlay)],
-        address,
-        nbytes,
-    )
+    layout = read_layout(args.layout, args.sizes, args.dtype, args.device)
+    return which([layout, *map(read_layout, args.overlay)], *args.what)
 
 
-def which(layouts: Iterable[KVLayout], address: int, nbytes: int) -> WhichAnswer:
+def which(layouts: Iterable[KVLayout], nbytes: int, address: int) -> WhichAnswer:
     """Return what layouts hold at an address."""
-    held = [(layout, locate(layout, address, nbytes)) for layout in layouts]
-    content = any(all(place.kind == "content" for place in places) for _, places in held)
-    placed = tuple(Placed.of(layout, places=tuple(map(_place, places))) for layout, places in held)
-    tables = tuple(Table([*_where(layout, places[0], address, nbytes), *_lines(places)]) for layout, places in held)
-    return WhichAnswer(address, nbytes, content, placed, tables=tables, status=int(not content))
+    placed = tuple(Placed.of(layout, places=tuple(map(_place, locate(layout, address, nbytes)))) for layout in layouts)
+    content = any(all(place.kind == "content" for place in layout.places) for layout in placed)
+    return WhichAnswer(address, nbytes, content, placed, status=int(not content))
 
 
 def _place(place: Place) -> PlaceFacts:
     component = place.component
     layer, part = (None, None) if component is None else (component.layer, component.part)
     return PlaceFacts.of(place, layer=layer, part=part, words=str(place))
-
-
-def _where(layout: KVLayout, first: Place, address: int, nbytes: int) -> Iterator[tuple[str, str]]:
-    yield "layout", f"{layout.notation}{ADDRESSES[layout.addresses]}"
-    yield "asked", f"{nbytes_text(nbytes)} at {address:#x}"
-    if first.kind != "outside":
-        regions = count_of(len(layout.regions), "region")
-        yield "region", f"{first.region} of {regions}, {first.offset:,} bytes into its {first.region_nbytes:,}"
-
-
-def _lines(places: tuple[Place, ...]) -> list[tuple[str, str]]:
-    """Return a line for each place. Consecutive layers with the same content share a line."""
-    lines = []
-    for _, some in groupby(enumerate(places), key=lambda numbered: _alike(*numbered)):
-        alike = [place for _, place in some]
-        first, last, words = alike[0].component, alike[-1].component, str(alike[0])
-        if first is not None and last is not None and len(alike) > 1:
-            words = words.replace(f"layer {first.layer}", f"layers {first.layer}-{last.layer}", 1) + ", of each"
-        lines.append((f"{alike[0].address:#x}", words))
-    more = len(lines) - SHOWN_LINES
-    return [
-        *lines[:SHOWN_LINES],
-        *([("", f"and {count_of(more, 'more line')}; --json has all of it")] if more > 0 else []),
-    ]
-
-
-def _alike(number: int, place: Place) -> tuple[object, ...]:
-    """Return a key that is equal for places that differ only in the layer, if the layer ascends with their number."""
-    if place.component is None:
-        return (number,)
-    held = (place.blocks, place.tokens, place.subblocks, place.heads, place.bytes)
-    return (place.component.layer - number, place.component.part, place.component.form, *held)

@@ -10,10 +10,9 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import redirect_stdout, suppress
+from contextlib import suppress
 from importlib import import_module
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from kvplan.base import __version__
 from kvplan.errors import IncompatibleLayoutsError, KVPlanError, NotationError, bounded
@@ -25,16 +24,16 @@ OK, FINDING, USAGE, INTERRUPTED = 0, 1, 2, 130
 # command that was named is imported.
 COMMANDS = {
     "demo": ("demo", "move the cache of a running engine away and back, and compare its tokens"),
-    "inspect": ("layouts", "print the facts of a layout and the place of its bytes"),
+    "inspect": ("catalogue", "print the facts of a layout and the place of its bytes"),
     "plan": ("pair", "print the copies that move some blocks from one layout to another"),
     "explain": ("pair", "compare two layouts: their copy program, better orders, the path of a plan"),
-    "advise": ("advise", "find the best order of a host pool for a layout, by predicted time"),
+    "advise": ("pair", "find the best order of a host pool for a layout, by runs and extents"),
     "which": ("layouts", "print what lies at an address: layer, part, block, token, head, byte"),
     "report": ("report", "put all of this on one page, to attach to an issue"),
     "pairs": ("catalogue", "print how every device layout of the catalogue moves to every host layout"),
     "backends": ("machine", "list the engines whose tensors kvplan can describe"),
     "calibrate": ("machine", "measure this GPU, so that transfers take the fastest path"),
-    "bench": ("bench", "time every path on this machine, and other programs that move the same blocks"),
+    "bench": ("machine", "time every path on this machine, and other programs that move the same blocks"),
     "doctor": ("machine", "name what slows transfers on this machine, and give advice"),
 }
 
@@ -49,11 +48,6 @@ class _Parser(argparse.ArgumentParser):
     """A parser whose errors are one line with a hint."""
 
     named = ""  # the given command: argparse reports its unknown arguments to the parser of all commands
-
-    def _print_message(self, message: str, file: Any = None) -> None:
-        """Print a message; argparse itself would hide that the disk is full."""
-        if message:
-            print(message, end="", file=sys.stderr if file is None else file)
 
     def error(self, message: str) -> NoReturn:
         of = f" {self.named}" if self.named and message.startswith("unrecognized") else ""
@@ -70,20 +64,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: 0 success, 1 a finding, 2 usage.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if sys.stdout is None:  # the parent closed it: nothing can be printed, but the exit code still counts
-        with Path(os.devnull).open("w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):
-            return main(arguments)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # for terminals without UTF-8
     try:
         code = _dispatch(arguments)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        _drop_the_rest()  # the reader has seen enough
-        return OK
+        print(end="", flush=True)  # also where the parent closed the stream
     except OSError as error:
-        _drop_the_rest()
+        with suppress(OSError, ValueError):  # the stream has no file; otherwise Python prints an error at its exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):  # the reader has seen enough
+            return OK
         return _complain(f"cannot write: {error.strerror or error}; is the disk full?", USAGE)
     except KeyboardInterrupt:
         return _complain("interrupted", INTERRUPTED)
@@ -98,15 +89,14 @@ def _dispatch(arguments: list[str]) -> int:
         args = _parser(named).parse_args(arguments)
     except SystemExit as stop:  # argparse has printed help, the version or an error
         return int(stop.code or OK)
-    from kvplan.cli.answer import Finding, json_text
-    from kvplan.cli.screen import progress, show
+    from kvplan.cli.screen import Finding, json_text, progress, show
 
     try:
         with sparing(wanted=named in SPARING), progress(silent=args.json) as tell:
             try:
                 answer = getattr(import_module(f"kvplan.cli.{COMMANDS[named][0]}"), f"run_{named}")(args, tell)
             except IncompatibleLayoutsError as error:
-                answer = Finding(named, _one_line(error), status=FINDING)
+                answer = Finding(named, " ".join(str(error).split()), status=FINDING)
         if isinstance(answer, Finding):
             _complain(answer.finding, FINDING)
         if args.json:
@@ -118,11 +108,9 @@ def _dispatch(arguments: list[str]) -> int:
             raise
         return _complain("needs rich; pip install rich", USAGE)
     except NotationError as error:
-        return _complain(f"{_one_line(error.one_line)}; {NOTATION_HINT}", USAGE)
+        return _complain(f"{error.one_line}; {NOTATION_HINT}", USAGE)
     except KVPlanError as error:
-        return _complain(_one_line(error), USAGE)
-    except RecursionError:
-        return _complain("the input is nested too deeply; a spec has two levels", USAGE)
+        return _complain(str(error), USAGE)
     except MemoryError:
         return _complain("not enough memory; ask for fewer blocks or smaller extents", USAGE)
     return int(answer.status)
@@ -154,18 +142,8 @@ def _parser(named: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _one_line(error: Exception | str) -> str:
-    return " ".join(str(error).split())
-
-
 def _complain(message: str, code: int) -> int:
     if sys.stderr is not None:  # print would write to standard output instead
         with suppress(OSError):
-            print(f"kvplan: {message}", file=sys.stderr)
+            print(f"kvplan: {' '.join(message.split())}", file=sys.stderr)
     return code
-
-
-def _drop_the_rest() -> None:
-    """Discard buffered output, so that Python prints no error at its exit."""
-    with suppress(OSError, ValueError):  # the stream has no file
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""``kvplan plan`` and ``explain``: the copies between two layouts, pass by pass, and the path of a plan."""
+"""``kvplan plan``, ``explain`` and ``advise``: the copies between two layouts, the path of a plan, better orders."""
 
 from __future__ import annotations
 
@@ -11,22 +11,18 @@ from itertools import chain, product
 from shutil import get_terminal_size
 from typing import Any
 
-from kvplan.advise.advise import advise
+from kvplan.advise.advise import Advice, Numbers, Order, advise, host_orders
 from kvplan.advise.compare import OUTSIDE, Break, first_break, untouched
 from kvplan.base.numbers import binary, count_of, exact
-from kvplan.cli.advise import AdviceFacts
-from kvplan.cli.answer import Address, Answer, Part, Table, facts, table
-from kvplan.cli.arguments import SIDES, add_blocks, add_pair, add_shared, block_ids, pair_of, whole
-from kvplan.cli.layouts import LayoutAnswer
-from kvplan.cli.screen import Tell, check_file, write_file
-from kvplan.cost.explain import Explained
-from kvplan.cost.explain import explain as cost_text
-from kvplan.cost.explain import facts as cost_facts
+from kvplan.cli import arguments
+from kvplan.cli.arguments import SIDES
+from kvplan.cli.layouts import LayoutAnswer, layers_text
+from kvplan.cli.screen import Address, Answer, Part, Table, Tell, facts, table
+from kvplan.cost import explain as costs
 from kvplan.cost.model import candidates
 from kvplan.cost.policy import Policy, layer_edges
 from kvplan.cost.statistics import counted
 from kvplan.cost.store import profile_of
-from kvplan.draw.notebook import layers_text, layout_facts
 from kvplan.errors import BlockIndexError, IncompatibleLayoutsError, KVPlanError, LayoutError
 from kvplan.layout.components import ADDRESSES
 from kvplan.layout.kvlayout import KVLayout
@@ -38,11 +34,11 @@ from kvplan.program.matching import UnwrittenHeads
 from kvplan.program.passes import passes
 from kvplan.program.program import Extents, Program, RunGroup
 
-PLAN_EXAMPLES = """examples:
-  kvplan plan examples/specs/gpu_split_kv.toml \\
-      examples/specs/host_block_first_64.toml \\
-      --src 0-10 --dst 0,1,3 --dst-skip 1 --limit all"""
 SHOWN_SIZES = 8
+RANKS = ("best", "second", "third")
+
+
+# ---- plan ------------------------------------------------------------------------------------------------------------
 
 
 class Side(Part, sources=(KVLayout,), names="notation device addresses"):
@@ -63,9 +59,6 @@ class Size(Part):
     count: int
     nbytes: int
 
-    def __str__(self) -> str:
-        return f"{self.count}*[{self.nbytes}]"
-
 
 class Row(Part):
     """One descriptor.
@@ -77,7 +70,7 @@ class Row(Part):
         src_offset, dst_offset: bytes from the first byte of the region.
     """
 
-    shown = "src, region: src_region, offset: src_offset, dst, region : dst_region, offset : dst_offset, nbytes"
+    shown = "src, region: src_region, offset: src_offset, dst, region: dst_region, offset: dst_offset, nbytes"
     src: Address
     dst: Address
     nbytes: int
@@ -112,7 +105,11 @@ class PlanAnswer(Answer, sources=(Plan,), names="src dst direction nbytes units"
     strided_rows: int
     sizes: tuple[Size, ...]
     rows: tuple[Row, ...]
-    words: str = field(kw_only=True)
+
+    @property
+    def words(self) -> str:
+        """The sizes in words."""
+        return sizes_in_words(self.sizes)
 
     def blocks(self) -> Iterable[Any]:
         """Return the sums and the first descriptors."""
@@ -121,16 +118,19 @@ class PlanAnswer(Answer, sources=(Plan,), names="src dst direction nbytes units"
 
 def add_plan(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
-    parser.epilog = PLAN_EXAMPLES
-    add_pair(parser)
-    add_shared(parser, "--reinterpret")
+    parser.epilog = """examples:
+  kvplan plan examples/specs/gpu_split_kv.toml \\
+      examples/specs/host_block_first_64.toml \\
+      --src 0-10 --dst 0,1,3 --dst-skip 1 --limit all"""
+    arguments.add_pair(parser)
+    arguments.add_shared(parser, "--reinterpret")
     for side, done in zip(SIDES, ("read", "written"), strict=True):
         words = f"blocks {done}, in order of tokens: 0,1,4-7"
-        parser.add_argument(f"--{side}", type=block_ids, required=True, metavar="IDS", help=words)
+        parser.add_argument(f"--{side}", type=arguments.block_ids, required=True, metavar="IDS", help=words)
     for side in SIDES:
         words = f"units, not tokens, to skip in the first {side.upper()} block"
-        parser.add_argument(f"--{side}-skip", type=whole, default=0, metavar="UNITS", help=words)
-    parser.add_argument("--max-bytes", type=whole, metavar="N", help="bytes that no descriptor may exceed")
+        parser.add_argument(f"--{side}-skip", type=arguments.whole, default=0, metavar="UNITS", help=words)
+    parser.add_argument("--max-bytes", type=arguments.whole, metavar="N", help="bytes that no descriptor may exceed")
     shown = "descriptors shown (default 10), or all"
     parser.add_argument("--limit", type=_limit, default=10, metavar="ROWS", help=shown)
 
@@ -140,18 +140,19 @@ def run_plan(args: argparse.Namespace, tell: Tell) -> PlanAnswer:
     import numpy as np
 
     tell(None, "planning")
-    src, dst = pair_of(args)
+    src, dst = arguments.layouts_of(args)
     program = compile_quietly(src, dst, reinterpret=args.reinterpret)
     ids = listed_ids("--src", args.src, src), listed_ids("--dst", args.dst, dst)
     plan = program.plan(*ids, args.src_skip, args.dst_skip)
     descriptors = plan.descriptors(args.max_bytes)
     first = np.argsort(descriptors.dst)[: args.limit]
-    sizes = by_size(descriptors.size.tolist())
     starts = [sorted(region.address for region in side.regions) for side in (src, dst)]
     rows = []
-    for source, destination, nbytes in zip(*(column[first].tolist() for column in descriptors), strict=True):
-        places = (_in_region(address, known) for address, known in zip((source, destination), starts, strict=True))
-        rows.append(Row(Address(source), Address(destination), nbytes, *chain(*places)))
+    for here, there, nbytes in zip(*(column[first].tolist() for column in descriptors), strict=True):
+        regions = [bisect_right(known, at) - 1 for at, known in zip((here, there), starts, strict=True)]
+        offsets = [at - known[k] for at, known, k in zip((here, there), starts, regions, strict=True)]
+        places = chain(*zip(regions, offsets, strict=True))
+        rows.append(Row(Address(here), Address(there), nbytes, *places))
     return PlanAnswer.of(
         plan,
         src=Side.of(src),
@@ -161,15 +162,9 @@ def run_plan(args: argparse.Namespace, tell: Tell) -> PlanAnswer:
         runs=program.runs * plan.units,
         descriptors=len(descriptors.size),
         strided_rows=len(plan.strided()),
-        sizes=sizes,
-        words=sizes_in_words(sizes),
+        sizes=by_size(descriptors.size.tolist()),
         rows=tuple(rows),
     )
-
-
-def _in_region(address: int, starts: Sequence[int]) -> tuple[int, int]:
-    region = bisect_right(starts, address) - 1
-    return region, address - starts[region]
 
 
 def listed_ids(option: str, ids: Sequence[range], layout: KVLayout) -> list[int]:
@@ -192,21 +187,132 @@ def sizes_in_words(sizes: Sequence[Size]) -> str:
     '3*[8192] | 1*[512]'
     """
     more = len(sizes) - SHOWN_SIZES
-    return " | ".join(map(str, sizes[:SHOWN_SIZES])) + f" | and {more:,} smaller sizes" * (more > 0)
+    listed = " | ".join(f"{size.count}*[{size.nbytes}]" for size in sizes[:SHOWN_SIZES])
+    return listed + f" | and {more:,} smaller sizes" * (more > 0)
 
 
 def _limit(text: str) -> int | None:
     """Read the number of rows to show; None is for all rows."""
-    return None if text == "all" else whole(text)
+    return None if text == "all" else arguments.whole(text)
 
 
-EXPLAIN_EXAMPLES = """examples:
-  kvplan explain "layer: kv block token head dim" \\
-      "block layer kv token head dim" --dst-sizes block=256,token=64 \\
-      --sizes layer=80,block=1024,token=16,head=2,dim=128
-  kvplan explain examples/specs/host_block_first.toml \\
-      examples/specs/gpu_split_kv.toml --blocks 0-15 --no-advice"""
-KNOBS = ("max_programs", "staging_bytes")
+# ---- advise ----------------------------------------------------------------------------------------------------------
+
+ORDER = "notation block_tokens unit_tokens unit_nbytes runs run_nbytes extents spec"
+
+
+class OrderFacts(Part, sources=(Order, Numbers), names=ORDER):
+    """An order of axes, and its copies.
+
+    Attributes:
+        extents: contiguous byte ranges of a unit on the side that may change.
+        spec: from which KVLayout.from_spec makes it; absent of the present layout.
+    """
+
+    shown = "rank, order: notation, tokens: block_tokens, runs, run_nbytes, extents"
+    extents: Extents
+    spec: dict[str, Any] | None = None
+    rank: str = field(kw_only=True)
+
+
+class AdviceFacts(Part, sources=(Advice,), names="change tried reason present orders"):
+    """Better orders of one side.
+
+    Attributes:
+        change: the side that may change, src or dst.
+        tried: number of orders.
+        reason: why no order was tried; else empty.
+        present: its present order; null if there is none, or it cannot be compiled.
+        orders: the best first.
+    """
+
+    present: OrderFacts | None
+    orders: tuple[OrderFacts, ...]
+
+    @classmethod
+    def read(cls, advice: Advice, present: KVLayout | None) -> AdviceFacts:
+        """Return the facts of an advice; ``present`` is the side that may change, as it is."""
+        now = present and advice.present and OrderFacts.of(present, advice.present, spec=None, rank="now")
+        ranked = zip(RANKS, advice.orders, strict=False)
+        orders = tuple(OrderFacts.of(order, order.numbers, rank=rank) for rank, order in ranked)
+        return cls.of(advice, present=now or None, orders=orders)
+
+    @property
+    def compared(self) -> list[OrderFacts]:
+        """The present order, if there is one, and the better ones."""
+        return [order for order in (self.present, *self.orders) if order is not None]
+
+    def blocks(self, kept: str) -> Iterator[Any]:
+        """Yield the orders, and what they come to; ``kept`` names the present layout."""
+        if self.compared:
+            yield table(self.compared)
+        verdict = f"as above, of {count_of(self.tried, 'order')} that were tried"
+        if not self.tried:
+            verdict = f"not known, as no order was tried: {self.reason}"
+        elif not self.orders:
+            verdict = f"{kept}, as it is: none of {count_of(self.tried, 'order')} has fewer runs or extents"
+        yield Table([("best", verdict)])
+
+
+class AdviseAnswer(Answer):
+    """The best orders of a host pool for a layout.
+
+    Attributes:
+        notation: of the layout that does not change.
+        device: where it lies.
+        block_tokens: its tokens a block.
+        advice: the orders; their present is null without HOST.
+    """
+
+    schema = "advise/2"
+    notation: str
+    device: str
+    block_tokens: int
+    advice: AdviceFacts
+    paste: str = field(kw_only=True)
+    refused: str = field(kw_only=True)
+
+    def blocks(self) -> Iterable[Any]:
+        """Return the orders, and a call that makes a pool of the best."""
+        about = [("for", f"{self.notation}, on {self.device}")]
+        if self.refused:
+            about.append(("HOST", f"cannot be compiled as it is: {self.refused}"))
+        return [Table(about), *self.advice.blocks("HOST"), *([self.paste] if self.advice.orders else [])]
+
+
+def add_advise(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    parser.epilog = """examples:
+  kvplan advise examples/specs/x_packed.toml --block-tokens 64
+  kvplan advise examples/specs/gpu_split_kv.toml \\
+      examples/specs/host_token_major.toml"""
+    arguments.add_pair(parser, ("layout", "host"), "?", "cuda:0")
+    tokens = "token slots per block of the pool (default: as HOST, else as LAYOUT)"
+    parser.add_argument("--block-tokens", type=arguments.positive, metavar="N", help=tokens)
+
+
+def run_advise(args: argparse.Namespace, tell: Tell) -> AdviseAnswer:
+    """Return the best orders."""
+    layout, host = arguments.layouts_of(args)
+    refused, tokens = "", args.block_tokens or (host or layout).block_tokens
+    if host is None:
+        advice = host_orders(layout, tokens, tell=tell)
+    else:
+        advice = advise(layout, host, "dst", (tokens,), tell)
+        try:
+            compile_quietly(layout, host)
+        except IncompatibleLayoutsError as error:
+            refused = " ".join(str(error).split())
+    sized = f", block_tokens={tokens}" * (tokens != layout.block_tokens)
+    own = layout if host is None or not any(component.form.headed for component in host.components) else host
+    heads = f", heads={own.heads}" * (own.heads != layout.heads)
+    paste = ("# in Python, where `gpu` is the layout; --json has a spec\n"
+             f'pool = kvplan.allocate("auto", like=gpu{sized}{heads})')  # fmt: skip
+    return AdviseAnswer.of(layout, advice=AdviceFacts.read(advice, host), paste=paste, refused=refused)
+
+
+# ---- explain ---------------------------------------------------------------------------------------------------------
+
 SIDE = ("notation dtype device addresses layers parts heads num_blocks block_tokens token_nbytes block_nbytes "
         "padding_nbytes padding block_extents")  # fmt: skip
 PROGRAM = "unit_tokens unit_nbytes src_units dst_units runs run_nbytes alignment"
@@ -214,6 +320,14 @@ PROGRAM = "unit_tokens unit_nbytes src_units dst_units runs run_nbytes alignment
 
 class SideFacts(Part, sources=(LayoutAnswer,), names=SIDE):
     """The facts of one side, as in kvplan.inspect/1."""
+
+    words: dict[str, str] = field(kw_only=True)
+
+    @classmethod
+    def read(cls, layout: KVLayout) -> SideFacts:
+        """Return the facts of a layout."""
+        answer = LayoutAnswer.read(layout)
+        return cls.of(answer, words=answer.words)
 
 
 class KindProgram(Part, sources=(Program,), names=f"parts layers opaque {PROGRAM} extents"):
@@ -232,9 +346,10 @@ class KindProgram(Part, sources=(Program,), names=f"parts layers opaque {PROGRAM
     extents: dict[str, Extents]
 
 
-class PlanChoice(
-    Part, sources=(Plan,), names="direction nbytes units descriptors sizes overlap verdict profile candidates"
-):
+CHOICE = "direction nbytes units descriptors sizes overlap verdict profile candidates"
+
+
+class PlanChoice(Part, sources=(Plan,), names=CHOICE):
     """A plan of some blocks, and the path that it would take.
 
     Attributes:
@@ -255,9 +370,10 @@ class PlanChoice(
     text: str = field(kw_only=True)
 
 
-class ExplainAnswer(
-    Answer, sources=(Program,), names=f"src dst direction refused keeps {PROGRAM.replace(' ', '? ')}? extents"
-):
+PAIR = f"src dst direction refused keeps {PROGRAM.replace(' ', '? ')}? extents"
+
+
+class ExplainAnswer(Answer, sources=(Program,), names=PAIR):
     """Two layouts, their copy program, where common runs end, better orders, and the path of a plan.
 
     Attributes:
@@ -289,15 +405,19 @@ class ExplainAnswer(
     parts: tuple[KindProgram, ...]
     advice: AdviceFacts | None
     plan: PlanChoice | None = None
-    passes: str = field(kw_only=True)
-    sides: Table = field(kw_only=True)
-    compiled: CopyProgram | None = field(default=None, kw_only=True)
+    compiled: CopyProgram | None = field(kw_only=True)
 
     def blocks(self) -> Iterable[Any]:
         """Return the passes, both sides beside each other, where runs end, better orders, and the plan."""
-        yield from [self.passes] if self.passes else []
-        yield from (self.sides, Table([*self.rows()]), *self.orders())
+        yield from [self.compiled.explain(get_terminal_size().columns).rstrip("\n")] if self.compiled else []
+        yield from (self.sides(), Table([*self.rows()]), *self.orders())
         yield from [self.plan.text] if self.plan else []
+
+    def sides(self) -> Table:
+        """Return the facts of both sides beside each other, and a star where they differ."""
+        src, dst = self.src.words, self.dst.words
+        rows = ((name, src.get(name, "-"), dst.get(name, "-")) for name in src | dst)
+        return Table([(name, "*" * (a != b), a, b) for name, a, b in rows], ("* differs", "", *SIDES))
 
     def orders(self) -> Iterable[Any]:
         """Return better orders; nothing with --no-advice."""
@@ -339,12 +459,15 @@ def times(count: int, low: int, high: int) -> str:
 
 def add_explain(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
-    parser.epilog = EXPLAIN_EXAMPLES
-    add_pair(parser)
-    add_shared(parser, "--reinterpret", "--advice")
-    add_blocks(parser)
-    for name in KNOBS:
-        parser.add_argument(f"--{name.replace('_', '-')}", type=whole, metavar="N", help=f"the policy's {name}")
+    parser.epilog = """examples:
+  kvplan explain "layer: kv block token head dim" \\
+      "block layer kv token head dim" --dst-sizes block=256,token=64 \\
+      --sizes layer=80,block=1024,token=16,head=2,dim=128
+  kvplan explain examples/specs/host_block_first.toml \\
+      examples/specs/gpu_split_kv.toml --blocks 0-15 --no-advice"""
+    arguments.add_pair(parser)
+    arguments.add_shared(parser, "--reinterpret", "--no-advice")
+    arguments.add_blocks(parser)
     layers = "the plan is submitted by_layer: cut into groups of layers"
     parser.add_argument("--by-layer", action="store_true", help=layers)
     change = "the side that may change its order (default: the one on the host, else dst)"
@@ -355,62 +478,53 @@ def add_explain(parser: argparse.ArgumentParser) -> None:
 def run_explain(args: argparse.Namespace, tell: Tell) -> ExplainAnswer:
     """Return the comparison, the program, and the path of a plan; a finding if the pair cannot be compiled."""
     if args.svg is not None:
-        check_file("--svg", args.svg)
+        arguments.check_file("--svg", args.svg)
     tell(None, "compiling and planning")
-    answer = explain(*pair_of(args), args, tell)
+    answer = explain(*arguments.layouts_of(args), args, tell)
     if args.svg is not None and answer.compiled is not None:
-        write_file("--svg", args.svg, answer.compiled.diagram().encode())
+        arguments.write_file("--svg", args.svg, answer.compiled.diagram().encode())
     return answer
 
 
 def explain(src: KVLayout, dst: KVLayout, args: argparse.Namespace, tell: Tell) -> ExplainAnswer:
     """Compare and compile two layouts, and plan the blocks of the arguments."""
-    width, program, more = get_terminal_size().columns, None, {}
-    refused = passes_text = ""
+    refused, compiled = None, None
     try:
-        program = compile_quietly(src, dst, reinterpret=args.reinterpret)
+        compiled = compile_quietly(src, dst, reinterpret=args.reinterpret)
     except IncompatibleLayoutsError as error:
         refused = " ".join(str(error).split())
         more = dict.fromkeys((*PROGRAM.split(), "text", "extents", "first_break"))
         more |= {"groups": (), "unwritten": (), "parts": (), "keeps": {}}
     else:
-        policy = Policy(overlap=args.overlap or "idle", **{name: getattr(args, name, None) for name in KNOBS})  # type: ignore[arg-type]
-        plan = plan_of(args, program)
-        more = _program(program)
-        more["plan"] = None if plan is None else choice(plan, args, policy, width)
-        passes_text = program.explain(width).rstrip("\n")
+        more = _program(compiled) | {"plan": _plan(args, compiled)}
+    advice = None
+    if args.advice:
+        side = getattr(args, "change", None) or ("src" if src.device == "cpu" and dst.device != "cpu" else "dst")
+        advice = AdviceFacts.read(advise(src, dst, side, tell=tell), src if side == "src" else dst)
     return ExplainAnswer.of(
-        program and program.program,
-        src=SideFacts.of(LayoutAnswer.read(src)),
-        dst=SideFacts.of(LayoutAnswer.read(dst)),
+        compiled and compiled.program,
+        src=SideFacts.read(src),
+        dst=SideFacts.read(dst),
         direction=direction_of(src, dst),
-        refused=refused or None,
-        advice=_advice(src, dst, getattr(args, "change", None), tell) if args.advice else None,
-        passes=passes_text,
-        sides=beside(layout_facts(src), layout_facts(dst)),
-        compiled=program,
+        refused=refused,
+        advice=advice,
+        compiled=compiled,
         status=int(bool(refused)),
         **more,
     )
 
 
-def beside(src: dict[str, str], dst: dict[str, str]) -> Table:
-    """Return the facts of both sides beside each other, and a star where they differ."""
-    rows = ((name, src.get(name, "-"), dst.get(name, "-")) for name in src | dst)
-    return Table([(name, "*" * (a != b), a, b) for name, a, b in rows], ("* differs", "", *SIDES))
-
-
 def _program(compiled: CopyProgram) -> dict[str, Any]:
     """Return the fields of a pair that can be compiled."""
     src, dst = compiled.src, compiled.dst
-    made = passes(src.geometry, dst.geometry)
+    result = passes(src.geometry, dst.geometry)
     return {
-        "keeps": {side: tuple(text for on, text in untouched(made) if on == side) for side in SIDES},
+        "keeps": {side: tuple(text for on, text in untouched(result) if on == side) for side in SIDES},
         "extents": {side: compiled.program.extents(side) for side in SIDES},
         "groups": compiled.program.groups,
         "unwritten": compiled.unwritten,
         "text": compiled.explain(),
-        "first_break": first_break(src, dst, made),
+        "first_break": first_break(src, dst, result),
         "parts": _kind_programs(src, dst),
     }
 
@@ -433,19 +547,14 @@ def _kind_programs(src: KVLayout, dst: KVLayout) -> tuple[KindProgram, ...]:
     return tuple(kinds) if len(kinds) > 1 else ()
 
 
-def _advice(src: KVLayout, dst: KVLayout, change: str | None, tell: Tell) -> AdviceFacts:
-    """Search better orders of one side, the host's or else dst."""
-    side = change or ("src" if src.device == "cpu" and dst.device != "cpu" else "dst")
-    return AdviceFacts.read(advise(src, dst, side, tell=tell), src if side == "src" else dst)
-
-
-def plan_of(args: argparse.Namespace, program: CopyProgram) -> Plan | None:
-    """Return a plan of the blocks that were given, or None if no blocks were given.
+def _plan(args: argparse.Namespace, program: CopyProgram) -> PlanChoice | None:
+    """Return the path of a plan of the blocks that were given, or None if no blocks were given.
 
     Raises:
         BlockIndexError: a block that the layout does not have.
         KVPlanError: blocks of one side only, or a profile without blocks.
     """
+    policy = Policy(overlap=args.overlap or "idle")
     ids = {side: getattr(args, side) or args.blocks for side in SIDES}
     if not any(ids.values()):
         if args.profile is not None:
@@ -456,32 +565,22 @@ def plan_of(args: argparse.Namespace, program: CopyProgram) -> Plan | None:
             raise KVPlanError(f"blocks of {side.upper()} are missing; give --blocks, or --src and --dst")
     named = (f"--{side}" if getattr(args, side) else "--blocks" for side in SIDES)
     src, dst = map(listed_ids, named, ids.values(), (program.src, program.dst))
-    return program.plan(src, dst)
-
-
-def choice(plan: Plan, args: argparse.Namespace, policy: Policy, width: int = 80) -> PlanChoice:
-    """Return the candidates of a plan as facts and as text."""
+    plan = program.plan(src, dst)
     profile, where = profile_of(args.profile)
-    sizes = by_size(plan.descriptors().size.tolist())
+    sizes, width = by_size(plan.descriptors().size.tolist()), get_terminal_size().columns
     count = sum(size.count for size in sizes)
-    moved = f"plan: {plan.direction} of {count_of(plan.units, 'unit')}, {exact(plan.nbytes)}"
-    text = "\n".join(
-        [moved, *([where] if where else []), f"{count_of(count, 'descriptor')}: {sizes_in_words(sizes)}", "", ""]
-    )
+    lines = [f"plan: {plan.direction} of {count_of(plan.units, 'unit')}, {exact(plan.nbytes)}"]
+    lines += [where] * bool(where) + [f"{count_of(count, 'descriptor')}: {sizes_in_words(sizes)}", ""]
+    choice: dict[str, Any] = {"candidates": (), "overlap": None, "profile": None}
     if plan.direction not in profile.costs:
-        why = f"no cost model for a {plan.direction!r} plan; a profile has {', '.join(profile.costs)}"
-        made: dict[str, Any] = {"candidates": (), "verdict": why, "overlap": None, "profile": None}
-        text += why
+        choice["verdict"] = f"no cost model for a {plan.direction!r} plan; a profile has {', '.join(profile.costs)}"
+        lines.append(choice["verdict"])
     else:
         edges = layer_edges(plan.nbytes, len(plan.layers)) if getattr(args, "by_layer", False) else ()
-        counts, most = counted(plan, edges), policy.staging_bytes
-        granule = max((one.granule_nbytes for one, _ in counts), default=0)
-        small = most is not None and granule > most
-        refused = {"staged": f"a block takes {granule:,} bytes of the ring, which has {most:,}"} if small else {}
-        found = candidates(counts, plan.direction, profile, policy, refused)
-        explained = Explained(counts, plan.direction, profile, policy)
-        made = cost_facts(found, explained)
-        text += f"layers:  {len(edges) - 1} groups, one after another\n" * (len(edges) > 2)
-        text += cost_text(found, explained, width)
-    lines = (line for whole_line in text.splitlines() for line in fitted(whole_line, width, 4))
-    return PlanChoice.of(plan, descriptors=count, sizes=sizes, **made, text="\n".join(lines))
+        explained = costs.Explained(counted(plan, edges), plan.direction, profile, policy)
+        ranked = candidates(*explained)
+        choice = costs.facts(ranked, explained)
+        lines += [f"layers:  {len(edges) - 1} groups, one after another"] * (len(edges) > 2)
+        lines += costs.explain(ranked, explained, width).splitlines()
+    text = "\n".join(line for each in lines for line in fitted(each, width, 4))
+    return PlanChoice.of(plan, descriptors=count, sizes=sizes, **choice, text=text)

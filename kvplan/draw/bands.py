@@ -1,14 +1,13 @@
 """The model of every picture: rows of bands, which hold bands, and ribbons between rows.
 
-:mod:`kvplan.draw.block` and :mod:`kvplan.draw.program` make pictures of integers and names;
-:mod:`kvplan.draw.svg` and :mod:`kvplan.draw.text` draw them.
+:mod:`kvplan.draw.block` and :mod:`kvplan.draw.copies` make pictures of integers and names; :mod:`kvplan.draw.svg` and
+:mod:`kvplan.draw.text` draw them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from math import log2
 from typing import NamedTuple
 
@@ -16,6 +15,7 @@ from kvplan.base.numbers import count_of, nbytes_text, rounded
 
 # Fills that are no part. A space has no bytes: its length is in pixels.
 PADDING, OTHERS, MIXED, LEFT_OUT, SPACE = "padding", "other blocks", "mixed", "left out", "space"
+GAPS = (PADDING, OTHERS, SPACE)
 NEAR, APART = 4, 14  # pixels between bands of one allocation or rank, and between allocations or ranks
 RUN, ALLOCATION = "one contiguous run", "one allocation"  # marks of a legend
 # Okabe and Ito's colours, which differ for colour-blind readers. In grey print, lightness and patterns differ.
@@ -72,24 +72,14 @@ class Band:
         return self.start + self.nbytes
 
     @property
-    def kind(self) -> object:
-        """A key that is equal for bands that differ only in names."""
-        return self.shape, self.parts
-
-    @property
     def gap(self) -> bool:
         """Whether it holds no content of this picture."""
-        return self.fill in (PADDING, OTHERS, SPACE)
+        return self.fill in GAPS
 
     @property
     def solid(self) -> bool:
         """Whether it is one run, or a part of one."""
         return self.content == self.nbytes and not self.pale
-
-    @property
-    def plain(self) -> bool:
-        """Whether its inside looks like one piece."""
-        return not self.cells or (self.solid and self.fill != MIXED)
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -103,18 +93,22 @@ class Band:
         return self.nbytes, self.gap and self.fill, self.axis, self.count, self.step, *(c.shape for c in self.cells)
 
     @property
-    def labels(self) -> tuple[tuple[str, str], ...]:
-        """Name and bytes, in full and in shorter forms.
+    def kind(self) -> object:
+        """A key that is equal for bands that differ only in names."""
+        return self.shape, self.parts
+
+    @property
+    def labels(self) -> tuple[tuple[str, str], tuple[str, str]]:
+        """Name and bytes, in full and in a shorter form.
 
         >>> Band("token 3", 516096, "k", 516096).labels
-        (('token 3', '516,096 bytes'), ('token 3', '504 KiB'), ('tok 3', '504 KiB'))
+        (('token 3', '516,096 bytes'), ('tok 3', '504 KiB'))
         """
         if not self.name:
-            return (("", ""),) * 3
+            return ("", ""), ("", "")
         nbytes = self.nbytes if self.gap else self.content
         brief = self.name.replace("token", "tok").replace("padding", "pad").replace("other blocks", "others")
-        short = (f"+{self.count:,}", "") if self.pale else (brief, rounded(nbytes))
-        return (self.name, nbytes_text(nbytes)), (self.name, rounded(nbytes)), short
+        return (self.name, nbytes_text(nbytes)), (f"+{self.count:,}", "") if self.pale else (brief, rounded(nbytes))
 
     @property
     def words(self) -> str:
@@ -154,30 +148,29 @@ class Row:
     """Bands side by side.
 
     Attributes:
-        caption: what the row shows, in bold; more on it; and a note at the other end.
         cells: the bands.
-        forms: lines of labels, in full and in shorter forms; the first that fits is drawn.
+        caption: what the row shows, in bold; more on it; and a note at the other end.
+        lines: lines of labels; by default the names and bytes of the bands.
         above: whether labels stand above the bands.
         outlined: whether each contiguous run has an outline.
         frames: first and last index of bands that one frame holds.
         ribbons: what leads to the next row.
     """
 
-    caption: tuple[str, str, str]
     cells: tuple[Band, ...]
-    forms: tuple[tuple[Line, ...], ...]
+    caption: tuple[str, str, str] = ("", "", "")
+    lines: tuple[Line, ...] = ()
     above: bool = False
     outlined: bool = False
     frames: tuple[tuple[int, int], ...] = ()
     ribbons: tuple[Ribbon, ...] = ()
 
 
-@dataclass(frozen=True)
-class Picture:
+class Picture(NamedTuple):
     """A picture.
 
     Attributes:
-        title, description: the picture in words, for who cannot see it.
+        title: the picture in words, for who cannot see it.
         heading: lines of text; the first is in bold.
         fills: colour and pattern of each part.
         legend: what is explained: parts, gaps and marks.
@@ -186,40 +179,11 @@ class Picture:
     """
 
     title: str
-    description: str
     heading: tuple[str, ...]
     fills: dict[str, Fill]
     legend: tuple[str, ...]
     rows: tuple[Row, ...]
     apart: int
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """Names of the parts."""
-        return tuple(self.fills)
-
-
-def spaced(items: Sequence[tuple[object, Band, bool]], near: int = NEAR) -> tuple[list[int], Row]:
-    """Put bands side by side.
-
-    Args:
-        items: for each band its owner (an allocation, or a rank; None of what lies between two), the band, and whether
-            it touches the one before it.
-        near: pixels between bands of one owner that do not touch.
-
-    Returns:
-        The index of each band, and a row without labels, with a frame for each owner.
-    """
-    cells: list[Band] = []
-    index: list[int] = []
-    for k, (owner, band, touching) in enumerate(items):
-        if k and not touching:
-            cells.append(Band("", near if owner == items[k - 1][0] else APART, SPACE))
-        index.append(len(cells))
-        cells.append(band)
-    groups = [(owner, list(some)) for owner, some in groupby(range(len(items)), key=lambda k: items[k][0])]
-    frames = tuple((index[some[0]], index[some[-1]]) for owner, some in groups if owner is not None)
-    return index, Row(("", "", ""), tuple(cells), (), frames=frames)
 
 
 class Fit(NamedTuple):
@@ -241,13 +205,12 @@ def fit(row: Row, room: float, measure: Callable[[str], float], pixel: float = 1
         grow: whether the row may be wider, if no form of the labels fits.
 
     >>> tokens = tuple(Band(f"token {k}", 64, "k", 64) for k in range(2))
-    >>> line = Line((Label(0, 0, "token 0"), Label(1, 1, "token 1")))
-    >>> fit(Row(("", "", ""), tokens, ((line,),)), 60, lambda text: len(text) + 2).widths
+    >>> fit(Row(tokens), 60, lambda text: len(text) + 2).widths
     [30.0, 30.0]
     """
     cells = row.cells
     spaces = [cell.nbytes * pixel if cell.fill == SPACE else 0.0 for cell in cells]
-    for lines in row.forms:
+    for lines in [row.lines] if row.lines else [_names(cells, form) for form in (0, 1)]:
         needs = [measure(cell.name) if cell.fill == LEFT_OUT else spaces[k] for k, cell in enumerate(cells)]
         for first, last, text in (label for line in lines for label in line.labels):
             columns = [k for k in range(first, last + 1) if not spaces[k]]
@@ -268,12 +231,18 @@ def fit(row: Row, room: float, measure: Callable[[str], float], pixel: float = 1
     return Fit(widths, lines, exact)
 
 
+def _names(cells: Sequence[Band], form: int) -> tuple[Line, ...]:
+    texts = zip(*(cell.labels[form] for cell in cells), strict=True)
+    return tuple(Line(tuple(Label(k, k, text) for k, text in enumerate(line))) for line in texts)
+
+
 def leaves(band: Band, x: float, width: float, narrow: float) -> Iterator[tuple[Band, float, float, bool]]:
     """Yield what is drawn of a band: plain bands, each with its left edge, its width, and whether it is pale.
 
-    Widths inside a band grow with the logarithm of bytes. A band without room for its inside is drawn as one.
+    Widths inside a band grow with the logarithm of bytes. A band without room for its inside, or whose inside looks
+    like one piece, is drawn as one.
     """
-    if band.plain or width < narrow * len(band.cells):
+    if width < narrow * len(band.cells) or not band.cells or (band.solid and band.fill != MIXED):
         yield band, x, width, band.pale
         return
     weights = [log2(2 + cell.nbytes) for cell in band.cells]

@@ -41,7 +41,7 @@ def svg(picture: Picture) -> str:
     >>> svg(block_picture(layout.built)).startswith("<svg xmlns=")
     True
     """
-    gutter = GUTTER if any(line.axis for row in picture.rows for line in row.forms[0]) else 0
+    gutter = GUTTER if any(line.axis for row in picture.rows for line in row.lines) else 0
     left = MARGIN + gutter
     room = float(WIDTH - MARGIN - left)
     for _ in range(2):  # all rows are as wide as the widest
@@ -64,7 +64,7 @@ def svg(picture: Picture) -> str:
     return "\n".join([
         f'<svg xmlns="http://www.w3.org/2000/svg" class="kvplan-picture" {box}>',
         f"<title>{escape(picture.title)}</title>",
-        f"<desc>{escape(picture.description or picture.title)}</desc>",
+        f"<desc>{escape(' '.join(_description(picture)))}</desc>",
         f"<style>{STYLE}</style>",
         f"<defs>{''.join(_patterns(picture.fills.values()))}</defs>",
         f'<rect class="kvplan-page" width="{width:.7g}" height="{height:.7g}"/>',
@@ -74,13 +74,13 @@ def svg(picture: Picture) -> str:
     ])  # fmt: skip
 
 
-def colours(parts: Sequence[str]) -> dict[str, str]:
-    """Return a colour for each part. K, V and latents always have the same colours.
-
-    >>> colours(("k", "v", "k_scale"))
-    {'k': '#0072b2', 'v': '#e69f00', 'k_scale': '#009e73'}
-    """
-    return {part: colour for part, (colour, _) in bands.part_fills(parts).items()}
+def _description(picture: Picture) -> Iterator[str]:
+    """Yield the picture in words, for who cannot see it."""
+    yield f"{'; '.join(picture.heading)}."
+    for row in picture.rows:
+        words = "; ".join(cell.words for cell in row.cells if cell.words)
+        if words:
+            yield f"{''.join(row.caption[:2])}: {words}.".removeprefix(": ")
 
 
 def _label_width(text: str) -> float:
@@ -198,3 +198,8 @@ def _ribbons(
         a, b, c, d = edges[0][upper], edges[0][upper + 1], edges[1][last + 1], edges[1][first]
         look = f'fill="{fills[fill][0]}" fill-opacity="0.22"' if fill else 'class="kvplan-zoom"'
         yield f'<polygon points="{a:.1f},{foot} {b:.1f},{foot} {c:.1f},{head} {d:.1f},{head}" {look}/>'
+
+
+def text_html(words: str, picture: str) -> str:
+    """Return text and a picture as HTML, without scripts or links."""
+    return f'<div class="kvplan"><pre>{escape(words)}</pre>{picture}</div>'

@@ -226,7 +226,7 @@ def tasks_of(plan: Plan) -> tuple[list[Call], int]:
 
 def _cut(group: RunGroup) -> tuple[Int64Array, Int64Array, Int64Array]:
     """Return the offsets and bytes of the copies of a unit; those longer than a task are cut."""
-    src, dst, size = group.offsets
+    src, dst, size = group.packed
     pieces = -(-size // TASK_NBYTES)
     if pieces.max(initial=1) == 1:
         return src, dst, size

@@ -360,8 +360,8 @@ class KVLayout:
         return f"KVLayout({str(self)!r})"
 
     def _repr_html_(self) -> str:
-        """Return HTML for notebooks: the facts, and the bytes of block 0 as a picture."""
-        from kvplan.draw.notebook import layout_html
+        """Return HTML for notebooks: the notation and sizes, and the bytes of block 0 as a picture."""
+        from kvplan.draw.block import layout_html
 
         return layout_html(self)
 

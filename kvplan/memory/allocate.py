@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from kvplan.advise.advise import Wanted, host_orders
-from kvplan.advise.orders import parts_of
+from kvplan.advise.advise import host_orders, parts_of
 from kvplan.base.values import quoted
 from kvplan.errors import HostMemoryError, LayoutError
 from kvplan.layout.components import Pool
@@ -129,8 +128,8 @@ def _in_best_order(like: KVLayout, wish: Wish, memory: dict[str, Any]) -> KVLayo
     tokens = None if wish.block_tokens is None else counted("block_tokens", wish.block_tokens)
     heads = None if wish.heads is None else wanted_heads(wish.heads, like)
     single = isinstance(memory["shared"], str | PathLike)
-    wanted = Wanted(tokens, heads if isinstance(heads, range) else None, memory["device"], single)
-    advice = host_orders(like, wanted)
+    heads = heads if isinstance(heads, range) else None
+    advice = host_orders(like, tokens, heads=heads, device=memory["device"], single=single)
     if not advice.orders:
         way = "give a notation, or allocate each part from like.slice(parts=...)"
         raise LayoutError(f"'auto' found no order of a pool for {like}: {advice.reason}; {way}")

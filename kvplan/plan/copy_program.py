@@ -239,13 +239,13 @@ class CopyProgram:
         Each band is a run, with the layer, part, tokens and heads that it holds. Of many runs, the first and the last
         of each loop are drawn, and the others are counted.
         """
-        from kvplan.draw.program import program_picture
+        from kvplan.draw.copies import program_picture
         from kvplan.draw.svg import svg
 
         return svg(program_picture(self.program, self.src, self.dst, repr(self)))
 
     def _repr_html_(self) -> str:
-        from kvplan.draw.notebook import text_html
+        from kvplan.draw.svg import text_html
 
         return text_html(self.explain(), self.diagram())
 

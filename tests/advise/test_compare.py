@@ -19,14 +19,11 @@ from tests.profiles import examples
 SIZES = {"layer": 80, "block": 64, "token": 16, "head": 2, "dim": 128}
 
 
-def layout(notation, device="cpu", dtype="bf16", strides=None, part="kv", **sizes):
-    named = notation.replace(":", " ").replace("(", " ").replace(")", " ").split()
-    known = {
-        axis: extent
-        for axis, extent in {**SIZES, **sizes}.items()
-        if axis in {n.split(".")[0] for n in named} | set(named)
-    }
-    spec = {"notation": notation, "sizes": known, "device": device, "dtype": dtype, "part": part}
+def layout(notation, device="cpu", dtype="bf16", strides=None, **sizes):
+    named = {*notation.translate(dict.fromkeys(map(ord, ":()"), " ")).split()}
+    axes = named | {name.partition(".")[0] for name in named}
+    extents = {axis: extent for axis, extent in {**SIZES, **sizes}.items() if axis in axes}
+    spec = {"notation": notation, "sizes": extents, "device": device, "dtype": dtype}
     return KVLayout.from_spec(spec | ({"strides": strides} if strides else {}))
 
 
@@ -79,25 +76,6 @@ GPU = layout("layer: kv block token head dim", "cuda:0")
 def test_where_they_part(src, dst, nbytes, holds, a, b, axis):
     found = broken(src, dst)
     assert (found.nbytes, found.holds, found.src.text, found.dst.text, found.axis) == (nbytes, holds, a, b, axis)
-
-
-# ---- advice --------------------------------------------------------------------------------------------------
-
-
-def told(found):
-    return [
-        (o.notation, o.block_tokens, o.numbers.runs, o.numbers.run_nbytes, o.numbers.extents[0]) for o in found.orders
-    ]
-
-
-def test_token_major():
-    found = advise(GPU, layout("kv (block token) layer head dim"), "dst")
-    assert found.present[2:4] == (2560, (512, 512))
-    assert told(found) == [
-        ("block layer kv token head dim", 16, 160, (8192, 8192), 1),
-        ("kv block layer token head dim", 16, 160, (8192, 8192), 2),
-        ("layer block kv token head dim", 16, 160, (8192, 8192), 80),
-    ]
 
 
 # ---- laws ----------------------------------------------------------------------------------------------------

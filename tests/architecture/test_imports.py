@@ -56,13 +56,13 @@ def test_a_circle_is_found():
 
 def test_no_modules_import_each_other(imports):
     """The linter compares the files of a folder with each other, and leaves the folder's `__init__` out."""
-    up = {("kvplan.layout.kvlayout", "kvplan.draw.notebook")}
+    up = {("kvplan.layout.kvlayout", "kvplan.draw.block")}
     kept = {name: {other for other in imported if (name, other) not in up} for name, imported in imports.items()}
     assert circles(kept) == []
 
 
 def test_only_a_layout_looks_up():
-    assert ignored("rooms") == {("kvplan.layout.kvlayout", "kvplan.draw.notebook")}
+    assert ignored("rooms") == {("kvplan.layout.kvlayout", "kvplan.draw.block")}
 
 
 SHARED = "kvplan.backends._tensors"  # how tensors are nested and their shapes are read, for every adapter

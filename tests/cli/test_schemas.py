@@ -10,13 +10,9 @@ from jsonschema import Draft202012Validator
 
 from kvplan.cli import machine as commands
 from kvplan.cli import main
-from kvplan.cli.answer import DOCUMENTS
-from kvplan.cli.screen import schema_of
-from kvplan.cost import store
-from kvplan.cuda import machine
-from kvplan.measure import calibrate, processes
+from kvplan.cli.screen import DOCUMENTS, schema_of
+from kvplan.measure import processes
 from kvplan.measure.doctor import gather
-from tests.cli.calibrated_machine import H100, MEASURED
 from tests.measure.doctor_facts import GPU_LESS, HEALTHY, SEVERAL_GPUS, SLOW, UNREACHABLE
 
 
@@ -63,14 +59,6 @@ def test_the_doctor(capsys, monkeypatch, facts):
         facts = gather("cuda:0", busy=False)
     monkeypatch.setattr(commands, "gather", lambda device, *, busy: replace(facts, device=device))
     main(["doctor", "--json"])
-    valid(json.loads(capsys.readouterr().out))
-
-
-def test_calibrate(capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr(store, "PROFILES", tmp_path)
-    monkeypatch.setattr(machine, "machine", lambda ordinal=0: H100)
-    monkeypatch.setattr(calibrate, "calibrate", lambda *given, **told: MEASURED)
-    assert main(["calibrate", "--json", "--output", str(tmp_path / "a.json")]) == 0
     valid(json.loads(capsys.readouterr().out))
 
 

@@ -11,7 +11,7 @@ import pytest
 import kvplan
 from kvplan import KVLayout
 from kvplan.draw.bands import LEFT_OUT
-from kvplan.draw.program import MOST, program_picture
+from kvplan.draw.copies import MOST, program_picture
 from tests.commands import GPU, HOST, SPECS, X_PACKED
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -11,6 +11,7 @@ import pytest
 from kvplan import KVLayout
 from kvplan.draw.block import block_picture
 from kvplan.draw.svg import MARGIN, STYLE, WIDTH, svg
+from kvplan.draw.text import NARROWEST, block_lines
 from tests.commands import ROOT, SPECS
 from tests.draw.drawn_layouts import CASES, PADDED_PAGE
 
@@ -55,6 +56,13 @@ def test_labels_lie_on_the_page_and_apart(name):
     for shape in root.iter(f"{SVG}rect"):
         if shape.get("x"):
             assert 0 <= float(shape.get("x")) <= float(shape.get("x")) + float(shape.get("width")) <= WIDTH
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 80, 133])
+@pytest.mark.parametrize("name", CASES)
+def test_every_line_of_characters_fits(name, width):
+    lines = block_lines(block_picture(KVLayout.from_spec(CASES[name]).built), width)
+    assert max(map(len, lines)) <= max(width, NARROWEST)
 
 
 @pytest.mark.parametrize("name", CASES)

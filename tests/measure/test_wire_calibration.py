@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kvplan.cost.wire import from_json
 
 from kvplan import Agent, KVLayout, TransferError
 from kvplan.agents.by_nixl.nixl_end import NixlEnd
 from kvplan.cli import main
-from kvplan.cost.wire import Crossing, default_wire, packed_cost
+from kvplan.cost.wire import Crossing, default_wire, from_json, packed_cost
 from kvplan.measure import wire_calibration as wires
 from kvplan.measure.wire_calibration import BLOCK, BLOCKS, FAR, SLOTS, PackedTimes, Posted
 from tests.nixl import double

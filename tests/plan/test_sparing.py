@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from kvplan.execute.memcpy import copy
 
 from kvplan.execute.host import copy_by_memmove
+from kvplan.execute.memcpy import copy
 
 # ---- the host path -----------------------------------------------------------------------------------------------
 

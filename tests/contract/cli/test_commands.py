@@ -113,7 +113,6 @@ ROWS = {
 }
 MEASURES = ("bench", "doctor", "calibrate")  # this machine
 VARY = {
-    ("demo", "alignment"),
     ("report", "nbytes"),
     ("doctor", "missing"),
 }  # of memory here, and of a page that tells of this machine
@@ -164,41 +163,33 @@ def files(tmp_path, monkeypatch):
     padded_split_kv().save(tmp_path / "padded.json")
     mla_656().save(tmp_path / "mla.json")
     token_major().save(tmp_path / "tokens.json")
-    states = [{"notation": "block dim", "sizes": {"block": 2, "dim": k}, "dtype": "uint8", "part": "state",
-               "layers": [3 * k], "address": 4096 * k, "seams": [4096 * k + 1]} for k in range(1, 11)]  # fmt: skip
-    (tmp_path / "states.json").write_text(json.dumps({"layouts": states}))
-    latents = {"layer": 2, "block": 3, "token": 4, "dim": 8}
+    specs: dict[str, list[dict]] = {"states": [
+        {"notation": "block dim", "sizes": {"block": 2, "dim": k}, "dtype": "uint8", "part": "state", "layers": [3 * k],
+         "address": 4096 * k, "seams": [4096 * k + 1]} for k in range(1, 11)
+    ]}  # fmt: skip
+    latents, index = {"layer": 2, "block": 3, "token": 4, "dim": 8}, {"layer": 2, "block": 3, "dim": 8}
     for name, rows, pages in (("latents", "layer: block token dim", "layer: block dim"),
                               ("latents_by_token", "(block token) layer dim", "block layer dim")):  # fmt: skip
-        index = {"layer": 2, "block": 3, "dim": 8}
-        parts = [{"notation": rows, "dtype": "uint8", "sizes": latents},
-                 {"notation": pages, "dtype": "uint8", "part": "index", "sizes": index}]  # fmt: skip
-        (tmp_path / f"{name}.json").write_text(json.dumps({"layouts": parts}))
-    attention = {"notation": "block layer kv token dim", "dtype": "uint8", "address": 4096, "layers": [0, 2],
-                 "sizes": {"layer": 2, "block": 6, "token": 4, "dim": 16}}  # fmt: skip
-    state = {"notation": "block dim", "dtype": "uint8", "address": 4096, "part": "state", "strides": [256, 1],
-             "sizes": {"block": 6, "dim": 200}}  # fmt: skip
-    (tmp_path / "attention.json").write_text(json.dumps(attention))
-    (tmp_path / "state.json").write_text(json.dumps(state))
-    layers = {"notation": "layer block dim", "sizes": {"layer": 3, "block": 2, "dim": 8}, "layers": [2, 0, 1]}
-    (tmp_path / "layers.json").write_text(json.dumps(layers))
+        specs[name] = [{"notation": rows, "dtype": "uint8", "sizes": latents},
+                       {"notation": pages, "dtype": "uint8", "part": "index", "sizes": index}]  # fmt: skip
+    specs["attention"] = [{"notation": "block layer kv token dim", "dtype": "uint8", "address": 4096, "layers": [0, 2],
+                           "sizes": {"layer": 2, "block": 6, "token": 4, "dim": 16}}]  # fmt: skip
+    specs["state"] = [{"notation": "block dim", "dtype": "uint8", "address": 4096, "part": "state", "strides": [256, 1],
+                       "sizes": {"block": 6, "dim": 200}}]  # fmt: skip
+    specs["layers"] = [{"notation": "layer block dim", "sizes": {"layer": 3, "block": 2, "dim": 8},
+                        "layers": [2, 0, 1]}]  # fmt: skip
     sizes = {"block": 4, "token": 4}  # layers of two head sizes, and an index in one of them
     for name, order in (
         ("kinds", "layer: block kv token head dim"),
         ("kinds_by_token", "layer: block token kv head dim"),
     ):
-        kinds = [
-            {
-                "notation": order,
-                "layers": layers,
-                "address": k << 30,
-                "sizes": {**sizes, "layer": len(layers), "head": 4 // k, "dim": 8 * k},
-            }
-            for k, layers in ((1, [0, 1, 3]), (2, [2, 4]))
-        ]
-        kinds.append({"notation": "layer: block token dim", "part": "index", "dtype": "uint8", "layers": [2],
-                      "address": 4 << 30, "sizes": {**sizes, "layer": 1, "dim": 16}})  # fmt: skip
-        (tmp_path / f"{name}.json").write_text(json.dumps({"layouts": kinds}))
+        specs[name] = [{"notation": order, "layers": layers, "address": k << 30,
+                        "sizes": {**sizes, "layer": len(layers), "head": 4 // k, "dim": 8 * k}}
+                       for k, layers in ((1, [0, 1, 3]), (2, [2, 4]))]  # fmt: skip
+        specs[name].append({"notation": "layer: block token dim", "part": "index", "dtype": "uint8", "layers": [2],
+                            "address": 4 << 30, "sizes": {**sizes, "layer": 1, "dim": 16}})  # fmt: skip
+    for name, layouts in specs.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(layouts[0] if len(layouts) == 1 else {"layouts": layouts}))
     config = {"model_type": "llama", "num_hidden_layers": 4, "num_attention_heads": 32, "hidden_size": 4096,
               "num_key_value_heads": 8, "torch_dtype": "bfloat16"}  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))
