@@ -141,6 +141,7 @@ class _Family:
         self.ignored = [*data["ignored"], *own.get("ignored", [])]
         self.caches = {name: {**usual, **own.get("caches", {}).get(name, {})} for name, usual in data["cache"].items()}
         self.states, self.words, self.names = data["state"], data["structural"], data["kind_names"]
+        self.needs = own.get("needs", ())
         self.refused = [key for key in data["refused"] if key not in own.get("reads", ())]
 
 
@@ -149,8 +150,7 @@ class _Reader:
 
     def __init__(self, content: Mapping[str, Any], model_type: str) -> None:
         self.family, self.model_type = _Family(model_type), model_type
-        # An explicit null overrides the default of a class for these: no layer slides.
-        given = {k: v for k, v in _flat(content) if v is not None or k == "sliding_window"}
+        given = dict(_flat(content))  # a null overrides the default of a class: no layer slides, for instance
         self.config: dict[str, Any] = {k: v for k, v in {**self.family.defaults, **given}.items() if v is not None}
         if self.config.get("use_sliding_window") is False:
             self.config.pop("sliding_window", None)
@@ -189,9 +189,13 @@ class _Reader:
             if self.config.get(key) not in _UNSET:
                 raise LayoutError(f"{key!r} is {quoted(self.config[key])}, which changes what the cache holds in a way "
                                   f"that is not understood; {_ELSE}")  # fmt: skip
+        for keys in self.family.needs:
+            if all(self.get(key) is None for key in keys):
+                raise LayoutError(f"{' or '.join(map(repr, keys))} is missing, which tells what differs between layers")
         count = self.get("layers")
         layers = len(count) if isinstance(count, list | str) and count else self.integer("layers", most=LIMITS.layers)
         drafts = 0 if self.get("drafts") is None else self.integer("drafts", least=0, most=LIMITS.layers)
+        self.asked.update(self._names("drafts"))
         kinds = [kind for kind in self._kinds(layers, drafts) for _ in range(self.family.times)]
         groups = tuple(group for name in self.family.caches for group in self._groups(name, kinds))
         states = tuple(k for k, kind in enumerate(kinds) if "state" in kind)
@@ -206,7 +210,7 @@ class _Reader:
         return Geometry(groups, len(kinds), tuple(self._unread()), "; ".join(notes))
 
     def _unread(self) -> Iterator[str]:
-        if not self.family.known and self.model_type:
+        if not self.family.known:
             yield f"'model_type' {quoted(self.model_type)}"
         words = set(self.family.words)
         differing = self.given.get("per_layer_config") or {}
@@ -245,6 +249,7 @@ class _Reader:
             if all(self.get(key) for key in selector.get("when", ())):
                 kinds = self._select(selector, layers, drafts)
                 if kinds is not None:
+                    self.asked.update(selector.get("settles", ()))
                     return kinds
         return None
 
@@ -271,7 +276,7 @@ class _Reader:
         else:  # every n-th layer
             every = self.integer(key)
             at = selector.get("at", every - 1)
-            at = at if isinstance(at, int) else self.integer(at, {at: 0, **self.config}, least=0)
+            at = at if isinstance(at, int) else self.integer(at, least=0)
             hits = [k % every == at for k in range(layers)]
         return [selector.get("hit", "full") if hit else selector["miss"] for hit in hits]
 

@@ -169,8 +169,8 @@ def find_model(name: str) -> Model:
 
 def config_defaults(model_type: str) -> Mapping[str, Any]:
     """Return the keys that config.json files of a model type may leave out, with the defaults of transformers."""
-    defaults: Mapping[str, Any] = table("configs.toml")["defaults"].get(model_type, {})
-    return defaults
+    entries = [entry for entry in table("configs.toml")["default"] if model_type in entry["types"]]
+    return {key: value for entry in entries for key, value in entry.items() if key != "types"}
 
 
 @cache

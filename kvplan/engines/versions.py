@@ -39,27 +39,6 @@ class Held(NamedTuple):
         """Return the version that the adapter was written for."""
         return self.versions[-1]
 
-    def judged(self, running: str) -> tuple[str, str]:
-        """Return a verdict on a version, and why: "held", "unknown" or "refused".
-
-        >>> vllm = Held("vLLM", "vllm", ("0.33.0",), 2)
-        >>> vllm.judged("0.33.1+cu128"), vllm.judged("0.34.0rc1")[0]
-        (('held', ''), 'unknown')
-        >>> Held("x", "x", ("5.23.0",), 2, "5.18", "no such class").judged("5.17.0")[0]
-        'refused'
-        """
-        number = release(running)
-        known = [(release(each) or ())[: self.parts] for each in self.versions]
-        if number is not None and number[: self.parts] in known:
-            return "held", ""
-        against = f"kvplan's adapter was held against {self.name} {', '.join(self.versions)}"
-        old = number is not None and self.least is not None and number < (release(self.least) or ())
-        if self.only or old:
-            differs = "differs" if old else "may differ"
-            install = f"install {self.package}=={self.written_for}"
-            return "refused", f"{self.name} {running} {differs}: {self.why}; {against}: {install}"
-        return "unknown", f"{self.name} {running}: {against}, and its members may differ"
-
 
 VLLM = Held("vLLM", "vllm", ("0.33.0",), 2, why="its scheduler is used from inside", only=True)
 SGLANG = Held("SGLang", "sglang", ("0.5.23",), 3)
@@ -71,7 +50,7 @@ TRANSFORMERS = Held(
 NIXL = Held("NIXL", "nixl", ("1.5.1",), 2)
 ENGINES = (VLLM, SGLANG, LMCACHE, TRANSFORMERS, NIXL)
 
-_warned: set[str] = set()
+_warned: set[tuple[Held, str]] = set()
 
 
 def release(text: str) -> tuple[int, ...] | None:
@@ -94,14 +73,26 @@ def check(held: Held, running: str = "") -> None:
 
     Raises:
         KVPlanError: the version is known to differ.
+
+    >>> check(VLLM, "0.33.1+cu128")
+    >>> check(Held("x", "x", ("2.3",), 2, "2.1", "no such class"), "2.0.1")
+    Traceback (most recent call last):
+        ...
+    kvplan.errors.KVPlanError: x 2.0.1 differs: no such class; kvplan's adapter was held against x 2.3: install x==2.3
     """
     try:
         running = running or version(held.package)
     except PackageNotFoundError:
         return
-    verdict, why = held.judged(running)
-    if verdict == "refused":
-        raise KVPlanError(why)
-    if verdict == "unknown" and why not in _warned:
-        _warned.add(why)
-        logger.warning("%s", why)
+    number = release(running)
+    if number is not None and number[: held.parts] in [(release(each) or ())[: held.parts] for each in held.versions]:
+        return
+    against = f"kvplan's adapter was held against {held.name} {', '.join(held.versions)}"
+    old = number is not None and held.least is not None and number < (release(held.least) or ())
+    if held.only or old:
+        differs = "differs" if old else "may differ"
+        install = f"install {held.package}=={held.written_for}"
+        raise KVPlanError(f"{held.name} {running} {differs}: {held.why}; {against}: {install}")
+    if (held, running) not in _warned:
+        _warned.add((held, running))
+        logger.warning("%s %s: %s, and its members may differ", held.name, running, against)

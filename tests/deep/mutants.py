@@ -490,7 +490,7 @@ MUTANTS = (
     ),
     # Slots, memory objects, pages and rows of engines.
     Mutant(
-        "engines/slots.py",
+        "engines/shared.py",
         "first_stray(slots, tokens) is not None:\n        return None",
         "slots[0] % tokens:\n        return None",
         f"{LMCACHE}::test_any_slots_and_back",
@@ -538,9 +538,9 @@ MUTANTS = (
         f"{SGLANG}_in_place.py::test_pages_are_there_when_the_engine_says_so",
     ),
     Mutant(
-        "engines/transformers/__init__.py",
-        "{name: tables[name][:count] for name, count in both.items()},",
-        "{name: tables[name][::-1][:count] for name, count in both.items()},",
+        "engines/transformers.py",
+        "for ids in (stored, tables)))",
+        "for ids in (tables, stored)))",
         "contract/engines/test_transformers.py",
     ),
     Mutant(

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from kvplan.engines.startup import prepare
+from kvplan.engines.shared import prepare
 from tests.commands import ROOT
 from tests.contract.gpu.caches import way
 from tests.contract.gpu.machines import Simulated

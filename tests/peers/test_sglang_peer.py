@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kvplan.engines import sglang as engine
-from kvplan.engines.sglang import plugin as sglang_plugin
+from kvplan.engines.sglang import hicache as sglang_plugin
 
 with warnings.catch_warnings():  # its imports use what others deprecate
     warnings.simplefilter("ignore")

@@ -41,6 +41,7 @@ from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 
 from kvplan.engines import vllm
+from kvplan.engines.vllm.connector import FAILED, SchedulerSide, WorkerSide
 
 pytestmark = pytest.mark.peers
 
@@ -123,16 +124,15 @@ class Connector:
         self.scheduler = kind.__new__(kind)
         self.scheduler.connector_worker = None
         self.scheduler.connector_scheduler = scheduler_of(self.manager)
-        self.scheduler._watch_failures()
+        self.scheduler._in_scheduler = SchedulerSide(self.scheduler.connector_scheduler, None)
         self.workers, self.rows = [], []
         for _ in range(ranks):
             rows, canonical = caches()
             worker = kind.__new__(kind)
             worker.connector_scheduler = None
             worker.connector_worker = OffloadingConnectorWorker(self.spec, None, None)
-            worker._watch_failures()
             worker.connector_worker.worker = self.spec.create_worker(canonical)
-            worker.connector_worker.worker.keep_failures()
+            worker._in_worker = WorkerSide(worker.connector_worker)
             self.workers.append(worker)
             self.rows.append(rows)
         self.context = ReqContext("r")
@@ -168,6 +168,10 @@ class Connector:
             SimpleNamespace(kv_connector_worker_meta=pickle.loads(pickle.dumps(meta)), invalid_block_ids=set(invalid))
         )
 
+    def failures(self):
+        """The counter of failed transfers, by its label."""
+        return self.scheduler.get_kv_connector_stats().data["data"][FAILED]
+
     def close(self):
         for worker in self.workers:
             worker.connector_worker.shutdown()
@@ -180,7 +184,7 @@ def scheduler_of(manager):
     made._stale_job_threshold, made._reset_fence = 0, {}
     made._chunks_being_loaded, made._block_id_to_pending_jobs = set(), {}
     made._step_region = None
-    made._connector_stats = OffloadingConnectorStats()
+    made._connector_stats, made._info_sent = OffloadingConnectorStats(), True
     return made
 
 
@@ -226,6 +230,20 @@ def test_a_store_that_failed_on_one_rank_is_not_there_and_its_chunk_is_free(conn
     both.tell(*metas)
     assert [hit(both, key) for key in KEYS] == [True, True, False, False]
     assert not both.scheduler.connector_scheduler._jobs
-    assert not both.scheduler._failed_keys
+    assert both.failures() == {("load",): 0, ("store",): 1}
     assert len(both.manager.prepare_store(KEYS[2:], both.context).keys_to_store) == 2
     assert both.workers[0].build_connector_worker_meta() is None
+
+
+def test_ranks_may_tell_of_a_failure_in_different_steps(connector):
+    both = connector(ranks=2)
+    spec = both.manager.prepare_store(KEYS[:1], both.context).store_spec
+    job = both.job(KEYS[:1], is_store=True)
+    metas = [
+        both.step(worker, stores={job: (device(blocks), spec)})[2]
+        for worker, blocks in zip(both.workers, (WRONG, 1), strict=True)
+    ]
+    both.tell(metas[0])
+    assert not hit(both, KEYS[0])
+    both.tell(metas[1])
+    assert both.manager.lookup(KEYS[0], both.context) is LookupResult.MISS

@@ -28,8 +28,7 @@ from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 
 from kvplan.engines import vllm
 from kvplan.engines.vllm import worker as vllm_worker
-from kvplan.engines.vllm.jobs import Jobs
-from kvplan.engines.vllm.pages import pages_of
+from kvplan.engines.vllm.jobs import Jobs, pages_of
 from tests.peers.vllm_worker import OnDevice, allocated
 
 pytestmark = pytest.mark.peers

@@ -32,7 +32,7 @@ class Engine:
     def _watch_waits(self) -> list[str]:
         """Note each time that a hit waits for the next step, to load by layer there."""
         connector, found = one_of(self.scheduler.connector), list[str]()
-        budget = getattr(connector, "_budget", None)
+        budget = getattr(getattr(connector, "_in_scheduler", None), "budget", None)
         if budget is not None:
             ask = connector.get_num_new_matched_tokens
 
@@ -65,8 +65,12 @@ class Engine:
         return {"likely": [[(token, entry.logprob) for token, entry in step.items()] for step in steps]}
 
     def metrics(self) -> dict[str, float]:
-        """Values of vLLM's counters and gauges; the labels that say which engine it is are left out."""
-        return {metric.name: metric.value for metric in self.llm.get_metrics() if hasattr(metric, "value")}
+        """Values of vLLM's counters and gauges, added up over their labels."""
+        found: dict[str, float] = {}
+        for metric in self.llm.get_metrics():
+            if hasattr(metric, "value"):
+                found[metric.name] = found.get(metric.name, 0) + metric.value
+        return found
 
     def left(self) -> dict[str, int]:
         """What must not be left when no request is served: blocks, requests and jobs."""

@@ -8,6 +8,7 @@ from tests.whole_engines import cases
 from tests.whole_engines.cases import BLOCK_NBYTES
 from tests.whole_engines.counters import (
     ASKED,
+    FAILED,
     HITS,
     LOADED,
     OWN_HITS,
@@ -136,6 +137,7 @@ def test_failed_transfers_are_recomputed(case, served, plain, note):
         kinds = {kind.split()[-1] for kind in found["faults"] if what[:-1] in kind}
         # In a crowd, the number of jobs depends on the pace of the transfers.
         assert kinds == {"refused", "lost"} or (kinds and case.work == "crowd")
+    assert metrics[FAILED] > 0
     assert metrics[LOADED] > 0
 
 

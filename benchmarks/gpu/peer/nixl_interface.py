@@ -27,7 +27,7 @@ import torch
 from benchmarks.gpu.environment import gpu
 from benchmarks.record import versions
 from kvplan.engines.nixl import Agent
-from kvplan.engines.nixl.own_class import agent_class
+from kvplan.engines.nixl.interface import agent_class
 from kvplan.measure.rig import Line, timed
 from kvplan.measure.workload import COPY, large_copy
 

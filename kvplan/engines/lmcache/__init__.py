@@ -2,13 +2,16 @@
 
 LMCache still decides which tokens are stored, where, and for how long. Source: LMCache 0.5.6,
 ``v1/gpu_connector/gpu_connectors.py`` (``GPUConnectorInterface`` and its subclasses for vLLM and SGLang) and
-``v1/cache_engine.py``, which calls them.
+``v1/cache_engine.py``, which calls them; ``v1/gpu_connector/__init__.py`` (``CreateGPUConnector``), which its adapters
+for vLLM and SGLang call, and which :func:`plugin` replaces where ``KVPLAN_LMCACHE`` is set.
 """
 
 from __future__ import annotations
 
+import logging
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 from kvplan.backends import lmcache as backend
@@ -16,8 +19,8 @@ from kvplan.base.values import integer
 from kvplan.cost.policy import BESIDE_COMPUTE, Policy
 from kvplan.engines import versions
 from kvplan.engines.lmcache.objects import ObjectPrograms, chunks_of
-from kvplan.engines.startup import prepare
-from kvplan.engines.streams import current_stream
+from kvplan.engines.plugins import after_import, asked_policy, show_lines
+from kvplan.engines.shared import current_stream, prepare
 from kvplan.errors import KVPlanError, LayoutError
 from kvplan.execute.executor import Executor
 from kvplan.execute.transfer import Transfer
@@ -26,6 +29,11 @@ from kvplan.plan.copy_program import compile
 from kvplan.plan.plan import Plan, join
 
 WRITTEN_FOR = versions.LMCACHE.written_for  # the version of LMCache whose members are used here
+
+VARIABLE = "KVPLAN_LMCACHE"
+MODULE, MAKER = "lmcache.v1.gpu_connector", "CreateGPUConnector"
+ENGINES = ("VLLM", "SGLANG")
+log = logging.getLogger("kvplan.engines.lmcache")
 
 Caches = KVLayout | Sequence[KVLayout]
 Source = Caches | Callable[[Any], Caches]
@@ -174,10 +182,6 @@ class Connector:
         plan = join(plans or [compile(cache, cache).plan([], [])])
         return self.executor.submit(plan, after=current_stream(cache.device) if after is None else after)
 
-    def __repr__(self) -> str:
-        caches = () if self._programs is None else self._programs.caches
-        return f"Connector({', '.join(map(repr, caches)) or 'no cache yet'})"
-
 
 def connect(
     engine: Any,
@@ -296,3 +300,42 @@ def _addresses(tensors: Any) -> Iterator[int]:
         return
     for inner in tensors.values() if hasattr(tensors, "values") else tensors:
         yield from _addresses(inner)
+
+
+def plugin() -> None:
+    """Let kvplan move the tokens of each LMCache engine, if ``KVPLAN_LMCACHE`` is set. vLLM and SGLang call this.
+
+    With ``KVPLAN_LMCACHE=auto``, the cost model chooses the path; the name of a path selects that path. ``0`` or an
+    empty value leaves LMCache unchanged.
+
+    Raises:
+        KVPlanError: ``KVPLAN_LMCACHE`` has another value.
+    """
+    policy = asked_policy(VARIABLE)
+    if policy is not None:
+        show_lines(log)
+        after_import(MODULE, lambda: _replace(policy))
+
+
+def _replace(policy: Policy) -> None:
+    module = sys.modules[MODULE]
+    own = getattr(module, MAKER)
+    if hasattr(own, "__wrapped__"):
+        return
+
+    @wraps(own)
+    def create(config: Any, metadata: Any, engine: Any, layout_hints: Any = None) -> Any:
+        """Make LMCache's connector, and put kvplan's in front of it where kvplan can serve."""
+        name = getattr(engine, "name", str(engine))
+        settings = [one for one in ("use_layerwise", "enable_blending") if getattr(config, one, False)]
+        if name not in ENGINES or settings:
+            why = f"kvplan serves it in {' and '.join(ENGINES)}, and not in {' with '.join([name, *settings])}"
+            log.warning("LMCache moves the tokens itself: %s", why)
+            return own(config, metadata, engine, layout_hints)
+        on_cpu = getattr(module, "torch_device_type", "") == "cpu"
+        theirs = None if on_cpu else own(config, metadata, engine, layout_hints)  # LMCache has no connector for CPUs
+        log.info("kvplan moves the tokens of LMCache for %s", name)
+        caches = partial(described, serving=name, metadata=metadata)
+        return connector_for(theirs, metadata, caches, "cpu" if on_cpu else None, policy)
+
+    setattr(module, MAKER, create)

@@ -14,7 +14,7 @@ import numpy as np
 
 from kvplan.backends import lmcache as backend
 from kvplan.base.values import integer, integers
-from kvplan.engines.slots import blocks_of, slot_array
+from kvplan.engines.shared import blocks_of, slot_array
 from kvplan.errors import BlockIndexError, KVPlanError, LayoutError
 from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.slicing import split_blocks

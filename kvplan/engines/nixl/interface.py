@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import importlib
 import json
 import logging
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,16 +14,21 @@ import numpy as np
 
 from kvplan.agents.packed.ring import Slots, checked_slots
 from kvplan.base.files import json_of
+from kvplan.base.values import listed, quoted
 from kvplan.engines.nixl.descriptor_rows import EVERY, Placed, RegisteredMemory, Rows, indices
-from kvplan.engines.nixl.metadata import card_in, joined
-from kvplan.engines.nixl.neighbours import ALWAYS, NEVER, End, NearEnd, Neighbour, PackedEnd, guarded
-from kvplan.engines.nixl.own_class import own_agent, when_packed
+from kvplan.engines.nixl.neighbours import ALWAYS, AUTO, NEVER, WHEN, End, NearEnd, Neighbour, PackedEnd, guarded
 from kvplan.engines.nixl.transfers import REMOVED, PreparedList, TakenTransfer, bytes_of, nixl_error
+from kvplan.errors import KVPlanError, PathError
 from kvplan.layout.strides import Int64Array
 from kvplan.plan.plan import Plan
 from kvplan.plan.row_plans import RowProgram
 
+PACKED = "KVPLAN_NIXL_PACKED"
+MODULE, CLASS = "nixl._api", "nixl_agent"
+replaced: list[Any] = []  # the class that the switch has replaced
 log = logging.getLogger("kvplan.engines.nixl")
+# The front of metadata, and the name of a backend that no NIXL has.
+FRONT, BACKEND = b"nixlSerDes|", b"KVPLAN"
 
 
 class Agent:
@@ -148,10 +156,6 @@ class Agent:
     def query_xfer_backend(self, handle: Any) -> Any:
         """Return the name of the backend that moves a transfer; ``"KVPLAN"`` for kvplan."""
         return "KVPLAN" if _taken(handle) else self._kvplan.real.query_xfer_backend(_own(handle))
-
-    def estimate_xfer_cost(self, req_handle: Any) -> Any:
-        """Return microseconds, their error, and the method of the estimate; kvplan estimates nothing."""
-        return (0, 0, "UNKNOWN") if _taken(req_handle) else self._kvplan.real.estimate_xfer_cost(_own(req_handle))
 
     def release_xfer_handle(self, handle: Any) -> None:
         """Release a transfer; one in flight is cancelled, or its bytes are waited for."""
@@ -335,3 +339,106 @@ def _taken(handle: Any) -> bool:
 
 def _own(handle: Any) -> Any:
     return handle.own if isinstance(handle, TakenTransfer) else handle
+
+
+# ---- NIXL's own class of agents --------------------------------------------------------------------------------------
+
+
+def agent_class() -> Any:
+    """Return NIXL's own class of agents.
+
+    Raises:
+        PathError: NIXL is not installed.
+    """
+    try:
+        module = importlib.import_module(MODULE)  # which may switch kvplan's agent on
+    except ImportError as error:
+        raise PathError(f"this agent needs NIXL: pip install nixl ({error})") from error
+    return replaced[-1] if replaced else getattr(module, CLASS)
+
+
+def own_agent(name: str, config: Any, instantiate_all: bool, when: str) -> tuple[Any, str]:
+    """Make an agent of NIXL; return it, and when its transfers are packed.
+
+    A thread of packed transfers calls it, too, so it gets a config with which NIXL locks its calls. For a config, NIXL
+    ignores ``instantiate_all``.
+    """
+    cls, module = agent_class(), importlib.import_module(MODULE)
+    modes = None if instantiate_all else getattr(module, "nixl_thread_sync_t", None)
+    if when == NEVER or modes is None:
+        return cls(name, config, instantiate_all), NEVER
+    config = copy.copy(config) or module.nixl_agent_config()
+    if config.sync_mode in (None, modes.NIXL_THREAD_SYNC_NONE):
+        config.sync_mode = modes.NIXL_THREAD_SYNC_STRICT
+    return cls(name, config), when
+
+
+def when_packed(packed: str | None) -> str:
+    """Return when transfers are packed.
+
+    Args:
+        packed: an argument of the user's, or None for what the variable ``KVPLAN_NIXL_PACKED`` says.
+
+    Raises:
+        KVPlanError: the value is unknown.
+
+    >>> when_packed("always")
+    'always'
+    """
+    when = (os.environ.get(PACKED) or AUTO) if packed is None else packed
+    if when not in WHEN:
+        raise KVPlanError(f"{PACKED if packed is None else 'packed'} is {quoted(when)}; expected one of {listed(WHEN)}")
+    return when
+
+
+# ---- kvplan's card within NIXL's metadata ----------------------------------------------------------------------------
+#
+# It is the connection of one more backend, which no NIXL has. Every NIXL skips connections of backends that it does not
+# have, so a peer without kvplan reads what it expects.
+#
+# Source: NIXL 1.5.1, ``nixlAgent::loadRemoteMD`` and ``nixlSerDes``: a field is its tag, eight bytes for its length,
+# little-endian, the content, and ``|``. In front stand the agent's name and the number of connections; each connection
+# is the name of a backend and its data.
+
+
+def joined(metadata: bytes, card: bytes) -> bytes:
+    """Return NIXL's metadata with a card as its first connection; as it is if it has another form, or no connection.
+
+    >>> joined(b"of another form", b"a card")
+    b'of another form'
+    """
+    try:
+        _, at = _field(metadata, len(FRONT), b"Agent")
+        count, end = _field(metadata, at, b"Conns")
+    except ValueError:
+        log.warning("the metadata of this NIXL has an unknown form, in which no card can travel: NIXL moves all")
+        return metadata
+    number = int.from_bytes(count, "little")
+    if not number:  # a peer would miss a backend in common
+        return metadata
+    more = _written(b"Conns", (number + 1).to_bytes(8, "little")) + _written(b"t", BACKEND) + _written(b"c", card)
+    return metadata[:at] + more + metadata[end:]
+
+
+def card_in(metadata: bytes) -> bytes | None:
+    """Return the card within NIXL's metadata; None if there is none."""
+    try:
+        _, at = _field(metadata, len(FRONT), b"Agent")
+        _, at = _field(metadata, at, b"Conns")
+        backend, at = _field(metadata, at, b"t")
+        return _field(metadata, at, b"c")[0] if backend == BACKEND else None
+    except ValueError:
+        return None
+
+
+def _field(metadata: bytes, at: int, tag: bytes) -> tuple[bytes, int]:
+    """Return the content of a field and its end; raise ValueError if there is no such field."""
+    start = at + len(tag) + 8
+    end = start + int.from_bytes(metadata[start - 8 : start], "little")
+    if not metadata.startswith(FRONT) or metadata[at : start - 8] != tag or metadata[end : end + 1] != b"|":
+        raise ValueError(tag)
+    return metadata[start:end], end + 1
+
+
+def _written(tag: bytes, content: bytes) -> bytes:
+    return tag + len(content).to_bytes(8, "little") + content + b"|"

@@ -13,9 +13,8 @@ import os
 import sys
 
 from kvplan.engines import versions
-from kvplan.engines.after_import import after_import, show_lines
-from kvplan.engines.nixl.interface import Agent
-from kvplan.engines.nixl.own_class import CLASS, MODULE, replaced
+from kvplan.engines.nixl.interface import CLASS, MODULE, Agent, replaced
+from kvplan.engines.plugins import after_import, show_lines
 from kvplan.errors import KVPlanError
 
 VARIABLE, PACKAGE = "KVPLAN_NIXL", "nixl"

@@ -1,7 +1,8 @@
-"""An adapter for SGLang's HiCache: kvplan makes its transfers.
+"""An adapter for SGLang's HiCache: kvplan makes its transfers; with ``KVPLAN_SGLANG``, in each of SGLang's processes.
 
 Source: SGLang 0.5.23, ``srt/mem_cache/l2_transfer.py`` (``L2Transfer``, ``L2TransferEngine``) and
-``srt/managers/cache_controller.py`` (``HiCacheController``), by duck type: nothing of the engine is imported.
+``srt/managers/cache_controller.py`` (``HiCacheController``), by duck type: nothing of the engine is imported
+but ``srt/plugins`` (entry points of ``sglang.srt.plugins``, ``HookRegistry``), by the plugin.
 """
 
 from __future__ import annotations
@@ -12,14 +13,17 @@ from typing import Any
 
 from kvplan.cost.policy import BESIDE_COMPUTE, Policy
 from kvplan.engines import versions
+from kvplan.engines.plugins import asked_policy, show_lines
 from kvplan.engines.sglang.host_transfers import HostTransfers
-from kvplan.engines.streams import current_stream
+from kvplan.engines.shared import current_stream
 from kvplan.errors import KVPlanError
 from kvplan.execute.executor import Executor
 from kvplan.execute.transfer import Transfer
 
 WRITTEN_FOR = versions.SGLANG.written_for  # the version of SGLang whose members are used here
 logger = logging.getLogger("kvplan.engines.sglang")
+VARIABLE = "KVPLAN_SGLANG"
+CONTROLLER = "sglang.srt.managers.cache_controller.HiCacheController.__init__"
 
 
 def attach(controller: Any, *, policy: Policy | None = None) -> TransferEngine:
@@ -175,3 +179,24 @@ class _HostPool:
         if self._load is None:
             self._load = self._pair.load(host_indices, device_indices, self._wanted, after=stream)
         self._pair.wait_layer(self._load, layer_id, stream)
+
+
+def plugin() -> None:
+    """Attach kvplan to each HiCache controller when it is built. SGLang calls this in each of its processes.
+
+    With ``KVPLAN_SGLANG=auto``, the cost model chooses the path; the name of a path selects that path. ``0`` or an
+    empty value leaves the engine unchanged.
+
+    Raises:
+        KVPlanError: the variable has another value.
+    """
+    policy = asked_policy(VARIABLE)
+    if policy is None:
+        return
+    show_lines(logger)
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    def built(_result: Any, controller: Any, *_given: Any, **_more: Any) -> None:
+        attach(controller, policy=policy)
+
+    HookRegistry.register(CONTROLLER, built, HookType.AFTER)

@@ -10,8 +10,7 @@ from typing import Any
 
 from kvplan.backends import sglang as backend
 from kvplan.base.values import integer, integers
-from kvplan.engines.slots import blocks_of, first_stray, slot_array
-from kvplan.engines.startup import prepare
+from kvplan.engines.shared import blocks_of, first_stray, prepare, slot_array
 from kvplan.errors import BlockIndexError, LayoutError
 from kvplan.execute.executor import Executor
 from kvplan.execute.transfer import Transfer
@@ -166,9 +165,6 @@ class HostTransfers:
             raise BlockIndexError(f"{name} names {slots.size} slots; give whole pages of {self.page_size}")
         raise BlockIndexError(f"{name}[{at}] is {int(slots[at])}, in the middle of another page; give whole pages of "
                               f"{self.page_size} slots")  # fmt: skip
-
-    def __repr__(self) -> str:
-        return f"HostTransfers({self.device!r}, {self.host!r})"
 
 
 def _refuse(device_pool: Any, host_pool: Any, kinds: str) -> None:

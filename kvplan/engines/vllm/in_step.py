@@ -38,8 +38,7 @@ def layer_options_of(extra_config: Mapping[str, Any]) -> LayerOptions | None:
     """Return the options of loads by layer; None if ``load_by_layer`` is not given or false.
 
     Raises:
-        KVPlanError: ``load_by_layer`` is not a bool, ``load_stall_ms`` is not a finite number of at least 0, or
-            ``sync_load_budget_bytes`` is not an int of at least 0.
+        KVPlanError: ``load_by_layer`` is not a bool, or ``load_stall_ms`` is not a finite number of at least 0.
 
     >>> layer_options_of({"load_by_layer": True, "sync_load_budget_bytes": 1 << 30})
     LayerOptions(stall_seconds=None, most_bytes=1073741824)
@@ -48,24 +47,17 @@ def layer_options_of(extra_config: Mapping[str, Any]) -> LayerOptions | None:
         ...
     kvplan.errors.KVPlanError: kv_connector_extra_config has 'load_by_layer': 'yes'; give true or false
     """
-    wanted = extra_config.get("load_by_layer", False)
+    wanted, stall = extra_config.get("load_by_layer", False), extra_config.get("load_stall_ms")
     if not isinstance(wanted, bool):
-        raise _wrong("load_by_layer", wanted, "true or false")
+        raise KVPlanError(f"kv_connector_extra_config has 'load_by_layer': {wanted!r}; give true or false")
     if not wanted:
-        return None  # vLLM reads its own key, and takes more types
-    stall = extra_config.get("load_stall_ms")
-    if stall is not None and (
-        isinstance(stall, bool) or not isinstance(stall, int | float) or not 0 <= stall < math.inf
-    ):
-        raise _wrong("load_stall_ms", stall, "finite milliseconds of at least 0")
-    most = extra_config.get("sync_load_budget_bytes", UNBOUNDED)
-    if isinstance(most, bool) or not isinstance(most, int) or most < 0:
-        raise _wrong("sync_load_budget_bytes", most, "bytes, as an int of at least 0")
+        return None
+    number = isinstance(stall, int | float) and not isinstance(stall, bool)
+    if stall is not None and not (number and 0 <= stall < math.inf):
+        raise KVPlanError(f"kv_connector_extra_config has 'load_stall_ms': {stall!r}; give finite milliseconds of at "
+                          "least 0")  # fmt: skip
+    most = int(extra_config.get("sync_load_budget_bytes", UNBOUNDED))  # vLLM's own key, of any type that it takes
     return LayerOptions(None if stall is None else stall * 1e-3, most)
-
-
-def _wrong(key: str, value: Any, right: str) -> KVPlanError:
-    return KVPlanError(f"kv_connector_extra_config has {key!r}: {value!r}; give {right}")
 
 
 class Average:

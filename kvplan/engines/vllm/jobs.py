@@ -1,18 +1,24 @@
-"""Plans for the jobs of vLLM's offloading. A job lists device blocks of all groups, host chunks, and first blocks.
+"""Plans for the jobs of vLLM's offloading, over layouts of its canonical caches.
 
-Source: vLLM 0.33.0, ``v1/kv_offload/base.py`` (``GPULoadStoreSpec``) and ``v1/kv_offload/cpu/gpu_worker.py``.
+A block of vLLM is one token slot here, because no transfer splits it. A device layout has blocks of one slot. A host
+layout has chunks of ``blocks_per_chunk`` slots, which may be staged whole. Each tensor is a layer, in the order of its
+cache group. A job lists device blocks of all groups, host chunks, and first blocks.
+
+Source: vLLM 0.33.0, ``v1/kv_offload/base.py`` (``CanonicalKVCaches``, ``CanonicalPageMapping``, ``CopyRun``,
+``GPULoadStoreSpec``), ``v1/kv_offload/cpu/gpu_worker.py``, ``v1/kv_offload/cpu/shared_offload_region.py``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from kvplan.base.values import integer, integers
-from kvplan.engines.vllm.pages import Page, layouts_of
 from kvplan.errors import BlockIndexError, LayoutError
+from kvplan.layout.kvlayout import KVLayout
 from kvplan.layout.strides import Int64Array
 from kvplan.plan.copy_program import CopyProgram, compile  # the contract's name
 from kvplan.plan.placement import own_block_ids
@@ -24,6 +30,130 @@ Specs = tuple[Any, Any]  # the device's blocks and the host's chunks of a job
 
 # Up to this number of blocks, the groups of a job are one submission. Large plans of one group each are placed faster.
 JOINED_BLOCKS = 128
+
+
+class Run(NamedTuple):
+    """Fragments of one size at equal distances, in a page of the device and in a page of the host: vLLM's ``CopyRun``.
+
+    Attributes:
+        local_offset, canonical_offset: bytes before the first fragment, in the device's and in the host's page.
+        fragment_size: bytes of a fragment.
+        num_fragments: number of fragments.
+        local_stride, canonical_stride: bytes from one fragment to the next.
+    """
+
+    local_offset: int
+    canonical_offset: int
+    fragment_size: int
+    num_fragments: int
+    local_stride: int
+    canonical_stride: int
+
+
+class Page(NamedTuple):
+    """The page of one tensor, from a reference in a cache group.
+
+    Attributes:
+        tensor: index of the tensor.
+        runs: what is moved.
+        turn: the rule that picks the blocks that this rank stores, by host block number; it loads all blocks.
+    """
+
+    tensor: int
+    runs: tuple[Run, ...]
+    turn: Turn
+
+
+def pages_of(references: Sequence[Any], *, canonical: bool) -> tuple[Page, ...]:
+    """Return the pages of references, one for each tensor; layers that share a cache refer to the same tensor.
+
+    Args:
+        references: vLLM's ``CanonicalKVCacheRef``, or objects with ``tensor_idx``, ``page_size_bytes``, ``mapping``.
+        canonical: True if the host has canonical pages, by ``mapping``, which each reference then has; False if it has
+            this worker's own pages.
+
+    >>> from types import SimpleNamespace as Ref
+    >>> pages_of([Ref(tensor_idx=0, page_size_bytes=96, mapping=None)], canonical=False)[0].runs[0].fragment_size
+    96
+    """
+    if not references:
+        raise LayoutError("a KV-cache group has no references; give at least one tensor")
+    pages: dict[int, Page] = {}
+    for reference in references:
+        page = _page(reference, canonical=canonical)
+        known = pages.setdefault(page.tensor, page)
+        if known != page and canonical:
+            raise LayoutError(f"references to tensor {page.tensor} have different mappings; give one mapping per page")
+        if page.runs[0].fragment_size > known.runs[0].fragment_size:
+            pages[page.tensor] = page
+    return tuple(pages.values())
+
+
+def _page(reference: Any, *, canonical: bool) -> Page:
+    if not canonical:
+        nbytes = int(reference.page_size_bytes)
+        return Page(reference.tensor_idx, (Run(0, 0, nbytes, 1, nbytes, nbytes),), Turn(0, 1))
+    mapping = reference.mapping
+    runs = tuple(Run(*attrgetter(*Run._fields)(run)) for run in mapping.runs)
+    return Page(reference.tensor_idx, runs, Turn(mapping.writer_index, mapping.num_writers))
+
+
+def canonical_nbytes(groups: Sequence[Sequence[Any]], tensors: int) -> list[int]:
+    """Return the bytes of each tensor's canonical page: the largest page of all groups that share the tensor."""
+    largest = [0] * tensors
+    for references in groups:
+        for reference in references:
+            page = reference.mapping.canonical_page_size_bytes
+            largest[reference.tensor_idx] = max(largest[reference.tensor_idx], page)
+    return largest
+
+
+def layouts_of(
+    pages: Sequence[Page],
+    device_rows: Sequence[Any],
+    host_rows: Sequence[Any],
+    blocks_per_chunk: int,
+    *,
+    single: bool = False,
+) -> tuple[KVLayout, KVLayout]:
+    """Describe the pages of a cache group on the device and on the host.
+
+    Args:
+        pages: pages of the group, or some of them.
+        device_rows: for each tensor, ``(blocks, page)`` bytes as a torch tensor; there may be gaps between rows.
+        host_rows: for each tensor, ``(chunks, blocks_per_chunk * page)`` bytes.
+        blocks_per_chunk: number of device blocks in a host chunk.
+        single: whether the host's blocks are the single blocks of its chunks, one after another.
+    """
+    alike: dict[tuple[Any, ...], list[tuple[int, Any, Any]]] = {}
+    for layer, page in enumerate(pages):
+        device, host = device_rows[page.tensor], host_rows[page.tensor]
+        for piece, run in enumerate(page.runs):
+            key = piece, run, *((tuple(rows.shape), rows.stride()) for rows in (device, host))
+            alike.setdefault(key, []).append((layer, device, host))
+    sides: tuple[list[KVLayout], list[KVLayout]] = [], []
+    for (piece, run, *_), rows in alike.items():
+        layers, devices, hosts = zip(*rows, strict=True)
+        views = (
+            [_view(each, 1, run, run.local_offset, run.local_stride) for each in devices],
+            [_view(each, blocks_per_chunk, run, run.canonical_offset, run.canonical_stride) for each in hosts],
+        )
+        for side, tensors in zip(sides, views, strict=True):
+            dims = f"layer: {'block.0 block.1' if single else 'block token'} dim.0 dim.1"
+            side.append(KVLayout.from_tensors(dims, tensors, layers=layers, part=f"piece_{piece}"))
+    device, host = (side[0] if len(side) == 1 else KVLayout.merge(side) for side in sides)
+    return device, host
+
+
+def _view(rows: Any, blocks: int, run: Run, offset: int, stride: int) -> Any:
+    """View the fragments of every page of every row: (rows, pages per row, fragments, bytes)."""
+    page, steps = rows.shape[1] // blocks, run.num_fragments
+    last = offset + (steps - 1) * stride + run.fragment_size
+    if last > page:  # no other check finds this if the allocation continues behind the page
+        raise LayoutError(f"fragments reach byte {last - 1} of a page of {page} bytes, from byte {offset} on")
+    step = stride if steps > 1 else run.fragment_size  # a loop over one fragment has any stride, but not 0
+    shape = rows.shape[0], blocks, steps, run.fragment_size
+    return rows.as_strided(shape, (rows.stride()[0], page, step, 1), rows.storage_offset() + offset)
 
 
 class GroupIds(NamedTuple):
@@ -107,8 +237,8 @@ class Jobs:
     out each block once. So the plans of several groups become one without a comparison of all copies.
 
     Args:
-        groups: pages of each group, results of :func:`~kvplan.engines.vllm.pages.pages_of`.
-        device_rows, host_rows: rows of each tensor, as for :func:`~kvplan.engines.vllm.pages.layouts_of`.
+        groups: pages of each group, results of :func:`pages_of`.
+        device_rows, host_rows: rows of each tensor, as for :func:`layouts_of`.
         blocks_per_chunk: number of device blocks in a host chunk.
 
     Attributes:
@@ -124,8 +254,6 @@ class Jobs:
         host_rows: Sequence[Any],
         blocks_per_chunk: int,
     ) -> None:
-        if not groups:
-            raise LayoutError("no KV-cache groups; give the pages of at least one")
         self._per_chunk = integer("blocks_per_chunk", blocks_per_chunk, least=1)
         self.loads: list[CopyProgram] = []
         self.stores: list[list[tuple[Turn, CopyProgram]]] = []

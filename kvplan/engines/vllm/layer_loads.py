@@ -14,7 +14,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from kvplan.engines.streams import current_stream
+from kvplan.engines.shared import current_stream
 from kvplan.engines.vllm.worker import LayerTransfer, Worker
 from kvplan.errors import TransferError
 

@@ -13,10 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from kvplan.cost.policy import BESIDE_COMPUTE, Policy
-from kvplan.engines.startup import prepare
-from kvplan.engines.streams import current_stream
-from kvplan.engines.vllm.jobs import Jobs, Move, Specs
-from kvplan.engines.vllm.pages import pages_of
+from kvplan.engines.shared import current_stream, prepare
+from kvplan.engines.vllm.jobs import Jobs, Move, Specs, pages_of
 from kvplan.errors import KVPlanError, TransferError
 from kvplan.execute.executor import Executor
 from kvplan.execute.transfer import Transfer
@@ -232,7 +230,8 @@ class Worker:
             "load": Queue("load", regular, load),
             "expedited load": Queue("expedited load", expedited, load),
         }
-        self._failed: list[tuple[int, tuple[int, ...]]] | None = None
+        self._failed: list[tuple[int, tuple[int, ...]]] = []
+        self._keeps = False  # whether failed jobs are reported by take_failures only
 
     def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
         """Queue a store and return at once.
@@ -287,7 +286,7 @@ class Worker:
                 job = queue.jobs[0]
                 result = job.result()
                 queue.report(job)
-                if self._failed is None or result.success:
+                if result.success or not self._keeps:
                     reports.append(self._result(**result._asdict()))
                 else:
                     self._failed.append(job.failure)
@@ -306,17 +305,15 @@ class Worker:
                 if job.error:
                     job.wait()
                     queue.report(job)
-                    self._failed = [*(self._failed or ()), job.failure]
+                    self._failed.append(job.failure)
 
     def keep_failures(self) -> None:
         """Report failed jobs only by :meth:`take_failures` from now on, for a connector that handles them."""
-        self._failed = self._failed or []
+        self._keeps = True
 
     def take_failures(self) -> list[tuple[int, tuple[int, ...]]]:
         """Return number and device blocks of jobs that have failed and that :meth:`get_finished` did not report."""
-        failed = self._failed or []
-        if failed:
-            self._failed = []
+        failed, self._failed = self._failed, []
         return failed
 
     def wait(self, job_ids: Iterable[int]) -> None:

@@ -37,26 +37,6 @@ def connector_of(cache, executor, **more):
     return engine.Connector(backend.describe(cache, engine_format=FLASH), executor, **more)
 
 
-@pytest.mark.slow
-def test_chunks_of_whole_blocks(executor):
-    """Two chunks of 8 tokens from blocks 5, 1, 2 and 7; three runs a block where K, V and layers are apart."""
-    cache, objects = flash(), objects_of(2, 8)
-    mapping = torch.tensor([20, 21, 22, 23, 4, 5, 6, 7, 8, 9, 10, 11, 28, 29, 30, 31])
-    connector = connector_of(cache, executor)
-    stored = connector.store(objects, [0, 8], [8, 16], slot_mapping=mapping)
-    assert stored.result().nbytes == 2 * 2 * 3 * 8 * 2 * 8 * 2  # objects, K and V, layers, tokens, heads, dim, bytes
-    hold(cache, objects, [0, 8], [8, 16], mapping)
-    assert stored.plan.units == 4
-    whole = [layer.clone() for layer in cache]
-    for layer in cache:
-        layer.zero_()
-    connector.batched_to_gpu(objects, [0, 8], [8, 16], slot_mapping=mapping)
-    named = [5, 1, 2, 7]
-    for layer, was in zip(cache, whole, strict=True):
-        assert torch.equal(layer[:, named].view(torch.int16), was[:, named].view(torch.int16))
-        assert not layer[:, [0, 3, 4, 6]].any()
-
-
 @given(st.data())
 def test_any_slots_and_back(executor, data):
     """Chunks of any length, at any slots: whole blocks, parts of them, single tokens; and back into other slots."""
@@ -124,15 +104,6 @@ def test_the_tokens_after_those(end, cached, mapping, units, executor):
                 assert torch.equal(in_object(objects[1], layer, kv, token), row(cache, layer, kv, mapping[token]))
     left = [slot for slot in range(BLOCKS * TOKENS) if slot not in mapping]
     assert not any(layer.flatten(1, 2)[:, left].any() for layer in cache)
-
-
-def test_a_mapping_of_the_end_of_a_sequence(executor):
-    """SGLang's begins with the first token that is not there yet."""
-    cache, objects = [torch.zeros_like(layer) for layer in flash()], objects_of(1, 4)
-    objects[0].tensor.fill_(1.0)
-    connector_of(cache, executor).to_gpu(objects[0], 8, 12, slot_mapping=[0, 1, 2, 3, 12, 13, 14, 15], offset=4)
-    assert cache[2][:, 3].min() == 1
-    assert not cache[2][:, :3].any()
 
 
 def test_latents(executor):
@@ -223,7 +194,6 @@ def test_caches_that_are_handed_over(executor):
     named = dict(zip("abc", cache, strict=True))
     with pytest.raises(kvplan.KVPlanError, match="not known yet"):
         connector.from_gpu(memory, 0, 4, slot_mapping=range(4))
-    assert repr(connector) == "Connector(no cache yet)"
     connector.initialize_kvcaches_ptr(kvcaches=named)
     connector.from_gpu(memory, 0, 4, slot_mapping=range(4), kvcaches=dict(named))
     hold(cache, [memory], [0], [4], range(4))

@@ -85,12 +85,3 @@ def test_tensors_with_no_meaning_or_two_are_refused(shape):
         engine.described([torch.zeros(shape)])
     with pytest.raises(kvplan.LayoutError, match="whose dims are not known; give caches="):
         engine.described([torch.zeros(BLOCKS, 1, 64, 132, dtype=torch.uint8)])
-
-
-def test_engines_that_cannot_be_connected():
-    layerwise = type("VLLMPagedMemLayerwiseGPUConnector", (VLLMPagedMemGPUConnectorV2,), {})()
-    other = type("TRTLLMGPUConnector", (VLLMPagedMemGPUConnectorV2,), {"register_kv_caches": None})()
-    for own, says in ((layerwise, "run without use_layerwise"), (other, "is a TRTLLMGPUConnector"),
-                        (None, "without a gpu_connector")):  # fmt: skip
-        with pytest.raises(kvplan.KVPlanError, match=says):
-            engine.connect(engine_of(own), device="cpu")

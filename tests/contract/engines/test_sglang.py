@@ -111,11 +111,3 @@ def test_what_was_stored_comes_back(executor, order, count, layout, seed):
         rest = np.setdiff1d(np.arange(PAGE, 32), back.numpy())
         assert not buffer.view(torch.uint8)[rest].any()
         assert same(buffer[:PAGE], was[:PAGE])
-
-
-@pytest.mark.parametrize("of", [list, np.array, torch.tensor, lambda ids: torch.tensor(ids, dtype=torch.int32)])
-def test_indices_of_any_kind(of, executor):
-    device, host = fill(pools.mha_pool(), 6), pools.host_mha("layer_first")
-    transfers = engine.HostTransfers(device, host, executor)
-    transfers.backup(of([4, 5, 6, 7]), of([8, 9, 10, 11])).synchronize()
-    assert same(host.kv_buffer[0, 2, 4:8], device.k_buffer[2][8:12])

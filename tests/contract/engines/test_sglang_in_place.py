@@ -12,7 +12,7 @@ import pytest
 
 import kvplan
 from kvplan.engines import sglang as engine
-from kvplan.engines.sglang import plugin as sglang_plugin
+from kvplan.engines.sglang import hicache as sglang_plugin
 
 torch = pytest.importorskip("torch", reason="the engine's pools are torch's")
 
@@ -132,14 +132,6 @@ def test_layers_are_those_that_the_mapper_names(attached):
     assert not any(buffer[8:12].any() for buffer in device.k_buffer)
 
 
-def test_more_layers_than_the_pool_has_are_passed_over(attached):
-    device, host = pools.mha_pool(), pools.host_mha("page_first")
-    host.kv_buffer.fill_(1.0)
-    transfer = L2Transfer(host, device, slots([0]), slots([1]))
-    attached.submit_host_to_device([transfer], transfer_layer_id_max=5, on_layer_done=lambda layer: None)
-    assert all(buffer[4:8].min() == 1 for buffer in device.k_buffer)
-
-
 def test_what_is_not_known_is_left_to_the_engine(attached, caplog):
     unknown, drafts, device = UnknownPool(), UnknownPool(), pools.mha_pool()
     mine = L2Transfer(pools.host_mha("page_first"), device, slots([0]), slots([1]))
@@ -153,14 +145,6 @@ def test_what_is_not_known_is_left_to_the_engine(attached, caplog):
     assert len(caplog.records) == 1  # once a pool; drafts are the engine's by themselves
     assert "left to SGLang's own transfers" in caplog.text
     assert attached.executor.stats().transfers == 3
-
-
-def test_no_slots_move_nothing(attached):
-    device, host = pools.mha_pool(), pools.host_mha("page_first")
-    transfer = L2Transfer(host, device, slots([]), slots([]))
-    attached.submit_device_to_host([transfer])
-    attached.submit_host_to_device([transfer], transfer_layer_id_max=3, on_layer_done=lambda layer: None)
-    assert attached.executor.stats().nbytes == 0
 
 
 def test_attaching_and_detaching():
@@ -187,12 +171,8 @@ def test_the_plugin(monkeypatch):
     for name in ("sglang", "sglang.srt", "sglang.srt.plugins"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setitem(sys.modules, registry.__name__, registry)
-    for nothing in (None, "", "0"):
-        if nothing is None:
-            monkeypatch.delenv("KVPLAN_SGLANG", raising=False)
-        else:
-            monkeypatch.setenv("KVPLAN_SGLANG", nothing)
-        sglang_plugin.plugin()
+    monkeypatch.setenv("KVPLAN_SGLANG", "0")
+    sglang_plugin.plugin()
     assert not hooks
     monkeypatch.setenv("KVPLAN_SGLANG", "host")
     sglang_plugin.plugin()
@@ -202,6 +182,3 @@ def test_the_plugin(monkeypatch):
     hook(None, controller, "what", it="was built with")
     assert controller.l2_transfer_engine.executor.policy.path == "host"
     controller.l2_transfer_engine.detach()
-    monkeypatch.setenv("KVPLAN_SGLANG", "yes")
-    with pytest.raises(kvplan.KVPlanError, match="KVPLAN_SGLANG is 'yes'; give 'auto' or a path"):
-        sglang_plugin.plugin()

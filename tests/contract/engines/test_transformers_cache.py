@@ -3,7 +3,6 @@
 import pytest
 
 from kvplan.backends import transformers as backend
-from kvplan.errors import LayoutError
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -79,21 +78,6 @@ def test_groups_of_a_hybrid_overlay_the_same_bytes():
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("kind", [FULL, SLIDING])
-def test_ids_of_the_pool_lie_behind_two_trash_sectors(kind):
-    cache = hybrid_cache()
-    layout, allocator = backend.describe(cache, group=kind), cache.cache_allocators[kind]
-    trash = 2 * cache.bytes_per_sector
-    for _ in range(cache.num_sectors):
-        cache.pool.allocate_sector(allocator.index)
-    ids = cache.pool.get_free_blocks(allocator.index, cache.pool.count_free_blocks(allocator.index))
-    assert min(ids) == 2 * allocator.blocks_per_sector
-    assert max(ids) == layout.num_blocks - 1
-    first = layout.address(layer=layout.layers[0], part="k", block=min(ids))
-    assert first == cache.cache_tensor.data_ptr() + trash
-
-
-@pytest.mark.engine
 def test_what_the_engine_writes_is_read_by_coordinates():
     import torch
 
@@ -111,12 +95,3 @@ def test_what_the_engine_writes_is_read_by_coordinates():
             at = layout.address(layer=layer, part=part, block=allocator.block_table["r"][0], token=6, head=1)
             first = (at - cache.cache_tensor.data_ptr()) // 4
             assert torch.equal(flat[first : first + 32], sign * keys[6, 1])
-
-
-@pytest.mark.engine
-def test_a_group_must_be_named_where_there_are_two():
-    cache = hybrid_cache()
-    with pytest.raises(LayoutError, match="the cache has 2 groups, 'sliding_attention', 'full_attention'; name one"):
-        backend.describe(cache)
-    with pytest.raises(LayoutError, match="no group 'mla': the cache has 2 groups, 'sliding_attention', "):
-        backend.describe(cache, group="mla")

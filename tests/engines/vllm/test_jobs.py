@@ -8,8 +8,6 @@ from types import SimpleNamespace
 import pytest
 
 import kvplan
-from kvplan.engines.vllm.jobs import Jobs
-from kvplan.engines.vllm.pages import pages_of
 from kvplan.engines.vllm.worker import JobResult, Worker
 from tests.contract.engines.vllm.stand_ins import (
     finish,
@@ -21,7 +19,6 @@ from tests.contract.engines.vllm.stand_ins import (
     two_layers,
     workers,
 )
-from tests.contract.engines.vllm.worker_moves import store_and_load_elsewhere
 
 
 @pytest.fixture
@@ -31,24 +28,10 @@ def made():
         yield make
 
 
-def test_a_job_of_nothing_is_done(made):
-    worker, _, pool = two_layers(made)
-    worker.submit_store(1, on_device([]), on_host([]))
-    assert finish(worker, 1)[:3] == (1, True, 0)
-    assert not pool.any()
-
-
 MISTAKES = [
     (on_device([12]), on_host([0]), "src_blocks[0] is 12; src blocks are 0 to 11"),
     (on_device([1, 2]), on_host([0, 0]), "dst_blocks name block 0 more than once"),
-    (on_device([1]), on_host([0, 1]), "2 host chunks are given; groups of (1,) blocks that begin at blocks (0,)"),
     (on_device([1, 2], [1]), on_host([0]), "2 device blocks are given"),
-    (
-        on_device([1], [1, 0], [0, 0]),
-        on_host([0]),
-        "group_sizes are [1, 0]; give a count of blocks for each of 1 groups",
-    ),
-    (on_device([1], firsts=[-1]), on_host([0]), "block_indices[0] is -1; give a count of blocks"),
     (SimpleNamespace(block_ids=[1]), on_host([0]), "has no attribute 'group_sizes'"),
 ]
 
@@ -110,19 +93,3 @@ def test_a_pool_without_a_chunk_takes_no_job(made, caplog):
     worker.submit_store(2, on_device([0]), on_host([0]))
     assert not finish(worker, 2).success
     assert "no chunk; give more cpu_bytes_to_use" in caplog.text
-
-
-def test_a_chunk_of_the_host_is_a_block_of_its_layout():
-    """So that a GPU's ring takes whole chunks, each of which is one piece of the host."""
-    _, device = rows_of([64, 64], 12)
-    _, host = rows_of([256, 256], 6)
-    jobs = Jobs([pages_of([reference(0, 64), reference(1, 64)], canonical=False)], device, host, 4)
-    (load,), (store,) = (plan([(on_device([3, 4, 5, 6]), on_host([1]))]) for plan in (jobs.load, jobs.store))
-    assert (load.plan.layouts[0][0].block_tokens, store.plan.layouts[0][1].block_tokens) == (4, 4)
-
-
-@pytest.mark.parametrize("page", [656, 8192, 65536])
-@pytest.mark.parametrize("per_chunk", [1, 4])
-@pytest.mark.parametrize("expedited", [False, True])
-def test_what_the_engine_writes_is_stored_and_loaded_elsewhere(page, per_chunk, expedited):
-    store_and_load_elsewhere("cpu", "auto", page, per_chunk, expedited)

@@ -41,16 +41,6 @@ def test_a_job_that_cannot_be_planned_is_told_in_its_step(made, caplog):
     worker.wait({1, 2})
 
 
-def test_a_flush_waits_for_a_load_of_a_step(made):
-    """Preempted and aborted requests: vLLM waits for their jobs by number."""
-    worker, cache, pool = two_layers(made)
-    pool.fill_(5)
-    worker.submit_layers([(4, on_host([1, 2]), on_device([7, 8]))])
-    worker.wait({4})
-    assert (cache[[7, 8]] == 5).all()
-    assert [result.job_id for result in worker.get_finished()] == [4]
-
-
 def test_the_loads_of_one_step_share_their_transfers(made):
     """Otherwise the first layer of the last load would arrive behind all layers of the others."""
     worker, cache, pool = two_layers(made)

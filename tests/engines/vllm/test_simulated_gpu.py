@@ -206,11 +206,3 @@ def test_a_refused_call_fails_its_load_in_the_same_step(path, call):
         assert worker.take_failures() == ([(2, tuple(BLOCKS_OF_JOB))] if used else [])
         engine.step(job(3))
         engine.check()
-
-
-def test_loads_of_one_step_are_awaited_together():
-    with engine_on("copy_engine", 1) as (engine, worker):
-        engine.step(job(1), (2, on_host([1]), on_device([5, 6])))
-        engine.check()
-        worker.wait({1, 2})
-        assert [result.job_id for result in worker.get_finished()] == [1, 2]

@@ -65,7 +65,10 @@ class Jobs:
         self.connector_scheduler, self.connector_worker, self.started = None, None, []
         if role == "scheduler":
             budget = vllm_config.kv_transfer_config.kv_connector_extra_config.get("sync_load_budget_bytes", 0)
-            self.connector_scheduler = SimpleNamespace(config=Limits(budget), manager=SimpleNamespace())
+            stats = SimpleNamespace(increase_counter=lambda *given: self.started.append(given))
+            self.connector_scheduler = SimpleNamespace(
+                config=Limits(budget), manager=SimpleNamespace(), _connector_stats=stats
+            )
             self.connector_scheduler.manager.complete_store = self.connector_scheduler._reserve_sync_load = None
 
 
@@ -145,7 +148,8 @@ def test_states_of_a_model_are_loaded_before_the_step(extra, caplog):
     """vLLM copies states from block to block before a step loads: a load in the step would come too late."""
     made = connected("scheduler", states=True, **extra)
     assert made.connector_scheduler.config.sync_load_budget_bytes == 0
-    (told,) = [record.getMessage() for record in caplog.records]
+    told, loads = [record.getMessage() for record in caplog.records]
+    assert loads == "loads by layer: off"
     assert f"hits load asynchronously, and {' and '.join(map(repr, extra))} has no effect" in told
     plain = connected("scheduler", **extra)
     assert plain.connector_scheduler.config.sync_load_budget_bytes == extra.get("sync_load_budget_bytes", 0)

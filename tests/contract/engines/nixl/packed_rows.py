@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from kvplan.engines.nixl import Agent
-from kvplan.engines.nixl.own_class import agent_class
+from kvplan.engines.nixl.interface import agent_class
 from tests.patience import PATIENCE
 
 BLOCK = 1024  # bytes from row to row
@@ -17,38 +17,18 @@ PLAIN = "plain"  # NIXL's own agent
 
 
 class Pool:
-    """A pool of rows on a device, and an agent that has registered it."""
+    """A pool of rows, and an agent that has registered it."""
 
-    def __init__(self, name: str, device: str, rows: int, packed: str) -> None:
-        self.memory: Any
-        if device == "cpu":
-            self.memory = np.zeros((rows, BLOCK), np.uint8)
-            self.address, number = self.memory.ctypes.data, 0
-        else:
-            import torch
-
-            self.memory = torch.zeros((rows, BLOCK), dtype=torch.uint8, device=device)
-            self.address, number = self.memory.data_ptr(), self.memory.device.index
-        self.kind, self.device, self.rows = "DRAM" if device == "cpu" else "VRAM", number, rows
+    def __init__(self, name: str, content: np.ndarray, packed: str) -> None:
+        self.memory = content.copy()
+        self.address = self.memory.ctypes.data
         self.agent = agent_class()(name) if packed == PLAIN else Agent(name, packed=packed)
-        self.registered = self.agent.register_memory([(self.address, rows * BLOCK, number, "")], self.kind)
+        self.registered = self.agent.register_memory([(self.address, self.memory.nbytes, 0, "")], "DRAM")
         self.unread: list[bytes] = []
 
     def list_of(self, name: str, address: int, nbytes: int) -> Any:
-        table = np.array([[address, nbytes, self.device, BLOCK, self.rows]], dtype=np.uint64)
-        return self.agent.prep_xfer_dlist(name, table, self.kind)
-
-    def fill(self, content: np.ndarray) -> None:
-        if self.kind == "DRAM":
-            self.memory[:] = content
-        else:
-            import torch
-
-            self.memory.copy_(torch.from_numpy(content))
-            torch.cuda.synchronize()
-
-    def content(self) -> np.ndarray:
-        return self.memory.copy() if self.kind == "DRAM" else self.memory.cpu().numpy()
+        table = np.array([[address, nbytes, 0, BLOCK, len(self.memory)]], dtype=np.uint64)
+        return self.agent.prep_xfer_dlist(name, table, "DRAM")
 
     def await_note(self, note: bytes) -> np.ndarray:
         """Wait for a notification, and return the bytes as they are when it is seen."""
@@ -58,35 +38,30 @@ class Pool:
                 self.unread += notes
             if time.monotonic() > end:
                 raise TimeoutError(note)
-        return self.content()
+        return self.memory.copy()
 
 
-def serve(pipe: Any, device: str, rows: int, packed: str, content: np.ndarray) -> None:
+def serve(pipe: Any, packed: str, content: np.ndarray) -> None:
     """Be the other process: answer each question."""
-    pool = Pool("prefill", device, rows, packed)
-    pool.fill(content)
+    pool = Pool("prefill", content, packed)
     pipe.send((pool.agent.get_agent_metadata(), pool.address))
     while (asked := pipe.recv()) is not None:
         name, *given = asked
-        pipe.send({"await": pool.await_note, "told": lambda: pool.unread, "content": pool.content}[name](*given))
+        pipe.send({"await": pool.await_note, "told": lambda: pool.unread, "content": pool.memory.copy}[name](*given))
 
 
 class Near:
     """This process's pool, and the other process."""
 
-    def __init__(self, device: str, rows: int, nbytes: int, *, mine: str = "always", theirs: str = "always") -> None:
-        self.rng = np.random.default_rng(rows + nbytes)
-        self.rows = rows
-        contents = [self.rng.integers(0, 256, (rows, BLOCK), np.uint8) for _ in range(2)]
-        self.here, self.there = contents
-        self.nbytes = nbytes
+    def __init__(self, rows: int, nbytes: int, *, mine: str = "always", theirs: str = "always") -> None:
+        self.rng, self.rows, self.nbytes = np.random.default_rng(rows + nbytes), rows, nbytes
+        self.here, self.there = (self.rng.integers(0, 256, (rows, BLOCK), np.uint8) for _ in range(2))
         context = multiprocessing.get_context("spawn")
         self.pipe, other = context.Pipe()
-        self.process = context.Process(target=serve, args=(other, device, rows, theirs, self.there), daemon=True)
+        self.process = context.Process(target=serve, args=(other, theirs, self.there), daemon=True)
         self.process.start()
         other.close()
-        self.pool = Pool("decode", device, rows, mine)
-        self.pool.fill(self.here)
+        self.pool = Pool("decode", self.here, mine)
         if not self.pipe.poll(PATIENCE):
             raise TimeoutError("the other process has not begun")
         metadata, address = self.pipe.recv()
@@ -112,17 +87,12 @@ class Near:
     def make(self, operation: str, here: Any, there: Any, note: bytes = b"") -> Any:
         return self.pool.agent.make_prepped_xfer(operation, self.lists[0], here, self.lists[1], there, note)
 
-    def post(self, handle: Any) -> float:
-        """Post a transfer, wait for its end, and return the seconds that it took."""
-        agent, begin = self.pool.agent, time.perf_counter()
-        state = agent.transfer(handle)
-        while state == "PROC":
-            state = agent.check_xfer_state(handle)
-            if time.perf_counter() - begin > PATIENCE:
-                raise TimeoutError("the transfer has not ended")
-        if state != "DONE":
-            raise RuntimeError(state)
-        return time.perf_counter() - begin
+    def post(self, handle: Any) -> None:
+        """Post a transfer, and wait for its end."""
+        state, end = self.pool.agent.transfer(handle), time.monotonic() + PATIENCE
+        while state == "PROC" and time.monotonic() < end:
+            state = self.pool.agent.check_xfer_state(handle)
+        assert state == "DONE"
 
     def moved(self, operation: str, here: Any, there: Any) -> None:
         """Move the rows of what both pools should hold."""
@@ -150,7 +120,7 @@ def checked(near: Near, turns: int, count: int) -> None:
         for _ in range(2):  # posted again, it moves again
             near.post(handle)
         near.moved(operation, here, there)
-        np.testing.assert_array_equal(near.pool.content(), near.here)
+        np.testing.assert_array_equal(near.pool.memory, near.here)
         np.testing.assert_array_equal(near.ask("await", note), near.there)
         near.pool.agent.release_xfer_handle(handle)
     told = near.ask("told")

@@ -37,16 +37,11 @@ def main():
 
     answered(metadata(), str(memory.data_ptr()))
     for line in sys.stdin:
-        command, _, given = line.strip().partition(" ")
+        command = line.strip()
         if command == "notes":
             answer = [note.decode() for notes in agent.get_new_notifs().values() for note in notes]
         elif command == "bytes":
             answer = [base64.b64encode(memory.numpy().tobytes()).decode()]
-        elif command == "add":
-            answer = [agent.add_remote_agent(base64.b64decode(given)).decode()]
-        elif command == "tell":
-            agent.send_notif(given, b"from prefill")
-            answer = []
         elif command == "deregister":
             agent.deregister_memory(registered)
             answer = []

@@ -39,13 +39,6 @@ def test_transfers_made_before_a_peer_was_lost_go_by_nixl(pair):
     assert pair.notes == {"decode": [b"done"] * 3}
 
 
-def test_transfers_made_before_new_metadata_still_move(pair):
-    handle, more = pair.make("READ", [0, 4], [1, 2]), np.zeros((4, BLOCK), np.uint8)
-    pair.agents[1].register_memory([(more.ctypes.data, more.nbytes, 0, "")], "DRAM")
-    pair.agents[0].add_remote_agent(pair.agents[1].get_agent_metadata())
-    moved(pair, handle, [0, 4], [1, 2])
-
-
 @pytest.mark.parametrize("again", [False, True])
 def test_transfers_made_before_a_peer_was_removed_are_stale_also_by_nixl(pair, again):
     agent = pair.agents[0]
@@ -68,15 +61,6 @@ def test_arrays_and_lists_may_change_once_a_transfer_is_made(pair):
     lose(pair)
     moved(pair, handles[0], [0, 4], [1, 2])
     moved(pair, handles[1], [0], [0])
-
-
-@pytest.mark.parametrize("order", ["C", "F"])
-def test_a_table_may_change_once_a_list_is_prepared(pair, order):
-    tables = [np.array([[pool.ctypes.data, BLOCK, 0]], order=order) for pool in pair.pools]
-    lists = [pair.agents[0].prep_xfer_dlist(n, t, "DRAM") for n, t in zip(("", pair.name), tables, strict=True)]
-    for table in tables:
-        table[:] = 1
-    moved(pair, pair.agents[0].make_prepped_xfer("READ", lists[0], [0], lists[1], [0]), [0], [0])
 
 
 def test_lists_may_be_released_once_a_transfer_is_made(pair):

@@ -69,48 +69,6 @@ def test_the_notification_comes_once_and_after_the_bytes(pair):
     assert pair.notes == {}
 
 
-def test_transfers_are_posted_again_and_again(pair):
-    here, there = pair.rows(100)
-    handles = [pair.make(operation, here, there, b"%s" % operation.encode()) for operation in ("READ", "WRITE")]
-    rng = np.random.default_rng(2)
-    for turn in range(40):
-        source = pair.pools[1 - turn % 2]
-        source[:] = rng.integers(0, 256, source.shape, np.uint8)
-        pair.agents[0].transfer(handles[turn % 2], b"turn %d" % turn)
-        pair.finish(handles[turn % 2])
-        np.testing.assert_array_equal(pair.pools[0][here], pair.pools[1][there])
-    assert heard(pair.agents[1], 40) == [b"turn %d" % turn for turn in range(40)]
-    for handle in handles:
-        pair.agents[0].release_xfer_handle(handle)
-
-
-def test_many_transfers_at_once_and_from_both_sides(pair):
-    """Each transfer has rows of its own."""
-    back = pair.agents[1]
-    name = back.add_remote_agent(pair.agents[0].get_agent_metadata())
-    lists = [
-        back.prep_xfer_dlist(whose, np.array([[pool.ctypes.data, BLOCK, 0, BLOCK, len(pool)]], dtype=np.uint64), "DRAM")
-        for whose, pool in (("", pair.pools[1]), (name, pair.pools[0]))
-    ]
-    before = [pool.copy() for pool in pair.pools]
-    parts = np.arange(300).reshape(10, 30)
-    flying = []
-    for k, part in enumerate(parts):
-        if k % 2:
-            handle = pair.make("READ", part, part[::-1], b"%d" % k)
-        else:
-            handle = back.make_prepped_xfer("READ", lists[0], part, lists[1], part[::-1], b"%d" % k)
-        flying.append((pair.agents[0] if k % 2 else back, handle))
-        flying[-1][0].transfer(handle)
-    for agent, handle in flying:
-        until(lambda agent=agent, handle=handle: agent.check_xfer_state(handle) == "DONE")
-    for k, part in enumerate(parts):
-        to = 1 - k % 2
-        np.testing.assert_array_equal(pair.pools[to][part], before[1 - to][part[::-1]])
-    assert sorted(heard(pair.agents[1], 5)) == [b"1", b"3", b"5", b"7", b"9"]
-    assert sorted(heard(pair.agents[0], 5)) == [b"0", b"2", b"4", b"6", b"8"]
-
-
 def test_auto_packs_many_small_rows_and_leaves_few_to_nixl(opened):
     pair = opened(4000, packed="auto", slots=(8, 1 << 16), apart=True)
     many = move(pair, "READ", *pair.rows(3000))

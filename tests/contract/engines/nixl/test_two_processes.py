@@ -99,18 +99,6 @@ def test_random_transfers_move_every_byte_and_notify_in_order(prefill):
 
 
 @pytest.mark.slow
-def test_both_sides_send_notifications_of_their_own(prefill):
-    decode = Decode(prefill)
-    decode.agent.send_notif(decode.name, b"HB:1")
-    until(lambda: prefill.ask("notes") == ["HB:1"])
-    assert prefill.ask("add " + base64.b64encode(decode.agent.get_agent_metadata()).decode()) == ["decode"]
-    prefill.ask("tell decode")
-    found = {}
-    until(lambda: found.update(decode.agent.get_new_notifs()) or found)
-    assert found == {"prefill": [b"from prefill"]}
-
-
-@pytest.mark.slow
 def test_memory_that_is_deregistered_is_moved_no_more(prefill):
     decode = Decode(prefill)
     decode.move("READ", [0], [1])

@@ -1,14 +1,53 @@
-"""Functions that turn an engine's lists of token slots into block ids."""
+"""What adapters share: the engine's stream, warm-up while it starts, and blocks from its lists of token slots."""
 
 from __future__ import annotations
 
-from typing import Any
+import logging
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from kvplan.cuda.handles import current_stream as current_handle
 from kvplan.errors import BlockIndexError
+from kvplan.execute.executor import Executor
 from kvplan.layout.strides import Int64Array
 from kvplan.plan.placement import own_block_ids
+from kvplan.ranks.groups import Plans
+
+logger = logging.getLogger("kvplan.engines")
+
+
+class Stream(NamedTuple):
+    """The handle of a stream; an executor needs no more, and a ``torch.cuda.Stream`` takes microseconds to make."""
+
+    cuda_stream: int
+
+
+def current_stream(device: str) -> Stream | None:
+    """Return torch's current stream on a device such as ``"cuda:0"``; None on the CPU, which has no streams.
+
+    >>> current_stream("cpu") is None
+    True
+    """
+    handle = None if device == "cpu" else current_handle(int(device.removeprefix("cuda:")))
+    return None if handle is None else Stream(handle)
+
+
+def prepare(executor: Executor, programs: Iterable[Plans] = (), *, by_layer: bool = False) -> None:
+    """Warm up an executor for transfers of these programs; log a failure, because the engine must start in any case.
+
+    A plan that is refused here is refused again at its transfer; there the engine can continue without it. If a
+    compiler fails here, it is possible that no transfer needs it.
+    """
+    for program in (None, *programs):
+        try:
+            plan = None if program is None else program.plan([0], [0])
+            executor.prepare(plan, by_layer=by_layer)
+        except Exception as error:  # the engine starts in any case
+            what = "loops" if program is None else program
+            logger.warning("%r: transfers will be refused, or the first one will wait: %s: %s", what,
+                           type(error).__name__, error)  # fmt: skip
 
 
 def slot_array(slots: Any, name: str) -> Int64Array:
