@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 import kvplan
 from kvplan.plan import descriptors
 from tests import oracle
@@ -35,3 +37,10 @@ def wipe(cache: oracle.Cache, addresses: list[int]) -> None:
         start = root.ctypes.data
         inside = [address - start for address in addresses if start <= address < start + root.size]
         root[inside] ^= 0xFF
+
+
+def assert_same(caches: list[oracle.Cache], expected: list[oracle.Cache]) -> None:
+    """Every byte of every cache, guards and padding included."""
+    for cache, want in zip(caches, expected, strict=True):
+        for root, due in zip(cache.roots, want.roots, strict=True):
+            np.testing.assert_array_equal(root, due)

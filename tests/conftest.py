@@ -79,16 +79,3 @@ def sparing_executor():
         shared = kvplan.Executor(policy=kvplan.Policy(threads=2))
     with shared:
         yield shared
-
-
-@pytest.fixture
-def prepared(monkeypatch):
-    """What executors are asked to make ready: directions of plans, None for the loops, and whether by layers."""
-    asked, whole = [], kvplan.Executor.prepare
-
-    def prepare(executor, plan=None, *, by_layer=False):
-        asked.append((plan and plan.direction, by_layer))
-        whole(executor, plan, by_layer=by_layer)
-
-    monkeypatch.setattr(kvplan.Executor, "prepare", prepare)
-    return asked

@@ -50,17 +50,13 @@ class Interrupt:
         return bool(self.where)  # also where Python swallowed it, in a finalizer
 
     def _look(self, frame: FrameType, event: str, arg: Any) -> None:
-        if event not in EVENTS:
+        if event not in EVENTS or not _ours(frame.f_code.co_filename):
             return
-        if not _ours(frame.f_code.co_filename):
-            return
-        self._point(frame, f"{event} of {getattr(arg, '__qualname__', arg)}" if event == "c_return" else event)
-
-    def _point(self, frame: FrameType, what: str) -> None:
         self.points += 1
         if self.points == self.at:
             sys.setprofile(None)
             name = frame.f_code.co_filename.rsplit("/", 1)[-1]
+            what = f"{event} of {getattr(arg, '__qualname__', arg)}" if event == "c_return" else event
             self.where = f"{what}, {name}:{frame.f_lineno} {frame.f_code.co_name}"
             if self.do is None:
                 raise KeyboardInterrupt

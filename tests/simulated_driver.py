@@ -33,7 +33,7 @@ DEVICES, HOST = 2, 1  # CUmemorytype
 LEAST_IN_A_BATCH = 24 << 10  # bytes: drivers lose smaller copies from host memory (H200, driver 580)
 LARGE = 16 << 20  # bytes of an allocation that is not filled, which would take long
 CHANGES = 0.05  # how likely another stream gets ahead at a step
-PATIENCE = 60.0  # seconds
+PATIENCE = 120.0  # seconds
 CONTEXT = 0xC0  # handle of the first GPU's context
 
 KEPT = ("cuCtx", "cuThread", "cuDevice", "cuGet")  # beginnings of calls that need no context
@@ -131,13 +131,10 @@ class SimulatedDriver(SharedMemory):
 
     def pin(self, array: np.ndarray) -> None:
         """Let all GPUs reach an array of host memory."""
-        self._own(array, None)
+        self.own(array, None)
 
-    def own(self, array: np.ndarray, gpu: int) -> None:
+    def own(self, array: np.ndarray, gpu: int | None) -> None:
         """Make an array the memory of a GPU."""
-        self._own(array, gpu)
-
-    def _own(self, array: np.ndarray, gpu: int | None) -> None:
         address = array.__array_interface__["data"][0]
         self._ranges.append((address, address + array.nbytes, gpu))
         self._kept.append(array)
@@ -403,8 +400,7 @@ class SimulatedDriver(SharedMemory):
     def cuMemFree_v2(self, address: int) -> int:
         return self._free(address)
 
-    def cuMemFreeHost(self, address: int) -> int:
-        return self._free(address)
+    cuMemFreeHost = cuMemFree_v2
 
     def cuPointerGetAttribute(self, out: int, which: int, address: int) -> int:
         known = self._range(address)
@@ -474,14 +470,10 @@ class SimulatedDriver(SharedMemory):
     # Errors.
 
     def cuGetErrorName(self, code: int, out: int) -> None:
-        self._say(code, out)
-
-    def cuGetErrorString(self, code: int, out: int) -> None:
-        self._say(code, out)
-
-    def _say(self, code: int, out: int) -> None:
         name = self._names.setdefault(code, ctypes.create_string_buffer(b"CUDA_ERROR_SIMULATED"))
         c_uint64.from_address(out).value = ctypes.addressof(name)
+
+    cuGetErrorString = cuGetErrorName
 
     def cuGetProcAddress_v2(self, symbol: int, out: int, version: int, flags: int, status: int) -> None:
         entry = getattr(self, ctypes.string_at(symbol).decode())

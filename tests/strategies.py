@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import kvplan
 from kvplan import KVLayout
+from tests import oracle
 from tests.oracle import Cache
 
 GUARD = 64  # bytes before and after every allocation that nothing may touch
@@ -101,19 +102,7 @@ class Form:
         return tensor[tuple(slice(a, end) for a, end in zip(self.before, ends, strict=True))]
 
     def dims(self) -> list[int]:
-        right = self.notation.rpartition(":")[2]
-        shape, group = [], None
-        for word in right.replace("(", " ( ").replace(")", " ) ").split():
-            if word == "(":
-                group = 1
-            elif word == ")":
-                shape.append(group)
-                group = None
-            elif group is not None:
-                group *= self.sizes[word]
-            else:
-                shape.append(1 if word == "1" else self.sizes[word])
-        return shape
+        return [prod(self.sizes[axis] for axis in dim) for dim in oracle.split_notation(self.notation)[1]]
 
 
 def layout_of(cache: Cache, part: str = "kv") -> KVLayout:
@@ -204,6 +193,12 @@ class Case:
     src_skip: int
     dst_skip: int
     seed: int
+
+    def moved(self, src: Cache) -> Cache:
+        """The destination with what the oracle moves from a source."""
+        dst = self.dst.build(self.seed + 1)
+        oracle.copy(src, dst, self.src_ids, self.dst_ids, self.src_skip, self.dst_skip, self.unit_tokens, self.units)
+        return dst
 
 
 BLOCK_TOKENS = st.sampled_from(((1, 1), (2, 2), (4, 4), (2, 4), (4, 2), (1, 3), (6, 2), (4, 6), (6, 4), (3, 2), (8, 2)))

@@ -11,7 +11,7 @@ import pytest
 
 from tests.patience import PATIENCE
 
-CHILD_SECONDS = 120  # after which the child counts as hanging
+CHILD_SECONDS = 240  # after which the child counts as hanging
 
 PROCESS = """
 import os, signal, sys, threading, time

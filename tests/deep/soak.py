@@ -15,7 +15,6 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,6 +39,12 @@ class Memory:
     layout: KVLayout
     block_tokens: int
 
+    def copy(self) -> Memory:
+        """The same bytes in another buffer."""
+        root, at = self.root.copy(), self.content.ctypes.data - self.root.ctypes.data
+        content = np.ndarray(self.content.shape, np.uint8, root, at, self.content.strides)
+        return Memory(root, content, self.layout, self.block_tokens)
+
 
 def memory(rng: random.Random, extents: dict[str, int], tokens: int) -> Memory:
     """A cache in a random layout: any order of dims, layers nested or not, rows padded or not."""
@@ -53,7 +58,7 @@ def memory(rng: random.Random, extents: dict[str, int], tokens: int) -> Memory:
     root = np.frombuffer(rng.randbytes(int(np.prod(shape)) * (sizes["dim"] + padding)), np.uint8).copy()
     whole = root.reshape(*shape, sizes["dim"] + padding)[..., : sizes["dim"]]
     nested = order[0] == "layer"
-    notation = f"{'layer: ' if nested else 'layer '}{' '.join(order[1:])} dim" if nested else f"{' '.join(order)} dim"
+    notation = " ".join(("layer:" if nested else order[0], *order[1:], "dim"))
     layout = KVLayout.from_tensors(notation, list(whole) if nested else whole)
     return Memory(root, whole.transpose(*map(order.index, AXES), len(AXES)), layout, block_tokens)
 
@@ -85,10 +90,7 @@ class Round:
         extents = {"layer": rng.randint(1, 3), "kv": 2, "head": rng.randint(1, 3), "dim": rng.choice([4, 32, 100])}
         tokens = 8 * rng.randint(2, 6)
         self.held = [memory(rng, extents, tokens) for _ in range(3)]
-        self.wanted = [
-            Memory(root, _same(one, root), one.layout, one.block_tokens)
-            for one, root in ((one, one.root.copy()) for one in self.held)
-        ]
+        self.wanted = [one.copy() for one in self.held]
         self.programs = {
             (k, n): kvplan.compile(self.held[k].layout, self.held[n].layout)
             for k in range(3) for n in range(3) if k != n
@@ -133,24 +135,12 @@ class Round:
             executor.close()
 
 
-def _same(one: Memory, root: np.ndarray) -> np.ndarray:
-    """The content of another buffer that is laid out alike."""
-    at = one.content.ctypes.data - one.root.ctypes.data
-    return np.ndarray(one.content.shape, np.uint8, root, at, one.content.strides)
-
-
-def rounds(seed: int, transfers: int) -> Iterator[tuple[str, int]]:
-    """Each round's own seed, and how many transfers were made before it."""
-    for number in range(-(-transfers // BATCH)):
-        yield f"{seed}.{number}", number * BATCH
-
-
 def soak(seed: int, transfers: int) -> None:
     """All rounds; raises what goes wrong, with the seed of its round."""
     gc.collect()  # what another test has left is not counted
-    before = threads(), files()
-    grown_from = 0
-    for name, made in rounds(seed, transfers):
+    before, grown_from = (threads(), files()), 0
+    for made in range(0, transfers, BATCH):
+        name = f"{seed}.{made // BATCH}"
         try:
             Round(name).run(min(BATCH, transfers - made))
         except BaseException as error:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.docs.documents import DOCUMENTS, ROOT
+from tests.docs.fenced import DOCUMENTS, ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PICTURE = (ROOT / "docs" / "pictures" / "gain.svg").read_text(encoding="utf-8")
@@ -25,25 +25,26 @@ class Figure(NamedTuple):
     baseline: str
 
 
-ENGINE, OURS = "engines/engines-nvidia-h200-8b-alone.json", "TTFT p50, kvplan, by layer, chunks of 5 blocks"
-SYNC = "vLLM's OffloadingConnector, BLHNC, sync, chunks of 5 blocks"
+ENGINE = "engines/engines-nvidia-h200-8b-alone.json"
+CHATS = "vLLM's OffloadingConnector, BLHNC, chunks of 5 blocks"
+SYNC = CHATS.replace("chunks", "sync, chunks")
+
+
+def engine(what: str, baseline: str) -> Figure:
+    return Figure(ENGINE, "8b", f"{what}: TTFT p50, kvplan, by layer, chunks of 5 blocks", baseline)
+
+
+def between(file: str, what: str, baseline: str) -> Figure:
+    return Figure(f"gpu-nvidia-h200-{file}.json", "between", what, baseline)
+
+
 FIGURES = {
-    "vLLM: a cached prompt of 6,000 tokens, first token": Figure(
-        ENGINE, "8b", f"alone, 6,000 held + 512 new: {OURS}", SYNC
-    ),
-    "vLLM: the same beside 16 decoding requests": Figure(
-        ENGINE, "8b", f"beside decoding, 6,000 held + 512 new: {OURS}", SYNC
-    ),
-    "vLLM: chats of several turns, first token": Figure(
-        ENGINE, "8b", f"chats: {OURS}", "vLLM's OffloadingConnector, BLHNC, chunks of 5 blocks"
-    ),
+    "vLLM: a cached prompt of 6,000 tokens, first token": engine("alone, 6,000 held + 512 new", SYNC),
+    "vLLM: the same beside 16 decoding requests": engine("beside decoding, 6,000 held + 512 new", SYNC),
+    "vLLM: chats of several turns, first token": engine("chats", CHATS),
     "host to GPU, runs of 8 KiB": Figure("gpu-nvidia-h200.json", "staged", "load, 336 MB", "12 programs, 8-byte words"),
-    "GPU to GPU, NVLink, runs of 8 KiB": Figure(
-        "gpu-nvidia-h200-peer.json", "between", f"{BETTER}, 8 KiB", "torch indexing"
-    ),
-    "process to process, NVLink, runs of 8 KiB": Figure(
-        "gpu-nvidia-h200-processes.json", "between", "pull, 8 KiB", "cuMemcpyBatchAsync"
-    ),
+    "GPU to GPU, NVLink, runs of 8 KiB": between("peer", f"{BETTER}, 8 KiB", "torch indexing"),
+    "process to process, NVLink, runs of 8 KiB": between("processes", "pull, 8 KiB", "cuMemcpyBatchAsync"),
 }
 NO_BASELINES = (
     "one large copy",
@@ -105,7 +106,7 @@ def test_the_other_figures_of_the_readme_are_those_of_its_files():
     rows = {row["what"]: row for row in json.loads((RESULTS / ENGINE).read_text())["rows"]}
     rate = rows["chats: tokens/s, kvplan, by layer, chunks of 5 blocks"]
     assert f"x{number(rate['ours'] / max(rate['beside'].values()))} the tokens per second" in README
-    second = Figure("gpu-nvidia-h200-processes-second-machine.json", "between", "pull, 8 KiB", "cuMemcpyBatchAsync")
+    second = between("processes-second-machine", "pull, 8 KiB", "cuMemcpyBatchAsync")
     ours, beside = recorded(second)
     best = beside[second.baseline]
     assert f"{second.file}) had {number(best)} GB/s, so x{number(ours / best)}." in README

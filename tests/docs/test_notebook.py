@@ -6,12 +6,13 @@ import re
 
 import pytest
 
-from tests.docs.documents import ROOT
+from tests.docs.fenced import ROOT
+from tests.patience import PATIENCE
 
 nbformat = pytest.importorskip("nbformat", reason="the notebook's packages are not installed")
 nbclient = pytest.importorskip("nbclient", reason="the notebook's packages are not installed")
 
-pytestmark = [pytest.mark.slow, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 NOTEBOOK = ROOT / "examples" / "tour.ipynb"
 ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
@@ -33,7 +34,7 @@ def test_the_tour_answers_as_shown(tmp_path, monkeypatch):
     monkeypatch.setenv("JUPYTER_PLATFORM_DIRS", "1")
     kept = nbformat.read(NOTEBOOK, as_version=4)
     again = nbformat.read(NOTEBOOK, as_version=4)
-    nbclient.NotebookClient(again, timeout=200, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    nbclient.NotebookClient(again, timeout=int(PATIENCE), resources={"metadata": {"path": str(tmp_path)}}).execute()
     assert not list(tmp_path.iterdir())
     cells = [(one, other) for one, other in zip(kept.cells, again.cells, strict=True) if one.cell_type == "code"]
     assert len(cells) >= 8

@@ -10,7 +10,7 @@ import kvplan
 from kvplan import KVLayout
 from kvplan.plan import descriptors, loops_numba
 from tests.compiled_cases import by_dst, compiled
-from tests.plan.slow_twins import uncompiled, without_numba
+from tests.plan.slow_twins import without_numba
 from tests.profiles import examples
 from tests.ranks.rank_specs import written
 from tests.ranks.topologies import reshards, shards_of
@@ -62,23 +62,6 @@ def test_rising_ids_skip_a_search_whose_result_is_known(ids, rising):
     found = loops_numba._twice(dst_ids, 0, 1, dst_ids.size, seen)
     assert (found >= 0) == (len(set(ids)) < len(ids))
     assert not seen.any()
-
-
-@examples(250)
-@given(case=st.one_of(cases(), neighbour_cases()))
-def test_the_loops_do_uncompiled_what_they_do_compiled(case):
-    """Law 8: compiled loops equal the Python that they are compiled from."""
-    _, _, program, plan = compiled(case)
-    with uncompiled():
-        again = program.plan(case.src_ids, case.dst_ids, case.src_skip, case.dst_skip)
-        flat = again.descriptors(max_nbytes=7)
-        whole = again.descriptors()
-    for part, other in zip(plan.parts, again.parts, strict=True):
-        np.testing.assert_array_equal(part.units, other.units)
-    for column, other in zip(plan.descriptors(), whole, strict=True):
-        np.testing.assert_array_equal(column, other)
-    for column, other in zip(plan.descriptors(max_nbytes=7), flat, strict=True):
-        np.testing.assert_array_equal(column, other)
 
 
 @examples(250)

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import kvplan
+from kvplan import Shard
+from kvplan.cost.policy import HOST_ROUTES
+from tests.compiled_cases import assert_same
 from tests.oracle import byte_moves, factored_moves
 from tests.profiles import examples
 from tests.ranks.mixed_ranks import held_bytes, mixed
 from tests.ranks.rank_specs import written
 from tests.ranks.topologies import fill, reshards, shards_of, truth_of
+from tests.simulated.drawn import PATHS, executor, layout_on, ring_of
+from tests.simulated_driver import simulated
+
+
+def caches_of(case, side, truth=None):
+    """New caches of a side's ranks, and with the truth in them how many elements that is."""
+    caches = [rank.form.build(case.seed + 7 * k) for k, rank in enumerate(case.sides[side])]
+    if truth is None:
+        return caches, 0
+    pairs = zip(case.sides[side], caches, strict=True)
+    return caches, sum(fill(rank, cache, case.ids[side], case.first[side], truth) for rank, cache in pairs)
 
 
 @examples(150)
@@ -19,13 +33,8 @@ from tests.ranks.topologies import fill, reshards, shards_of, truth_of
 def test_there_is_the_truth_and_back_is_the_identity(case, executor):
     """Law 6: each rank gets its part of the truth, and the way back restores every rank."""
     truth = truth_of(case)
-    caches = [[rank.form.build(case.seed + 7 * k) for k, rank in enumerate(side)] for side in case.sides]
-    wanted = [rank.form.build(case.seed + 7 * k) for k, rank in enumerate(case.sides[1])]
-    for rank, cache in zip(case.sides[0], caches[0], strict=True):
-        fill(rank, cache, case.ids[0], case.first[0], truth)
-    elements = sum(
-        fill(rank, cache, case.ids[1], case.first[1], truth) for rank, cache in zip(case.sides[1], wanted, strict=True)
-    )
+    caches = [caches_of(case, 0, truth)[0], caches_of(case, 1)[0]]
+    wanted, elements = caches_of(case, 1, truth)
     shards = shards_of(case, caches)
     there = kvplan.reshard(*shards)
     assert there.unit_tokens == case.unit
@@ -33,21 +42,14 @@ def test_there_is_the_truth_and_back_is_the_identity(case, executor):
     assert len(written(plans.values())) == elements * case.logical.itemsize == sum(p.nbytes for p in plans.values())
     for plan in plans.values():
         executor.submit(plan).synchronize()
-    for cache, want in zip(caches[1], wanted, strict=True):
-        for root, expected in zip(cache.roots, want.roots, strict=True):
-            np.testing.assert_array_equal(root, expected)
+    assert_same(caches[1], wanted)
 
     for rank, cache in zip(case.sides[0], caches[0], strict=True):
         fill(rank, cache, case.ids[0], case.first[0], truth ^ 0xFF)
-    originals = [rank.form.build(case.seed + 7 * k) for k, rank in enumerate(case.sides[0])]
-    for rank, cache in zip(case.sides[0], originals, strict=True):
-        fill(rank, cache, case.ids[0], case.first[0], truth)
     back = kvplan.reshard(*shards[::-1]).plan(*case.ids[::-1], *case.skips[::-1])
     for plan in back.values():
         executor.submit(plan).synchronize()
-    for cache, want in zip(caches[0], originals, strict=True):
-        for root, expected in zip(cache.roots, want.roots, strict=True):
-            np.testing.assert_array_equal(root, expected)
+    assert_same(caches[0], caches_of(case, 0, truth)[0])
 
 
 @examples(150)
@@ -74,3 +76,36 @@ def test_every_byte_comes_once_from_the_rank_whose_turn_it_is(seed):
             assert holders[block % len(holders)] == s
         moved += len(moves)
     assert moved == sum(map(len, wanted))
+
+
+# By route: the memory of the ranks of both sides, in turn; None for the host.
+MEMORIES: dict[str, tuple[tuple[int | None, ...], tuple[int | None, ...]]] = {
+    "load": ((None,), (0,)), "store": ((0,), (None,)), "push": ((0,), (1, 0)), "pull": ((1, 0), (0,)),
+}  # fmt: skip
+ROUTES = [(path, route) for path in PATHS for route in MEMORIES if path != "staged" or route in HOST_ROUTES]
+
+
+@pytest.mark.parametrize(("path", "route"), ROUTES)
+@examples(25)
+@given(
+    case=reshards(), by_layer=st.booleans(), joined=st.booleans(), slots=st.integers(1, 4), seed=st.integers(0, 1000)
+)
+def test_every_path_moves_what_every_rank_owes(case, by_layer, joined, slots, seed, path, route):
+    """Law 6 for every path of a GPU executor; between live ranks of two GPUs, too."""
+    truth = truth_of(case)
+    caches = [caches_of(case, 0, truth)[0], caches_of(case, 1)[0]]
+    with simulated(2, seed) as driver:
+        shards = [
+            [
+                Shard(layout_on(cache, driver, places[k % len(places)]), rank.cp_rank, rank.cp_size, rank.interleave)
+                for k, (rank, cache) in enumerate(zip(side, held, strict=True))
+            ]
+            for side, held, places in zip(case.sides, caches, MEMORIES[route], strict=True)
+        ]
+        plans = list(kvplan.reshard(*shards).plan(*case.ids, *case.skips).values())
+        if joined and plans and route not in HOST_ROUTES:  # all sources in one submission
+            plans = [kvplan.join(plans)]
+        with executor(path, **ring_of(path, *plans, slots=slots)) as made:
+            for plan in plans:
+                made.submit(plan, by_layer=by_layer)
+    assert_same(caches[1], caches_of(case, 1, truth)[0])

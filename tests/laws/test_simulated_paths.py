@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import kvplan
-from tests.contract.gpu.caches import Ids, Paged, way
 from tests.contract.gpu.favouring import drawn as drawn_profile
-from tests.contract.gpu.machines import PATIENCE, Simulated
 from tests.profiles import examples
-from tests.simulated.drawn import PATHS, PLACES, WAYS, Drawn, executor, ring_of
+from tests.simulated.drawn import PLACES, WAYS, Drawn, executor, ring_of
 from tests.simulated.objects import Stream
 from tests.simulated_driver import simulated
 from tests.strategies import cases, neighbour_cases
@@ -44,61 +39,6 @@ def test_every_path_moves_what_the_oracle_moves(path, route, case, seed, batches
                 assert (result.nbytes, result.path) == (drawn.plan.nbytes, path)
                 assert bool(result.launches) == bool(result.descriptors) == bool(drawn.plan.nbytes)
                 drawn.check()
-
-
-NOTATIONS = ("layer: block kv token head dim", "block layer kv token head dim", "layer block kv token head dim",
-             "kv layer block token head dim")  # fmt: skip
-
-
-@examples(20)
-@given(
-    where=st.sampled_from(WAYS), notations=st.tuples(*[st.sampled_from(NOTATIONS)] * 2), layers=st.integers(2, 7),
-    ids=st.tuples(*[st.permutations(range(5))] * 2), count=st.integers(3, 5), several=st.booleans(),
-    slots=st.integers(1, 3), seed=SEEDS,
-)  # fmt: skip
-def test_each_layer_is_there_for_the_stream_that_waits_for_it(
-    where, notations, layers, ids, count, several, slots, seed
-):
-    """Laws 1 and 7, by layers: transfers so long that they are cut, of one run group or of two."""
-    path, route = where
-    dim = -(-(49 << 20) // (2 * 2 * layers * count))
-    forms = [Paged(notation, layer=layers, block=5, dim=dim) for notation in notations]
-    with Simulated(seed % 1000) as gpu:
-        pairs = [way(gpu, route, *forms, seed=3)]
-        if several:
-            pairs.append(way(gpu, route, *(replace(form, dim=48) for form in forms), seed=5))
-        plan = kvplan.join([pair.plan(Ids(*(side[:count] for side in ids))) for pair in pairs])
-        transfer = gpu.executor(path, **ring_of(path, plan, slots=slots)).submit(plan, by_layer=True)
-        assert len(transfer.layer_groups) > 1
-        target, due = pairs[0].targets, pairs[0].dst_bytes
-        for layer in range(layers) if len(target) == layers else ():
-            consumer = gpu.stream()
-            transfer.wait_layer(layer, consumer)
-            gpu.driver.put(
-                consumer.cuda_stream,
-                lambda k=layer: np.testing.assert_array_equal(target[k].root, due[k]),
-            )
-        transfer.synchronize(PATIENCE)
-        for pair in pairs:
-            pair.check()
-
-
-@examples(100)
-@given(case=cases(same_heads=True), seed=SEEDS, path=st.sampled_from(PATHS), slots=st.integers(1, 3))
-def test_there_and_back_by_way_of_the_host(case, seed, path, slots):
-    """Law 5: a store by any path and a load behind it restore the cache."""
-    with simulated(1, seed) as driver:
-        drawn = Drawn(case, driver, "store")
-        load, distinct = drawn.plan, len(set(case.src_ids)) == len(case.src_ids)
-        if distinct:
-            back = kvplan.compile(drawn.program.dst, drawn.program.src)
-            load = back.plan(case.dst_ids, case.src_ids, case.dst_skip, case.src_skip)
-        with executor(path, **ring_of(path, drawn.plan, load, slots=slots)) as made:
-            store = made.submit(drawn.plan)
-            if distinct:
-                made.submit(load, after=store).synchronize()
-            store.synchronize()
-            drawn.check()
 
 
 @examples(150)

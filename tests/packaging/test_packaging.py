@@ -18,11 +18,7 @@ import pytest
 from kvplan import __version__
 
 ROOT = Path(__file__).parents[2]
-DATA = (
-    "kvplan/catalogue/*.toml",
-    "kvplan/cost/profiles/*.json",
-    "kvplan/cost/profiles/wires/*.json",
-)
+DATA = ("kvplan/catalogue/*.toml", "kvplan/cost/profiles/*.json", "kvplan/cost/profiles/wires/*.json")
 pytestmark = [pytest.mark.slow, pytest.mark.package]
 
 PROBE = """

@@ -1,5 +1,6 @@
 """A row of the table of adapters: memory, the call that describes it, and where numpy's indexing finds each element."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -17,25 +18,63 @@ class Row:
         memory: numpy arrays, nested as the adapter takes them in lists, tuples, dicts and namespaces. As torch tensors,
             int16 is bfloat16 and int8 is float8_e4m3fn.
         describe: the call, given the memory.
-        index: ``(memory, layer, part, block, token, head)`` -> the elements of this row, in order. Layers, parts and
-            heads are counted from the first that is held.
-        nbytes: bytes a block.
-        notation: what the layout prints.
+        index: where the elements of a row are, in words for :func:`at`, or a function of its arguments.
+        notation: what the layout prints. Layers, tokens a block, parts and heads follow from it, where a row does not
+            say them: 4 tokens and 2 heads, if there are any, and "k v" beside heads, or "kv". Layers are 0 and 1, or 0
+            where no word of the index names them.
         same: further calls that describe the same elements.
+        nbytes: published bytes a block.
     """
 
     name: str
     memory: Any
     describe: Callable[..., Any]
-    index: Callable[..., np.ndarray]
-    nbytes: int
+    index: str | Callable[..., np.ndarray]
     notation: str
     blocks: int = 3
-    tokens: int = 4
-    layers: tuple[int, ...] = (0, 1)
-    parts: str = "k v"
-    heads: range = range(2)
+    tokens: int = 0
+    layers: tuple[int, ...] = ()
+    parts: str = ""
+    heads: range = range(0)
     same: tuple[Callable[..., Any], ...] = ()
+    nbytes: int | None = None
+
+    def __post_init__(self) -> None:
+        words = re.findall("[a-z]+", self.notation)
+        alone = isinstance(self.index, str) and not re.search(r"(?<![a-z])l(?![a-z_])", self.index)
+        plain = {
+            "index": at(self.index) if isinstance(self.index, str) else self.index,
+            "layers": self.layers or ((0,) if alone else (0, 1)),
+            "tokens": self.tokens or (4 if {"token", "subblock"} & {*words} else 1),
+            "parts": self.parts or ("k v" if {"kv", "head"} & {*words} else "kv"),
+            "heads": self.heads or range(2 if "head" in words else 1),
+        }
+        for name, value in plain.items():
+            object.__setattr__(self, name, value)
+
+
+def at(text: str) -> Callable[..., np.ndarray]:
+    """A function ``(memory, layer, part, block, token, head)`` -> elements, in order, by numpy's indexing.
+
+    Each word goes a step into the memory: a number or the axis of that letter ("b"), a sum of multiples ("4b+t"), so
+    many elements from there on ("8h:8"), or an attribute's name. Layers, parts and heads are counted from the first
+    that is held. Behind "|" stand the words of the next part; without it, they hold for all.
+    """
+    sides = [words.split() for words in text.split(" | ")]
+
+    def index(memory: Any, *place: int) -> np.ndarray:
+        for word in sides[place[1]] if len(sides) > 1 else sides[0]:
+            start, colon, count = word.partition(":")
+            if start.isidentifier() and len(start) > 1:
+                memory = getattr(memory, start)
+                continue
+            first = 0
+            for term in filter(None, start.split("+")):
+                first += int(term.strip("lpbth") or 1) * (place["lpbth".index(term[-1])] if term[-1].isalpha() else 1)
+            memory = memory[first : first + int(count)] if colon else memory[first]
+        return memory
+
+    return index
 
 
 def named(groups):

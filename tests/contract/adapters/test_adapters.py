@@ -12,7 +12,7 @@ from kvplan import KVLayout
 from kvplan.backends import lmcache, quantized, sglang, vllm
 from kvplan.layout.notation import parse
 from tests.contract.adapters import attention_rows, engine_rows, quantized_rows, sglang_rows, vllm_rows
-from tests.contract.adapters.rows import allocations, as_torch, mapped
+from tests.contract.adapters.rows import allocations, as_torch, mapped, noise
 
 ROWS = [*attention_rows.ROWS, *engine_rows.ROWS, *quantized_rows.ROWS, *sglang_rows.ROWS, *vllm_rows.ROWS]
 
@@ -29,6 +29,16 @@ def test_adapter(row, convert, executor):
         assert again(memory) == layout, f"same[{number}]"
 
 
+@pytest.mark.parametrize("adapter", engine_rows.SHAPES)
+@pytest.mark.parametrize("model", engine_rows.PUBLISHED)
+def test_a_block_of_each_rank_has_the_published_bytes(adapter, model):
+    (dim, kind, published), (shape, describe) = engine_rows.PUBLISHED[model], engine_rows.SHAPES[adapter]
+    for tp, nbytes in zip((1, 2, 4, 8), published, strict=True):
+        layout = describe(noise(*shape(8 // tp, dim), kind=kind), 8 // tp)
+        assert (layout.num_blocks, layout.block_tokens, len(layout.heads)) == (2, 16, 8 // tp)
+        assert layout.block_nbytes == nbytes
+
+
 def test_every_name_has_a_row():
     """Backends, LMCache's enum, row formats, vLLM's forms and SGLang's layouts; and no two rows have one name."""
     names = [row.name for row in ROWS]
@@ -38,14 +48,15 @@ def test_every_name_has_a_row():
     words = {word.strip(",") for name in names for word in name.split(" ")}
     assert words >= {*vllm.FORMS, *sglang.HOST["K and V"], "HND", "vectorized_5d", "unified"} - {"whole_blocks"}
     backends = {module.name for module in iter_modules(kvplan.backends.__path__) if module.name[0] != "_"}
-    assert {name.split(":")[0] for name in names} == {*backends, "published"}
+    assert {name.split(":")[0] for name in names} == {*backends}
 
 
 def hold_facts(row, layout):
     """Extents, bytes and notation are the row's; the notation parses back."""
     facts = layout.num_blocks, layout.block_tokens, layout.layers, " ".join(layout.parts), layout.heads
     assert facts == (row.blocks, row.tokens, row.layers, row.parts, row.heads)
-    assert (layout.block_nbytes, layout.nbytes) == (row.nbytes, row.nbytes * row.blocks)
+    assert layout.nbytes == layout.block_nbytes * row.blocks
+    assert row.nbytes in (None, layout.block_nbytes)
     assert layout.notation == row.notation
     assert str(layout).startswith(f"{row.notation} | ")
     for notation in layout.notation.split(" + "):
@@ -99,6 +110,7 @@ def hold_elements(row, layout, executor):
         )
         expected.append({place: elements.flatten() for place, elements in rows.items()})
         views += rows.values()
+    assert layout.block_nbytes == sum(elements.nbytes for elements in views) // len(src)
     pool = KVLayout.merge(pools)
     slots = list(range(len(src)))
     executor.submit(kvplan.compile(layout, pool).plan(src, slots)).result()

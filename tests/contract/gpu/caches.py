@@ -12,7 +12,7 @@ import pytest
 import kvplan
 from kvplan import KVLayout
 from tests import oracle
-from tests.contract.gpu.machines import PATIENCE, Machine, Memory
+from tests.contract.gpu.machines import PATIENCE, Machine
 from tests.paged_caches import DEVICE_NOTATION, HOST_NOTATIONS, Paged, assert_same_bytes
 
 # Places of source and destination. The executor of cuda:0 moves all but the first, which is the CPU's.
@@ -34,7 +34,14 @@ SERVED = {
 }
 GPU_PATHS = tuple(path for path in SERVED if path != "host")
 PAGE_FIRST = HOST_NOTATIONS["page-first"]
-CACHE, POOL = Paged(DEVICE_NOTATION, dim=256, padded=True), Paged(PAGE_FIRST, dim=256)
+
+
+def forms(cache=DEVICE_NOTATION, pool=PAGE_FIRST, *, padded=True, **sizes):
+    """A cache and a pool of the same sizes."""
+    return Paged(cache, padded=padded, **sizes), Paged(pool, **sizes)
+
+
+CACHE, POOL = forms(dim=256)
 
 
 class Ids(NamedTuple):
@@ -52,6 +59,12 @@ class Ids(NamedTuple):
 
 every_path = pytest.mark.parametrize("path", GPU_PATHS)
 both_ways = pytest.mark.parametrize("route", BOTH_WAYS)
+
+
+def each_way(test: Any) -> Any:
+    return every_path(both_ways(test))
+
+
 MOVE = Ids([3, 1, 8, 5], [0, 7, 2, 4])
 
 
@@ -66,10 +79,7 @@ class Pair:
         told: what else the layouts are told.
     """
 
-    def __init__(
-        self, machine: Machine, src: Paged = CACHE, dst: Paged = POOL, route: str = "store", *, seed: int = 0,
-        **told: Any,
-    ) -> None:  # fmt: skip
+    def __init__(self, machine, src=CACHE, dst=POOL, route="store", *, seed=0, **told):
         self.machine, self.src, self.dst, self.places = machine, src, dst, ROUTES[route]
         self.src_bytes, self.dst_bytes = src.random(seed), dst.random(seed + 1)
         self.sources = [machine.place(root, self.places[0]) for root in self.src_bytes]
@@ -96,16 +106,20 @@ class Pair:
         self.program = kvplan.compile(*self.layouts)
         return self
 
-    def fresh(self, seed: int) -> list[Memory]:
+    def fresh(self, seed: int) -> list[Any]:
         """New bytes for the source, on the GPU. Made before a stream is held up: a driver may block in between."""
         place = "cuda:0" if self.places[0] == "pinned" else self.places[0]
         return [self.machine.place(root, place) for root in self.src.random(seed)]
 
-    def renew(self, stream: Any, fresh: Sequence[Memory]) -> None:
+    def renew(self, stream: Any, fresh: Sequence[Any]) -> None:
         """Let a stream write new bytes into the source, late. Plans that follow move them."""
         for memory, root, new in zip(self.sources, self.src_bytes, fresh, strict=True):
             root[:] = new.bytes()
             self.machine.copy(stream, memory, new)
+
+    def reader(self, stream: Any, place: str = "cuda:0") -> Reader:
+        """A stream of the caller's that reads the destination. Made before a stream is held up, as new bytes are."""
+        return Reader(self, stream, place)
 
     def warm(self, *executors: kvplan.Executor, by_layer: bool = False) -> None:
         """Move a block, so that later transfers allocate nothing while a stream is held up."""
@@ -118,7 +132,27 @@ class Pair:
         assert_same_bytes([memory.bytes() for memory in self.targets], self.dst_bytes)
 
 
-def described(form: Paged, roots: Sequence[Memory], **told: Any) -> KVLayout:
+class Reader:
+    """Copies of a destination that a stream makes, late, and what they must hold."""
+
+    def __init__(self, pair: Pair, stream: Any, place: str) -> None:
+        self.pair, self.stream = pair, stream
+        self.copies = [pair.machine.place(np.zeros(root.nbytes, np.uint8), place) for root in pair.targets]
+
+    def read(self) -> Reader:
+        """Let the stream copy all bytes; what is planned is what must be there then."""
+        for copy, target in zip(self.copies, self.pair.targets, strict=True):
+            self.pair.machine.copy(self.stream, copy, target)
+        self.due = [root.copy() for root in self.pair.dst_bytes]
+        return self
+
+    def check(self) -> None:
+        """Wait for the stream, and compare."""
+        self.pair.machine.finish(self.stream)
+        assert_same_bytes([copy.bytes() for copy in self.copies], self.due)
+
+
+def described(form: Paged, roots: Sequence[Any], **told: Any) -> KVLayout:
     views = [root.view(form.shape, form.strides, form.start) for root in roots]
     return KVLayout.from_tensors(form.notation, views if form.nested else views[0], **told)
 

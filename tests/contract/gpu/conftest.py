@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterator
+import threading
 
 import pytest
 
-from tests.contract.gpu.machines import Machine, Real, Simulated
+from tests.contract.gpu.caches import ROUTES, way
+from tests.contract.gpu.machines import Real, Simulated
 
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # streams that share a queue of the GPU wait for one another
 
 
-def no_gpu() -> str:
+def no_gpu():
     """Why there is no real GPU, or ""."""
     try:
         ctypes.CDLL("libcuda.so.1")
@@ -25,7 +26,7 @@ def no_gpu() -> str:
 
 
 @pytest.fixture(params=["simulated", pytest.param("real", marks=pytest.mark.gpu)])
-def gpu(request: pytest.FixtureRequest) -> Iterator[Machine]:
+def gpu(request):
     """A machine with a GPU. Afterwards its executors are closed, and nothing has gone wrong that nobody saw."""
     if request.param == "real" and (why := no_gpu()):
         pytest.skip(why)
@@ -35,7 +36,7 @@ def gpu(request: pytest.FixtureRequest) -> Iterator[Machine]:
 
 
 @pytest.fixture
-def two_gpus(gpu: Machine) -> Machine:
+def two_gpus(gpu):
     """The same, if it has two GPUs."""
     if gpu.count < 2:
         pytest.skip("there is one GPU")
@@ -43,8 +44,42 @@ def two_gpus(gpu: Machine) -> Machine:
 
 
 @pytest.fixture
-def simulated(gpu: Machine) -> Simulated:
+def simulated(gpu):
     """The simulated driver, for tests in which calls of the driver fail."""
     if not isinstance(gpu, Simulated):
         pytest.skip("a real driver does not fail when it is told to")
     return gpu
+
+
+# What a test may say by `parametrize`, and what most of them begin with.
+@pytest.fixture
+def path():
+    return "auto"
+
+
+@pytest.fixture
+def route():
+    return "load"
+
+
+@pytest.fixture
+def executor(gpu, path):
+    return gpu.executor(path)
+
+
+@pytest.fixture
+def pair(gpu, route):
+    if "cuda:1" in ROUTES[route] and gpu.count < 2:
+        pytest.skip("there is one GPU")
+    return way(gpu, route)
+
+
+@pytest.fixture
+def stream(gpu):
+    return gpu.stream()
+
+
+@pytest.fixture
+def happened():
+    """What the CPU waits for."""
+    return threading.Event()

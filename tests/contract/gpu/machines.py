@@ -3,45 +3,30 @@
 from __future__ import annotations
 
 import weakref
-from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 
 import kvplan
+from tests.paged_caches import put
 from tests.simulated.objects import Event, Tensor
 from tests.simulated_driver import SimulatedDriver, simulated
 
-PATIENCE = 60.0  # seconds after which a test fails rather than hangs
+PATIENCE = 120.0  # seconds after which a test fails rather than hangs
 BUSY_CYCLES = 20_000_000  # of a real GPU: some 10 ms
 HOSTS = ("pinned", "pageable")  # places of memory beside "cuda:0" and "cuda:1"
 
 
-class Memory(ABC):
-    """Bytes at a place.
-
-    Attributes:
-        place: "pinned", "pageable", "cuda:0" or "cuda:1".
-        nbytes: their number.
-    """
-
-    place: str
-    nbytes: int
-
-    @abstractmethod
-    def view(self, shape: tuple[int, ...], strides: tuple[int, ...], start: int) -> Any:
-        """A tensor of bytes in it, as kvplan is given one."""
-
-    @abstractmethod
-    def bytes(self) -> np.ndarray:
-        """Its bytes, now."""
-
-
-class Machine(ABC):
+class Machine:
     """A machine with GPUs.
+
+    Its memory has ``view(shape, strides, start)``, a tensor of bytes, and ``bytes()``, those now. ``place(content,
+    place)`` puts bytes at "pinned", "pageable", "cuda:0" or "cuda:1". ``stream(device)`` and ``event(stream)``,
+    recorded on it, are the caller's; ``hold(stream)`` holds one up until ``open()`` of what it gives, or the end of the
+    context; ``copy(stream, target, source)`` lets it copy all bytes of one memory, which is not pageable, late;
+    ``finish(stream)`` waits for it alone; and ``capture(stream)`` captures a CUDA graph on it.
 
     Attributes:
         count: number of GPUs.
@@ -55,55 +40,25 @@ class Machine(ABC):
         self.executors: list[kvplan.Executor] = []
         self._stack = ExitStack()
 
-    def executor(self, path: str = "auto", device: str = "cuda:0", **policy: Any) -> kvplan.Executor:
+    def executor(self, path="auto", device="cuda:0", profile=None, kernel_stream=None, **policy) -> kvplan.Executor:
         """An executor, which is closed after the test."""
-        made = kvplan.Executor(device, kvplan.Policy(path=path, **policy))
+        made = kvplan.Executor(device, kvplan.Policy(path=path, **policy), profile, kernel_stream=kernel_stream)
         self.executors.append(made)
         return made
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         while self.executors:
             self.executors.pop().close()
-        self._stack.__exit__(kind, error, traceback)
+        self._stack.__exit__(*error)
 
-    def forgive(self) -> None:  # noqa: B027  # a real driver counts no handles
+    def forgive(self) -> None:
         """Forget a stream or an event that an interrupt lost with the transfer in whose submit it came."""
 
-    @abstractmethod
-    def place(self, content: np.ndarray, place: str) -> Memory:
-        """Put bytes at a place."""
 
-    @abstractmethod
-    def stream(self, device: str = "cuda:0") -> Any:
-        """A stream of the caller's."""
-
-    @abstractmethod
-    def event(self, stream: Any) -> Any:
-        """An event of the caller's, recorded on a stream."""
-
-    @abstractmethod
-    def hold(self, stream: Any) -> AbstractContextManager[Any]:
-        """Hold a stream up until ``open()`` is called, or the context ends."""
-
-    @abstractmethod
-    def copy(self, stream: Any, target: Memory, source: Memory) -> None:
-        """Let a stream copy all bytes of one memory to another, late. Neither is pageable."""
-
-    @abstractmethod
-    def finish(self, stream: Any) -> None:
-        """Wait for what was put on a stream, and for nothing else."""
-
-    @abstractmethod
-    def capture(self, stream: Any) -> AbstractContextManager[None]:
-        """Capture a CUDA graph on a stream."""
-
-
-class SimulatedMemory(Memory):
+class SimulatedMemory:
     """An array that says where it is."""
 
     def __init__(self, content: np.ndarray, place: str) -> None:
@@ -192,20 +147,12 @@ class Simulated(Machine):
             self.driver.capturing.discard(stream.cuda_stream)
 
 
-class RealMemory(Memory):
+class RealMemory:
     """A tensor of torch."""
 
     def __init__(self, content: np.ndarray, place: str) -> None:
-        import torch
-
-        host = torch.from_numpy(content.copy())
         self.place, self.nbytes = place, content.nbytes
-        if place == "pinned":
-            self.root = torch.empty(host.numel(), dtype=torch.uint8, pin_memory=True).copy_(host)
-        else:
-            self.root = host if place == "pageable" else host.to(place)
-        if self.root.is_cuda:
-            torch.cuda.synchronize(self.root.device)  # a pageable copy may return before its last bytes have landed
+        self.root = put(content, "cpu" if place == "pageable" else place)
 
     def view(self, shape: tuple[int, ...], strides: tuple[int, ...], start: int) -> Any:
         return self.root.as_strided(shape, strides, start)

@@ -8,68 +8,44 @@ import numpy as np
 import pytest
 
 import kvplan
-from tests.contract.gpu.caches import (
-    CACHE,
-    DEVICE_NOTATION,
-    PAGE_FIRST,
-    POOL,
-    ROUTES,
-    SERVED,
-    Ids,
-    Paged,
-    Pair,
-    both_ways,
-    every_path,
-    way,
-)
-from tests.contract.gpu.machines import Machine
+from tests.contract.gpu.caches import CACHE, POOL, ROUTES, SERVED, Ids, both_ways, described, each_way, forms, way
 
 HND = "layer: kv block head token dim"
 ROWS = "layer: block token dim"  # latent caches have rows of odd sizes, and neither heads nor K and V
 
 
-def rows(nbytes: int) -> tuple[Paged, Paged, Ids]:
+def rows(nbytes):
     even = nbytes & -nbytes  # what divides every address
-    cache = Paged(ROWS, dim=nbytes, block=12, token=3, align=min(even, 16), padded=True)
-    return cache, Paged("block layer token dim", dim=nbytes, block=12, token=3, align=min(even, 16)), Ids(
-        [11, 0, 5, 6], [3, 4, 9, 1]
-    )  # fmt: skip
+    sizes = {"dim": nbytes, "block": 12, "token": 3, "align": min(even, 16)}
+    return *forms(ROWS, "block layer token dim", **sizes), Ids([11, 0, 5, 6], [3, 4, 9, 1])
 
 
 rng = np.random.default_rng(0)
 MANY = [rng.permutation(300).tolist() for _ in range(2)]
+LARGER = forms(padded=False, block=16, token=2, dim=80)[0], forms(block=6, token=6, dim=80)[1]
+SHARING = forms(padded=False, block=9, token=4, dim=32)[0], forms(pool=HND, block=7, token=6, dim=32)[1]
+WHOLE = "layer: block dim", "layer block dim"
 # A cache, a pool, and ids of the way from the cache to the pool.
-CASES: dict[str, tuple[Paged, Paged, Ids]] = {
+CASES = {
     "blocks": (CACHE, POOL, Ids([3, 1, 8, 5], [0, 7, 2, 4])),
     **{f"rows of {nbytes}": rows(nbytes) for nbytes in (131, 132, 134, 576, 584, 656)},
-    "heads before tokens": (
-        Paged(DEVICE_NOTATION, token=4, head=3, dim=48, padded=True), Paged(HND, token=4, head=3, dim=48),
-        Ids([0, 2, 4], [8, 6, 7]),
-    ),
-    "larger blocks": (
-        Paged(DEVICE_NOTATION, block=16, token=2, dim=80), Paged(PAGE_FIRST, block=6, token=6, dim=80),
-        Ids([9, 1, 15, 2, 3], [5, 0], 0, 1),
-    ),
-    "blocks that share a unit": (
-        Paged(DEVICE_NOTATION, block=9, token=4, dim=32), Paged(HND, block=7, token=6, dim=32),
-        Ids([8, 0, 3], [6, 2], 1, 2),
-    ),
-    "many rows": (Paged(DEVICE_NOTATION, block=300, dim=16), Paged(HND, block=300, dim=16), Ids(*MANY)),
-    "long runs": (
-        Paged(DEVICE_NOTATION, dim=40_008), Paged(PAGE_FIRST, dim=40_008), Ids([3, 4, 5, 0], [6, 7, 8, 1]),
-    ),
+    "heads before tokens": (*forms(pool=HND, token=4, head=3, dim=48), Ids([0, 2, 4], [8, 6, 7])),
+    "larger blocks": (*LARGER, Ids([9, 1, 15, 2, 3], [5, 0], 0, 1)),
+    "blocks that share a unit": (*SHARING, Ids([8, 0, 3], [6, 2], 1, 2)),
+    "many rows": (*forms(pool=HND, padded=False, block=300, dim=16), Ids(*MANY)),
+    "long runs": (*forms(padded=False, dim=40_008), Ids([3, 4, 5, 0], [6, 7, 8, 1])),
     "runs that merge": (
-        Paged("layer: block dim", dim=640, block=64), Paged("layer block dim", dim=640, block=64),
+        *forms(*WHOLE, padded=False, dim=640, block=64),
         Ids([*range(20), 63, 21], [*range(30, 50), 0, 1]),
     ),
     "nothing": (CACHE, POOL, Ids([], [])),
-}  # fmt: skip
+}
 SIZES = {"staged": {"staging_bytes": 1 << 15}}  # a ring that is used again and again
 
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize(("path", "route"), [(path, route) for path in SERVED for route in SERVED[path]])
-def test_every_byte_arrives_and_no_other_changes(gpu: Machine, path: str, route: str, case: str) -> None:
+def test_every_byte_arrives_and_no_other_changes(gpu, path, route, case):
     if "cuda:1" in ROUTES[route] and gpu.count < 2:
         pytest.skip("there is one GPU")
     cache, pool, ids = CASES[case]
@@ -95,28 +71,24 @@ POLICIES: tuple[dict[str, Any], ...] = (
 
 @both_ways
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: " ".join(f"{k}={v}" for k, v in policy.items()))
-def test_a_policy_changes_how_and_never_what(gpu: Machine, route: str, policy: dict[str, Any]) -> None:
-    cache, pool = Paged(DEVICE_NOTATION, block=100, dim=584, padded=True), Paged(PAGE_FIRST, block=100, dim=584)
+def test_a_policy_changes_how_and_never_what(gpu, route, policy):
+    cache, pool = forms(block=100, dim=584)
     executor, pair = gpu.executor(**policy), way(gpu, route, cache, pool)
     for blocks in (75, 1):
         executor.submit(pair.plan(Ids(*(rng.permutation(100)[:blocks].tolist() for _ in range(2))))).synchronize()
         pair.check()
 
 
-@every_path
-@both_ways
-def test_seams_of_a_pool_change_no_byte(gpu: Machine, path: str, route: str) -> None:
+@each_way
+def test_seams_of_a_pool_change_no_byte(gpu, path, route):
     """Registrations of pinned memory may end anywhere: the pool's layout says where, as seams."""
-    cache, pool = Paged("layer: block dim", dim=640, block=9), Paged("layer block dim", dim=640, block=9)
+    cache, pool = forms(*WHOLE, padded=False, dim=640, block=9)
     pair = way(gpu, route, cache, pool)
     side = 0 if route == "load" else 1
     first = pair.layouts[side].address(layer=0, part="kv", block=0)
-    memory = (pair.sources, pair.targets)[side]
     seams = (first + 1000, first + 640 * 4, first + 640 * 9 + 16)
-    seamed = kvplan.KVLayout.from_tensors(
-        pool.notation, memory[0].view(pool.shape, pool.strides, pool.start), seams=seams
-    )
-    layouts = (seamed, pair.layouts[1]) if side == 0 else (pair.layouts[0], seamed)
+    layouts = list(pair.layouts)
+    layouts[side] = described(pool, (pair.sources, pair.targets)[side], seams=seams)
     pair.program = kvplan.compile(*layouts)
     plan = pair.plan(Ids(range(9), range(9)))
     gpu.executor(path).submit(plan).synchronize()
@@ -126,9 +98,8 @@ def test_seams_of_a_pool_change_no_byte(gpu: Machine, path: str, route: str) -> 
     assert not any(((ends < seam) & (seam < ends + descriptors.size)).any() for seam in seams)
 
 
-@every_path
-@both_ways
-def test_joined_plans_move_as_one(gpu: Machine, path: str, route: str) -> None:
+@each_way
+def test_joined_plans_move_as_one(gpu, path, route):
     """Groups of a hybrid model: several pairs of layouts, one transfer."""
     pairs = [way(gpu, route, seed=1), way(gpu, route, *CASES["rows of 584"][:2], seed=2), way(gpu, route, seed=3)]
     plan = kvplan.join([pair.plan(Ids([k, 8], [5, 1 + k])) for k, pair in enumerate(pairs)])
@@ -139,7 +110,7 @@ def test_joined_plans_move_as_one(gpu: Machine, path: str, route: str) -> None:
 
 @pytest.mark.parametrize("path", ["copy_engine", "copy_engine_2d", "kernel", "auto"])
 @pytest.mark.parametrize("several", [1, 9])
-def test_joined_plans_of_many_rows_within_a_gpu(gpu: Machine, path: str, several: int) -> None:
+def test_joined_plans_of_many_rows_within_a_gpu(gpu, path, several):
     """Kernels read the units of many rows from GPU memory."""
     cases = [CASES["many rows"], CASES["rows of 584"]] * several
     pairs = [way(gpu, "device", *forms, seed=seed) for seed, (*forms, _) in enumerate(cases)]
@@ -152,8 +123,8 @@ def test_joined_plans_of_many_rows_within_a_gpu(gpu: Machine, path: str, several
 
 
 @pytest.mark.parametrize("path", ["copy_engine", "copy_engine_2d", "kernel", "auto"])
-def test_there_and_back_restores_every_byte(gpu: Machine, path: str) -> None:
-    store = Pair(gpu, *CASES["blocks that share a unit"][:2])
+def test_there_and_back_restores_every_byte(gpu, path):
+    store = way(gpu, "store", *CASES["blocks that share a unit"][:2])
     executor, kept = gpu.executor(path), [root.copy() for root in store.src_bytes]
     first = executor.submit(store.plan(Ids([8, 0, 3], [6, 2], 1, 1)))
     back = kvplan.compile(*store.layouts[::-1]).plan([6, 2], [8, 0, 3], 1, 1)

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 import pytest
 
 import kvplan
-from tests.contract.gpu.caches import MOVE, Ids, Pair, way
-from tests.contract.gpu.machines import PATIENCE, Machine, Simulated
+from tests.contract.gpu.caches import MOVE, Ids, way
+from tests.contract.gpu.machines import PATIENCE, Simulated
 from tests.interrupts import Interrupt
 
 # What is raised in a finalizer, Python swallows.
@@ -23,42 +22,31 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptio
 PATHS = ("kernel", "staged", "copy_engine", "host")
 POINTS = 6  # of each call, path and route
 
-Call = Callable[[kvplan.Executor, Pair, Any, threading.Event], Callable[[], object]]
+# Each is given an executor, a pair, a stream, and what the CPU waits for; it returns what is interrupted.
+CALLS = {
+    "at_once": lambda executor, pair, *_: lambda: executor.submit(pair.program.plan(*MOVE)),
+    "behind_a_stream": lambda executor, pair, stream, _: (
+        lambda: executor.submit(pair.program.plan(*MOVE), after=stream, priority="high")
+    ),
+    "behind_the_cpu": lambda executor, pair, _, happened: (
+        lambda: executor.submit(pair.program.plan(*MOVE), after=happened)
+    ),
+    "and_its_result": lambda executor, pair, *_: (
+        lambda: executor.submit(pair.program.plan(*MOVE), by_layer=True).result()
+    ),
+    "a_cancel": lambda executor, pair, _, happened: executor.submit(pair.program.plan(*MOVE), after=happened).cancel,
+}
 
 
-def at_once(executor: kvplan.Executor, pair: Pair, stream: Any, happened: threading.Event) -> Callable[[], object]:
-    return lambda: executor.submit(pair.program.plan(*MOVE))
-
-
-def behind_a_stream(
-    executor: kvplan.Executor, pair: Pair, stream: Any, happened: threading.Event
-) -> Callable[[], object]:  # fmt: skip
-    return lambda: executor.submit(pair.program.plan(*MOVE), after=stream, priority="high")
-
-
-def behind_the_cpu(
-    executor: kvplan.Executor, pair: Pair, stream: Any, happened: threading.Event
-) -> Callable[[], object]:  # fmt: skip
-    return lambda: executor.submit(pair.program.plan(*MOVE), after=happened)
-
-
-def and_its_result(
-    executor: kvplan.Executor, pair: Pair, stream: Any, happened: threading.Event
-) -> Callable[[], object]:  # fmt: skip
-    return lambda: executor.submit(pair.program.plan(*MOVE), by_layer=True).result()
-
-
-def a_wait(executor: kvplan.Executor, pair: Pair, stream: Any, happened: threading.Event) -> Callable[[], object]:
+def a_wait(executor, pair, stream, _):
     transfer = executor.submit(pair.program.plan(*MOVE), by_layer=True)
     return lambda: (transfer.wait_layer(0, stream), transfer.wait(stream), transfer.done(), executor.stats())
 
 
-def a_cancel(executor: kvplan.Executor, pair: Pair, stream: Any, happened: threading.Event) -> Callable[[], object]:
-    transfer = executor.submit(pair.program.plan(*MOVE), after=happened)
-    return transfer.cancel
+CALLS["a_wait"] = a_wait
 
 
-def in_time(call: Callable[[], object], why: str) -> None:
+def in_time(call, why):
     """Call something in another thread, which would block at a lock that is held."""
     thread = threading.Thread(target=call, daemon=True)
     thread.start()
@@ -66,11 +54,11 @@ def in_time(call: Callable[[], object], why: str) -> None:
     assert not thread.is_alive(), why
 
 
-def made(gpu: Machine, path: str) -> kvplan.Executor:
+def made(gpu, path):
     return gpu.executor(path, "cpu" if path == "host" else "cuda:0")
 
 
-def interrupted(gpu: Machine, path: str, route: str, call: Call, at: int) -> int:
+def interrupted(gpu, path, route, call, at):
     """Interrupt a call at a point, counted from 1; return how many points were passed."""
     executor, pair, stream, happened = made(gpu, path), way(gpu, route), gpu.stream(), threading.Event()
     if at % 2:
@@ -78,7 +66,7 @@ def interrupted(gpu: Machine, path: str, route: str, call: Call, at: int) -> int
     interrupt = Interrupt(at)
     try:
         with suppress(kvplan.TransferError):  # instead of KeyboardInterrupt, where it came into the start of a thread
-            interrupt.within(call(executor, pair, stream, happened))
+            interrupt.within(CALLS[call](executor, pair, stream, happened))
         happened.set()
         in_time(lambda: executor.submit(pair.plan(Ids([6], [6]))).synchronize(PATIENCE), "a submit hangs")
         executor.submit(pair.plan(), priority="high").synchronize(PATIENCE)
@@ -92,11 +80,11 @@ def interrupted(gpu: Machine, path: str, route: str, call: Call, at: int) -> int
 
 
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("call", [at_once, behind_a_stream, behind_the_cpu, and_its_result, a_wait, a_cancel])
-def test_the_executor_goes_on_after_an_interrupt(gpu: Machine, path: str, call: Call) -> None:
-    if path == "host" and call in (behind_a_stream, a_wait) and isinstance(gpu, Simulated):
+@pytest.mark.parametrize("call", CALLS)
+def test_the_executor_goes_on_after_an_interrupt(gpu, path, call):
+    if path == "host" and call in ("behind_a_stream", "a_wait") and isinstance(gpu, Simulated):
         pytest.skip("a simulated stream does not wait on the CPU")
-    drawn = random.Random(f"{path} {call.__name__}")
+    drawn = random.Random(f"{path} {call}")
     for route in ("host",) if path == "host" else ("load", "store"):
         points = interrupted(gpu, path, route, call, 0)
         for at in drawn.sample(range(1, points + 1), min(POINTS, points)):
@@ -104,7 +92,7 @@ def test_the_executor_goes_on_after_an_interrupt(gpu: Machine, path: str, call: 
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_close_that_is_interrupted_can_be_repeated(gpu: Machine, path: str) -> None:
+def test_a_close_that_is_interrupted_can_be_repeated(gpu, path):
     for at in random.Random(path).sample(range(1, 60), POINTS):
         executor, pair, happened = made(gpu, path), way(gpu, "host" if path == "host" else "load"), threading.Event()
         transfer = executor.submit(pair.plan(), after=happened)
@@ -116,7 +104,7 @@ def test_a_close_that_is_interrupted_can_be_repeated(gpu: Machine, path: str) ->
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_submit_of_a_signal_handler_within_a_submit_is_refused_or_arrives(gpu: Machine, path: str) -> None:
+def test_a_submit_of_a_signal_handler_within_a_submit_is_refused_or_arrives(gpu, path):
     points, refused, drawn = 0, 0, random.Random(path)
     for at in (0, *range(POINTS)):
         route, executor, flying = "host" if path == "host" else "load", made(gpu, path), list[Any]()
@@ -144,8 +132,8 @@ def test_a_submit_of_a_signal_handler_within_a_submit_is_refused_or_arrives(gpu:
         other.check()
 
 
-def test_an_interrupt_within_the_start_of_the_thread(gpu: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    executor, pair, happened = gpu.executor("kernel"), way(gpu, "load"), threading.Event()
+def test_an_interrupt_within_the_start_of_the_thread(gpu, monkeypatch, pair, happened):
+    executor = gpu.executor("kernel")
     start, interrupted = threading.Thread.start, []
 
     def starts(thread: threading.Thread) -> None:
@@ -160,5 +148,5 @@ def test_an_interrupt_within_the_start_of_the_thread(gpu: Machine, monkeypatch: 
     flying = [executor.submit(pair.plan(Ids([k % 9], [k % 9])), after=happened) for k in range(40)]
     happened.set()
     for transfer in flying:
-        transfer.synchronize(2.0)
+        transfer.synchronize(PATIENCE)
     pair.check()

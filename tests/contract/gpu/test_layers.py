@@ -6,40 +6,29 @@ import numpy as np
 import pytest
 
 import kvplan
-from tests.contract.gpu.caches import (
-    CACHE,
-    DEVICE_NOTATION,
-    PAGE_FIRST,
-    Ids,
-    Paged,
-    assert_same_bytes,
-    both_ways,
-    every_path,
-    way,
-)
-from tests.contract.gpu.machines import PATIENCE, Machine
+from tests.contract.gpu.caches import Ids, assert_same_bytes, both_ways, each_way, every_path, forms, way
+from tests.contract.gpu.machines import PATIENCE
 
 LAYERS = range(7, 13)  # their global numbers
 # 48 MiB: long enough that a transfer is cut into groups of layers.
-LONG = Paged(DEVICE_NOTATION, layer=6, block=34, dim=1 << 16), Paged(PAGE_FIRST, layer=6, block=34, dim=1 << 16)
-SHORT = Paged(DEVICE_NOTATION, layer=6, dim=256, padded=True), Paged(PAGE_FIRST, layer=6, dim=256)
+LONG, SHORT = forms(layer=6, block=34, dim=1 << 16, padded=False), forms(layer=6, dim=256)
 SOME = Ids([3, 1, 8], [0, 7, 2])
 FORMS = {"long": (*LONG, Ids(range(32), range(33, 1, -1))), "short": (*SHORT, SOME)}
 
 
 @every_path
 @pytest.mark.parametrize(("form", "joined"), [("long", False), ("short", False), ("long", True)])
-def test_a_stream_that_waits_for_a_layer_reads_that_layer(gpu: Machine, path: str, form: str, joined: bool) -> None:
+def test_a_stream_that_waits_for_a_layer_reads_that_layer(gpu, executor, stream, form, joined):
     cache, pool, ids = FORMS[form]
-    executor, pair, producer = gpu.executor(path), way(gpu, "load", cache, pool, layer_start=LAYERS[0]), gpu.stream()
+    pair = way(gpu, "load", cache, pool, layer_start=LAYERS[0])
     other = way(gpu, "load", *SHORT, layer_start=LAYERS[0], seed=9)
     for each in (pair, other):
         each.warm(executor, by_layer=True)
     consumers, fresh = [gpu.stream() for _ in LAYERS], pair.fresh(3)
     seen = [gpu.place(np.zeros(root.nbytes, np.uint8), "cuda:0") for root in pair.targets]
-    pair.renew(producer, fresh)
+    pair.renew(stream, fresh)
     plan = kvplan.join([pair.plan(ids), other.plan(SOME)]) if joined else pair.plan(ids)
-    transfer = executor.submit(plan, after=producer, by_layer=True)
+    transfer = executor.submit(plan, after=stream, by_layer=True)
     for layer, consumer, copy, target in zip(LAYERS, consumers, seen, pair.targets, strict=True):
         transfer.wait_layer(layer, consumer)
         gpu.copy(consumer, copy, target)
@@ -55,7 +44,7 @@ def test_a_stream_that_waits_for_a_layer_reads_that_layer(gpu: Machine, path: st
 
 
 @both_ways
-def test_layers_through_a_ring_that_is_used_again_and_again(gpu: Machine, route: str) -> None:
+def test_layers_through_a_ring_that_is_used_again_and_again(gpu, route):
     cache, pool, ids = FORMS["long"]
     executor, pair = gpu.executor("staged", staging_bytes=4 << 20), way(gpu, route, cache, pool)
     transfer = executor.submit(pair.plan(ids if route == "load" else ids.back), by_layer=True)
@@ -64,29 +53,22 @@ def test_layers_through_a_ring_that_is_used_again_and_again(gpu: Machine, route:
     pair.check()
 
 
-@every_path
-@both_ways
-def test_a_whole_transfer_can_be_waited_for_by_layer_and_no_other_layer_can(
-    gpu: Machine, path: str, route: str
-) -> None:  # fmt: skip
-    executor, pair, consumer = gpu.executor(path), way(gpu, route, *SHORT, layer_start=LAYERS[0]), gpu.stream()
-    seen = [gpu.place(np.zeros(root.nbytes, np.uint8), "cuda:0") for root in pair.targets]
-    transfer = executor.submit(pair.plan())
-    transfer.wait_layer(LAYERS[2], consumer)
-    for copy, target in zip(seen, pair.targets, strict=True):
-        gpu.copy(consumer, copy, target)
-    gpu.finish(consumer)
-    assert_same_bytes([copy.bytes() for copy in seen], pair.dst_bytes)
+@each_way
+def test_a_whole_transfer_can_be_waited_for_by_layer_and_no_other_layer_can(gpu, route, executor, stream):
+    pair = way(gpu, route, *SHORT, layer_start=LAYERS[0])
+    reader, transfer = pair.reader(stream), executor.submit(pair.plan())
+    transfer.wait_layer(LAYERS[2], stream)
+    reader.read().check()
     for layer in (0, 6, 13, -1):
         with pytest.raises(kvplan.LayoutError, match=f"layer {layer}"):
-            transfer.wait_layer(layer, consumer)
+            transfer.wait_layer(layer, stream)
     pair.check()
 
 
 @every_path
 @pytest.mark.parametrize("groups", [None, 2])
-def test_a_store_reads_each_layer_after_the_stream_that_writes_it(gpu: Machine, path: str, groups: int | None) -> None:
-    executor, pair, stream = gpu.executor(path), way(gpu, "store", *SHORT, layer_start=LAYERS[0]), gpu.stream()
+def test_a_store_reads_each_layer_after_the_stream_that_writes_it(gpu, groups, executor, stream):
+    pair = way(gpu, "store", *SHORT, layer_start=LAYERS[0])
     for seed in range(gpu.rounds):
         fresh = pair.fresh(seed)
         for root, new in zip(pair.src_bytes, fresh, strict=True):
@@ -102,37 +84,18 @@ def test_a_store_reads_each_layer_after_the_stream_that_writes_it(gpu: Machine, 
         pair.check()
 
 
-def test_a_store_by_layers_says_which_layers_are_missing(gpu: Machine) -> None:
-    executor, pair, stream = gpu.executor("kernel"), way(gpu, "store", *SHORT, layer_start=LAYERS[0]), gpu.stream()
+def test_a_store_by_layers_says_which_layers_are_missing(gpu, stream):
+    executor, pair = gpu.executor("kernel"), way(gpu, "store", *SHORT, layer_start=LAYERS[0])
     layers = executor.begin(pair.plan())
     for layer in (12, 8, 7):  # in any order
         layers.submit(layer)
     assert layers.missing == (9, 10, 11)
-    with pytest.raises(kvplan.KVPlanError, match="submitted before"):
-        layers.submit(8)
-    with pytest.raises(kvplan.LayoutError, match="layer 13"):
-        layers.submit(13)
-    for ask in (layers.synchronize, layers.result, lambda: layers.wait(stream), lambda: layers.wait_layer(9, stream)):
+    for ask in (lambda: layers.wait(stream), lambda: layers.wait_layer(9, stream)):
         with pytest.raises(kvplan.TransferError, match="not submitted"):
             ask()
     assert not layers.cancel()
     for layer in layers.missing:
         layers.submit(layer)
     layers.synchronize(PATIENCE)
-    pair.check()
-    unused = executor.begin(pair.program.plan([0], [0]))
-    assert unused.cancel()
-    with pytest.raises(kvplan.TransferError, match="cancelled"):
-        unused.submit(LAYERS[0])
-    pair.check()
-
-
-def test_what_begin_refuses(gpu: Machine) -> None:
-    executor, pair = gpu.executor(), way(gpu, "store", CACHE)
-    plan = pair.program.plan([0], [0])
-    for arguments, more, words in (
-        ((3,), {}, "plan is a int"), ((plan,), {"groups": 0}, "groups"), ((plan,), {"priority": "low"}, "priority"),
-    ):  # fmt: skip
-        with pytest.raises(kvplan.KVPlanError, match=words):
-            executor.begin(*arguments, **more)
+    assert executor.begin(pair.program.plan([0], [0])).cancel()
     pair.check()

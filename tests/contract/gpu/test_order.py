@@ -6,62 +6,43 @@ Streams work late: a wait that is missing shows as old bytes where new ones are 
 from __future__ import annotations
 
 import threading
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 import kvplan
-from tests.contract.gpu.caches import (
-    DEVICE_NOTATION,
-    MOVE,
-    PAGE_FIRST,
-    Ids,
-    Paged,
-    assert_same_bytes,
-    both_ways,
-    every_path,
-    way,
-)
-from tests.contract.gpu.machines import PATIENCE, Machine, Real
+from tests.contract.gpu.caches import MOVE, Ids, each_way, every_path, forms, way
+from tests.contract.gpu.machines import PATIENCE, Real
 
 awaited = pytest.mark.parametrize("kind", ["stream", "event"])
 
 
-def after_of(gpu: Machine, stream: Any, kind: str) -> Any:
+def after_of(gpu, stream, kind):
     return stream if kind == "stream" else gpu.event(stream)
 
 
-@every_path
-@both_ways
+@each_way
 @awaited
-def test_it_reads_what_a_stream_has_written(gpu: Machine, path: str, route: str, kind: str) -> None:
-    executor, pair, stream = gpu.executor(path), way(gpu, route), gpu.stream()
+def test_it_reads_what_a_stream_has_written(gpu, executor, pair, stream, kind):
     for seed in range(gpu.rounds):
         pair.renew(stream, pair.fresh(seed))
         executor.submit(pair.plan(), after=after_of(gpu, stream, kind)).synchronize(PATIENCE)
         pair.check()
 
 
-@every_path
-@both_ways
-def test_it_writes_after_a_stream_has_read(gpu: Machine, path: str, route: str) -> None:
-    executor, pair, stream = gpu.executor(path), way(gpu, route), gpu.stream()
+@each_way
+def test_it_writes_after_a_stream_has_read(gpu, executor, pair, stream):
     for seed in range(gpu.rounds):
-        seen = [gpu.place(np.zeros(root.nbytes, np.uint8), "cuda:0") for root in pair.targets]
-        before = [root.copy() for root in pair.dst_bytes]
-        for copy, target in zip(seen, pair.targets, strict=True):
-            gpu.copy(stream, copy, target)
+        before = pair.reader(stream).read()
         executor.submit(pair.plan(Ids([seed, 8], [5, seed % 4])), after=stream).synchronize(PATIENCE)
-        assert_same_bytes([copy.bytes() for copy in seen], before)
+        before.check()
         pair.check()
 
 
-@every_path
-@both_ways
+@each_way
 @awaited
-def test_a_submit_returns_while_it_waits(gpu: Machine, path: str, route: str, kind: str) -> None:
-    executor, pair, stream = gpu.executor(path), way(gpu, route), gpu.stream()
+def test_a_submit_returns_while_it_waits(gpu, executor, pair, stream, kind):
     pair.warm(executor)
     fresh = pair.fresh(1)
     with gpu.hold(stream) as gate:
@@ -76,56 +57,47 @@ def test_a_submit_returns_while_it_waits(gpu: Machine, path: str, route: str, ki
     pair.check()
 
 
-@every_path
-@both_ways
+@each_way
 @pytest.mark.parametrize("waits_on", ["stream", "host"])
-def test_a_stream_that_waits_for_it_reads_and_overwrites_afterwards(
-    gpu: Machine, path: str, route: str, waits_on: str
-) -> None:  # fmt: skip
+def test_a_stream_that_waits_for_it_reads_and_overwrites_afterwards(gpu, executor, pair, stream, happened, waits_on):
     """The consumer is told to wait while the producer has not even begun, and the CPU waits for neither."""
-    executor, pair = gpu.executor(path), way(gpu, route)
-    producer, consumer, happened = gpu.stream(), gpu.stream(), threading.Event()
+    consumer = gpu.stream()
     pair.warm(executor)
     for seed in range(gpu.rounds):
-        seen = [gpu.place(np.zeros(root.nbytes, np.uint8), "cuda:0") for root in pair.targets]
-        fresh, junk = pair.fresh(seed), pair.fresh(seed + 100)
-        with gpu.hold(producer) as gate:
-            pair.renew(producer, fresh)
-            transfer = executor.submit(pair.plan(), after=producer)
+        reader, fresh, junk = pair.reader(consumer), pair.fresh(seed), pair.fresh(seed + 100)
+        with gpu.hold(stream) as gate:
+            pair.renew(stream, fresh)
+            transfer = executor.submit(pair.plan(), after=stream)
             if waits_on == "host":  # one that waits for the CPU is behind it
                 second = executor.submit(pair.plan(Ids([6], [1])), after=happened)
                 opener = threading.Timer(0.02, lambda: (gate.open(), happened.set()))
                 opener.start()
                 second.wait(consumer)
             transfer.wait(consumer)
-            for copy, target in zip(seen, pair.targets, strict=True):
-                gpu.copy(consumer, copy, target)
-            moved = [root.copy() for root in pair.dst_bytes]
+            reader.read()
             pair.renew(consumer, junk)
             gate.open()
-            gpu.finish(consumer)
+            reader.check()
         if waits_on == "host":
             opener.join()
             second.synchronize(PATIENCE)
         happened.clear()
-        assert_same_bytes([copy.bytes() for copy in seen], moved)
         pair.check()
 
 
 @every_path
 @pytest.mark.parametrize("other", [False, True], ids=["one executor", "two executors"])
-def test_a_load_comes_after_the_store_that_it_names(gpu: Machine, path: str, other: bool) -> None:
-    one = gpu.executor(path)
-    two = gpu.executor("kernel" if path == "auto" else path) if other else one
-    store, stream = way(gpu, "store"), gpu.stream()
+def test_a_load_comes_after_the_store_that_it_names(gpu, path, executor, stream, other):
+    two = gpu.executor("kernel" if path == "auto" else path) if other else executor
+    store = way(gpu, "store")
     there = way(gpu, "load", seed=5).behind(store)
-    store.warm(one)
+    store.warm(executor)
     there.warm(two)
     for seed in range(gpu.rounds):
         fresh = store.fresh(seed)
         with gpu.hold(stream) as gate:
             store.renew(stream, fresh)
-            first = one.submit(store.plan(Ids([5, 6, 7], [1, 2, 3])), after=stream)
+            first = executor.submit(store.plan(Ids([5, 6, 7], [1, 2, 3])), after=stream)
             second = two.submit(there.plan(Ids([3, 2, 1], [8, 0, seed + 2])), after=first)
             assert not first.done()
             assert not second.done()
@@ -137,9 +109,8 @@ def test_a_load_comes_after_the_store_that_it_names(gpu: Machine, path: str, oth
 
 
 @pytest.mark.parametrize("pageable", [0, 1])
-def test_order_holds_between_paths(gpu: Machine, pageable: int) -> None:
+def test_order_holds_between_paths(gpu, executor, stream, pageable):
     """Pageable and pinned memory are moved by different paths, here into the same blocks of a cache."""
-    executor, stream = gpu.executor(), gpu.stream()
     pinned, other = way(gpu, "load"), way(gpu, "pageable load", seed=5)
     other.targets, other.dst_bytes = pinned.targets, pinned.dst_bytes
     other.layouts = other.layouts[0], pinned.layouts[1]
@@ -158,34 +129,29 @@ def test_order_holds_between_paths(gpu: Machine, pageable: int) -> None:
 
 
 @every_path
-def test_long_transfers_that_name_each_other(gpu: Machine, path: str) -> None:
+def test_long_transfers_that_name_each_other(gpu, path, stream):
     """Some need hundreds of calls of the driver, which another thread makes, late."""
-    cache, pool = Paged(DEVICE_NOTATION, block=60, dim=16, padded=True), Paged(PAGE_FIRST, block=60, dim=16)
-    executors, rng, consumer = [gpu.executor(path), gpu.executor(path)], np.random.default_rng(3), gpu.stream()
+    cache, pool = forms(block=60, dim=16)
+    executors, rng = [gpu.executor(path), gpu.executor(path)], np.random.default_rng(3)
     store = way(gpu, "store", cache, pool)
     load = way(gpu, "load", cache, pool, seed=5).behind(store)
-    stream, seen = gpu.stream(), [gpu.place(root, "cuda:0") for root in load.dst_bytes]
+    reader = load.reader(gpu.stream())
     for seed in range(gpu.rounds):
         store.renew(stream, store.fresh(seed))
-        last: Any = stream
+        last = stream
         for turn, pair in enumerate((store, load, store, load)):
             ids = Ids(*(rng.permutation(60)[:50].tolist() for _ in range(2)))
             priority = ("normal", "high")[int(rng.integers(2))]
             last = executors[turn // 2].submit(pair.plan(ids), after=last, priority=priority)
-        last.wait(consumer)
-        for copy, target in zip(seen, load.targets, strict=True):
-            gpu.copy(consumer, copy, target)
-        gpu.finish(consumer)
-        assert_same_bytes([copy.bytes() for copy in seen], load.dst_bytes)
+        last.wait(reader.stream)
+        reader.read().check()
     for pair in (store, load):
         pair.check()
 
 
-@every_path
-@both_ways
-def test_after_may_be_anything_with_a_wait(gpu: Machine, path: str, route: str) -> None:
+@each_way
+def test_after_may_be_anything_with_a_wait(executor, pair, happened):
     """Such as a ``threading.Event``. A transfer that waits on the CPU delays those behind it."""
-    executor, pair, happened = gpu.executor(path), way(gpu, route), threading.Event()
     first = executor.submit(pair.plan(), after=happened)
     second = executor.submit(pair.plan(Ids([7], [MOVE.dst[0]])))  # onto a block of the first
     with pytest.raises(kvplan.TransferError):
@@ -197,13 +163,12 @@ def test_after_may_be_anything_with_a_wait(gpu: Machine, path: str, route: str) 
     pair.check()
 
 
-@every_path
-@both_ways
+@each_way
 @awaited
 def test_behind_one_that_waits_on_the_cpu_it_waits_for_what_was_there_at_its_submit(
-    gpu: Machine, path: str, route: str, kind: str
-) -> None:  # fmt: skip
-    executor, pair, other, stream = gpu.executor(path), way(gpu, route), way(gpu, route, seed=9), gpu.stream()
+    gpu, executor, pair, stream, route, kind
+):
+    other = way(gpu, route, seed=9)
     for seed in range(gpu.rounds):
         happened = threading.Event()
         executor.submit(other.plan(), after=happened)
@@ -215,13 +180,11 @@ def test_behind_one_that_waits_on_the_cpu_it_waits_for_what_was_there_at_its_sub
     other.check()
 
 
-@every_path
-@both_ways
-def test_transfers_of_one_direction_land_in_the_order_of_their_submits(gpu: Machine, path: str, route: str) -> None:
-    executor, pair, stream, rng = gpu.executor(path), way(gpu, route), gpu.stream(), np.random.default_rng(7)
+@each_way
+def test_transfers_of_one_direction_land_in_the_order_of_their_submits(gpu, executor, pair, stream):
     pair.warm(executor)
+    rng, flying = np.random.default_rng(7), []
     with gpu.hold(stream) as gate:
-        flying = []
         for k in range(48):
             count = int(rng.integers(1, 6))
             ids = Ids(rng.integers(0, 9, count), rng.permutation(9)[:count])
@@ -233,28 +196,24 @@ def test_transfers_of_one_direction_land_in_the_order_of_their_submits(gpu: Mach
     pair.check()
 
 
-@every_path
-@both_ways
-def test_the_other_direction_does_not_wait(gpu: Machine, path: str, route: str) -> None:
-    executor, stream = gpu.executor(path), gpu.stream()
-    held, free = way(gpu, route), way(gpu, "load" if route == "store" else "store", seed=9)
-    held.warm(executor)
+@each_way
+def test_the_other_direction_does_not_wait(gpu, executor, pair, stream, route):
+    free = way(gpu, "load" if route == "store" else "store", seed=9)
+    pair.warm(executor)
     free.warm(executor)
     with gpu.hold(stream) as gate:
-        first = executor.submit(held.plan(), after=stream)
+        first = executor.submit(pair.plan(), after=stream)
         executor.submit(free.plan()).synchronize(PATIENCE)
         assert not first.done()
         free.check()
         gate.open()
         first.synchronize(PATIENCE)
-    held.check()
+    pair.check()
 
 
-@every_path
-@both_ways
+@each_way
 @pytest.mark.parametrize("waits_on", ["stream", "host"])
-def test_high_priority_overtakes_what_has_not_begun(gpu: Machine, path: str, route: str, waits_on: str) -> None:
-    executor, pair, stream, happened = gpu.executor(path), way(gpu, route), gpu.stream(), threading.Event()
+def test_high_priority_overtakes_what_has_not_begun(gpu, executor, pair, stream, happened, waits_on):
     pair.warm(executor)
     executor.submit(pair.plan(Ids([2], [2])), priority="high").synchronize(PATIENCE)
     with gpu.hold(stream) as gate:
@@ -269,10 +228,8 @@ def test_high_priority_overtakes_what_has_not_begun(gpu: Machine, path: str, rou
     pair.check()
 
 
-@every_path
-@both_ways
-def test_order_between_priorities_is_by_after(gpu: Machine, path: str, route: str) -> None:
-    executor, pair, stream = gpu.executor(path), way(gpu, route), gpu.stream()
+@each_way
+def test_order_between_priorities_is_by_after(gpu, executor, pair, stream):
     for seed in range(gpu.rounds):
         pair.renew(stream, pair.fresh(seed))
         first = executor.submit(pair.plan(Ids([3, seed], [0, 1])), after=stream)
@@ -281,10 +238,8 @@ def test_order_between_priorities_is_by_after(gpu: Machine, path: str, route: st
         pair.check()
 
 
-@every_path
-@both_ways
-def test_what_has_not_begun_can_be_cancelled(gpu: Machine, path: str, route: str) -> None:
-    executor, pair, happened = gpu.executor(path), way(gpu, route), threading.Event()
+@each_way
+def test_what_has_not_begun_can_be_cancelled(executor, pair, happened):
     held = executor.submit(pair.program.plan([3], [0]), after=happened)
     named = executor.submit(pair.program.plan([4], [0]), after=held)
     behind = executor.submit(pair.plan(Ids([2], [6])))
@@ -300,71 +255,50 @@ def test_what_has_not_begun_can_be_cancelled(gpu: Machine, path: str, route: str
 
 
 @every_path
-def test_threads_submit_at_once_in_both_directions(gpu: Machine, path: str) -> None:
-    executor, pairs = gpu.executor(path), [way(gpu, ("load", "store")[k % 2], seed=k) for k in range(4)]
+def test_threads_submit_at_once_in_both_directions(gpu, executor):
+    pairs = [way(gpu, ("load", "store")[k % 2], seed=k) for k in range(4)]
     plans = [[pair.plan(Ids([k, k + 1], [7 - k, 8 - k])) for k in range(8)] for pair in pairs]
-    failed: list[BaseException] = []
 
-    def work(mine: list[kvplan.Plan]) -> None:
-        try:
-            for _ in range(4):
-                flying = [executor.submit(plan) for plan in mine]
-                for transfer in flying:
-                    assert transfer.result().nbytes == transfer.plan.nbytes
-        except BaseException as error:  # raised below, in the test's own thread
-            failed.append(error)
+    def work(mine):
+        for _ in range(4):
+            for transfer in [executor.submit(plan) for plan in mine]:
+                assert transfer.result().nbytes == transfer.plan.nbytes
 
-    threads = [threading.Thread(target=work, args=(mine,)) for mine in plans]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failed:
-        raise failed[0]
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(work, plans))
     for pair in pairs:
         pair.check()
 
 
 @pytest.mark.parametrize("path", ["kernel", "copy_engine", "auto"])
 @pytest.mark.parametrize("route", ["push", "pull"])
-def test_streams_of_either_gpu_are_waited_for_and_wait(two_gpus: Machine, path: str, route: str) -> None:
-    gpu, pair = two_gpus, way(two_gpus, route)
-    executor, producer, consumer = gpu.executor(path), gpu.stream(pair.places[0]), gpu.stream(pair.places[1])
-    for seed in range(gpu.rounds):
-        fresh = pair.fresh(seed)
-        seen = [gpu.place(np.zeros(root.nbytes, np.uint8), pair.places[1]) for root in pair.targets]
+def test_streams_of_either_gpu_are_waited_for_and_wait(two_gpus, executor, pair):
+    producer, consumer = two_gpus.stream(pair.places[0]), two_gpus.stream(pair.places[1])
+    for seed in range(two_gpus.rounds):
+        fresh, reader = pair.fresh(seed), pair.reader(consumer, pair.places[1])
         pair.renew(producer, fresh)
         transfer = executor.submit(pair.plan(), after=producer)
         transfer.wait(consumer)
-        for copy, target in zip(seen, pair.targets, strict=True):
-            gpu.copy(consumer, copy, target)
-        gpu.finish(consumer)
-        assert_same_bytes([copy.bytes() for copy in seen], pair.dst_bytes)
+        reader.read().check()
         pair.check()
 
 
 @every_path
-def test_by_default_torch_s_current_stream_waits(gpu: Machine, path: str) -> None:
+def test_by_default_torch_s_current_stream_waits(gpu, executor, pair, stream):
     if not isinstance(gpu, Real):
         pytest.skip("torch has no stream of a simulated GPU")
     import torch
 
-    executor, pair, producer, consumer = gpu.executor(path), way(gpu, "load"), gpu.stream(), gpu.stream()
     pair.warm(executor)
-    fresh = pair.fresh(1)
-    seen = [gpu.place(np.zeros(root.nbytes, np.uint8), "cuda:0") for root in pair.targets]
-    for copy, target in zip(seen, pair.targets, strict=True):
-        gpu.copy(consumer, copy, target)  # torch loads its kernel now: it cannot while a stream is held up
-    gpu.finish(consumer)
-    with gpu.hold(producer) as gate:
-        pair.renew(producer, fresh)
-        transfer = executor.submit(pair.plan(), after=producer)
-        with torch.cuda.stream(consumer):
+    fresh, reader = pair.fresh(1), pair.reader(gpu.stream())
+    reader.read().check()  # torch loads its kernel now: it cannot while a stream is held up
+    with gpu.hold(stream) as gate:
+        pair.renew(stream, fresh)
+        transfer = executor.submit(pair.plan(), after=stream)
+        with torch.cuda.stream(reader.stream):
             transfer.wait()
-        for copy, target in zip(seen, pair.targets, strict=True):
-            gpu.copy(consumer, copy, target)
-        assert not gpu.event(consumer).query()
+        reader.read()
+        assert not gpu.event(reader.stream).query()
         gate.open()
-        gpu.finish(consumer)
-    assert_same_bytes([copy.bytes() for copy in seen], pair.dst_bytes)
+        reader.check()
     pair.check()

@@ -1,35 +1,29 @@
-"""Promises of an executor beside those of order, layers and errors: the caller's streams, memory, choices, forks."""
+"""Promises beside those of order, layers and errors: the caller's streams, memory, choices, forks; results and sums."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
-import threading
 
 import numpy as np
 import pytest
 
 import kvplan
-from kvplan.errors import PathError
-from tests.contract.gpu.caches import DEVICE_NOTATION, MOVE, PAGE_FIRST, Ids, Paged, both_ways, every_path, way
+from tests.contract.gpu.caches import MOVE, SERVED, Ids, both_ways, each_way, every_path, forms, way
 from tests.contract.gpu.favouring import drawn, favouring
-from tests.contract.gpu.machines import PATIENCE, Machine, Simulated
+from tests.contract.gpu.machines import PATIENCE, Simulated
 
+LONG = forms(block=60, dim=16)  # hundreds of calls
+COPIES = {"cuMemcpyAsync", "cuMemcpyBatchAsync", "cuMemcpy2DAsync_v2"}
 PATHS = ("kernel", "staged", "copy_engine", "copy_engine_2d")
-
-
-def opened(gpu: Machine, **more: object) -> kvplan.Executor:
-    made = kvplan.Executor("cuda:0", **more)
-    gpu.executors.append(made)
-    return made
 
 
 @both_ways
 @pytest.mark.parametrize("path", ["kernel", "staged"])
 @pytest.mark.parametrize("by_layer", [False, True])
-def test_kernels_run_on_the_stream_that_the_caller_lends(gpu: Machine, path: str, route: str, by_layer: bool) -> None:
-    lent, pair, asked = gpu.stream(), way(gpu, route), list[None]()
-    executor = opened(gpu, policy=kvplan.Policy(path=path), kernel_stream=lambda: (asked.append(None), lent)[1])
+def test_kernels_run_on_the_stream_that_the_caller_lends(gpu, path, by_layer, pair):
+    lent, asked = gpu.stream(), list[None]()
+    executor = gpu.executor(path, kernel_stream=lambda: (asked.append(None), lent)[1])
     assert not asked, "it is asked for by the first kernel"
     pair.warm(executor)
     with gpu.hold(lent) as gate:
@@ -43,12 +37,10 @@ def test_kernels_run_on_the_stream_that_the_caller_lends(gpu: Machine, path: str
     gpu.finish(lent)  # it is the caller's, and stays
 
 
-def test_a_function_that_returns_no_stream(gpu: Machine) -> None:
-    returned: list[object] = [7]
-    pair, executor = way(gpu, "load"), opened(
-        gpu, policy=kvplan.Policy(path="kernel"), kernel_stream=lambda: returned[0]
-    )  # fmt: skip
-    with pytest.raises(PathError, match="the function kernel_stream returned 7"):
+def test_a_function_that_returns_no_stream(gpu, pair):
+    returned = [7]
+    executor = gpu.executor("kernel", kernel_stream=lambda: returned[0])
+    with pytest.raises(kvplan.PathError, match="the function kernel_stream returned 7"):
         executor.submit(pair.program.plan(*MOVE))
     returned[0] = None
     executor.submit(pair.plan()).synchronize(PATIENCE)
@@ -56,12 +48,11 @@ def test_a_function_that_returns_no_stream(gpu: Machine) -> None:
 
 
 @every_path
-def test_many_submits_take_no_more_memory_than_the_first(simulated: Simulated, path: str) -> None:
+def test_many_submits_take_no_more_memory_than_the_first(simulated, executor, pair):
     """Also of a caller that asks for no result."""
-    executor, pair = simulated.executor(path), way(simulated, "load")
     plan = pair.plan()
 
-    def held() -> dict[str, int]:
+    def held():
         for k in range(100):
             transfer = executor.submit(plan)
             if k % 20 == 19:
@@ -78,7 +69,7 @@ def test_many_submits_take_no_more_memory_than_the_first(simulated: Simulated, p
 
 @both_ways
 @pytest.mark.parametrize("most", [11 << 19, 5_500_000, 9 << 18])
-def test_a_ring_takes_no_byte_more_than_the_policy_allows(simulated: Simulated, route: str, most: int) -> None:
+def test_a_ring_takes_no_byte_more_than_the_policy_allows(simulated, route, most):
     executors = [simulated.executor("kernel"), simulated.executor("staged", staging_bytes=most)]
     held = [0]
     for executor in executors:
@@ -90,61 +81,41 @@ def test_a_ring_takes_no_byte_more_than_the_policy_allows(simulated: Simulated, 
     assert held[2] - held[1] <= most + held[1] + slack
 
 
-def test_a_block_larger_than_the_ring_is_refused_and_named(gpu: Machine) -> None:
-    pair = way(gpu, "load", Paged(DEVICE_NOTATION, dim=96, padded=True), Paged(PAGE_FIRST, token=6, dim=96))
-    with pytest.raises(PathError, match=r"staging_bytes is 1024; a block here takes \d+ bytes of the ring"):
+def test_a_block_larger_than_the_ring_is_refused_and_named(gpu):
+    pair = way(gpu, "load", forms(dim=96)[0], forms(dim=96, token=6)[1])
+    with pytest.raises(kvplan.PathError, match=r"staging_bytes is 1024; a block here takes \d+ bytes of the ring"):
         gpu.executor("staged", staging_bytes=1024).submit(pair.program.plan([1], [2, 4, 5]))
-    candidates = opened(
-        gpu, policy=kvplan.Policy(staging_bytes=1024), profile=favouring("staged")
-    ).candidates(pair.program.plan([1], [2, 4, 5]))  # fmt: skip
+    executor = gpu.executor(staging_bytes=1024, profile=favouring("staged"))
+    candidates = executor.candidates(pair.program.plan([1], [2, 4, 5]))
     assert [bool(each.refused) for each in candidates] == [False, False, False, True]
     assert "staging_bytes is 1024" in candidates[-1].refused
 
 
 @both_ways
-def test_the_path_depends_on_the_number_of_blocks(gpu: Machine, route: str) -> None:
-    pair, taken = way(gpu, route), set()
-    for seed in range(12):
-        executor, paths = opened(gpu, profile=drawn(seed)), []
-        for count in range(1, 9):
-            plan = pair.plan(Ids(range(count), range(count)))
-            first, result = executor.candidates(plan)[0], executor.submit(plan).result()
-            assert (result.path, result.predicted) == (first.path, pytest.approx(first.seconds))
-            paths.append(result.path)
-        taken.add(len(set(paths)))
-    assert max(taken) > 1, "some profile changes the path"
-    pair.check()
-
-
-@both_ways
-@pytest.mark.parametrize("path", PATHS)
-def test_auto_takes_the_path_that_the_profile_makes_the_cheapest(gpu: Machine, path: str, route: str) -> None:
-    pair, executor = way(gpu, route), opened(gpu, profile=favouring(path))
-    for ids in (MOVE, MOVE, Ids([3], [1])):
-        plan = pair.plan(ids)
-        first, result = executor.candidates(plan)[0], executor.submit(plan).result()
-        assert (result.path, result.predicted) == (first.path, first.seconds) == (path, first.seconds)
-    pair.check()
-
-
-@both_ways
 @pytest.mark.parametrize("by_layer", [False, True])
-def test_every_choice_is_the_choice_of_the_model(gpu: Machine, route: str, by_layer: bool) -> None:
-    notation, rng = "layer block kv token head dim", np.random.default_rng(1)
-    pair = way(gpu, route, Paged(notation, block=64, dim=256), Paged(notation, block=64, dim=256))
-    executor = opened(gpu)
-    for _ in range(24):
-        count, first = int(rng.integers(1, 48)), int(rng.integers(0, 16))
-        rising = np.arange(first, first + count)
-        ids = [rising if rng.random() < 0.5 else rng.permutation(64)[:count] for _ in range(2)]
-        plan = pair.plan(Ids(*(each.tolist() for each in ids)))
-        best = executor.candidates(plan, by_layer=by_layer)[0]
-        assert executor.submit(plan, by_layer=by_layer).result().path == best.path
+@pytest.mark.parametrize("own", [*PATHS, "drawn", None])
+def test_auto_takes_the_first_candidate_of_the_model(gpu, route, by_layer, own):
+    """A profile may make one path the cheapest, or another for each number of blocks, or be the machine's own."""
+    notation, rng, taken = "layer block kv token head dim", np.random.default_rng(1), set()
+    pair = way(gpu, route, *forms(notation, notation, padded=False, block=64, dim=256))
+    for seed in range(8 if own == "drawn" else 1):
+        executor = gpu.executor(profile=drawn(seed) if own == "drawn" else own and favouring(own))
+        for count in (1, 2, 5, 9, 24, 47):
+            first = int(rng.integers(0, 16))
+            rising = np.arange(first, first + count)
+            ids = [rising if rng.random() < 0.5 else rng.permutation(64)[:count] for _ in range(2)]
+            plan = pair.plan(Ids(*(each.tolist() for each in ids)))
+            best = executor.candidates(plan, by_layer=by_layer)[0]
+            result = executor.submit(plan, by_layer=by_layer).result()
+            assert (result.path, result.predicted) == (best.path, pytest.approx(best.seconds))
+            assert own in (None, "drawn", result.path)
+            taken.add(result.path)
+    assert len(taken) > 1 or own != "drawn", "some profile changes the path"
     pair.check()
 
 
-def test_pageable_memory_is_looked_at_again_once_it_is_pinned(simulated: Simulated) -> None:
-    pair, executor = way(simulated, "pageable load"), opened(simulated, profile=favouring("kernel"))
+def test_pageable_memory_is_looked_at_again_once_it_is_pinned(simulated):
+    pair, executor = way(simulated, "pageable load"), simulated.executor(profile=favouring("kernel"))
     assert executor.submit(pair.plan()).result().path == "copy_engine"
     for memory in pair.sources:
         simulated.driver.pin(memory.root)
@@ -152,14 +123,10 @@ def test_pageable_memory_is_looked_at_again_once_it_is_pinned(simulated: Simulat
     pair.check()
 
 
-@every_path
-@both_ways
+@each_way
 @pytest.mark.parametrize("late", [False, True])
-def test_an_event_counts_as_it_was_recorded_at_the_submit(
-    simulated: Simulated, path: str, route: str, late: bool
-) -> None:  # fmt: skip
+def test_an_event_counts_as_it_was_recorded_at_the_submit(simulated, route, late, executor, pair, happened):
     """However late the transfer is issued, and whatever its owner records on the event since."""
-    executor, pair, happened = simulated.executor(path), way(simulated, route), threading.Event()
     producer, other = simulated.stream(), simulated.stream()
     pair.warm(executor)
     if late:
@@ -175,9 +142,7 @@ def test_an_event_counts_as_it_was_recorded_at_the_submit(
 
 
 @every_path
-def test_an_after_may_close_the_executor(gpu: Machine, path: str) -> None:
-    executor, pair = gpu.executor(path), way(gpu, "load")
-
+def test_an_after_may_close_the_executor(executor, pair):
     class Closes:
         def synchronize(self) -> None:
             executor.close()
@@ -189,13 +154,9 @@ def test_an_after_may_close_the_executor(gpu: Machine, path: str) -> None:
 
 
 @pytest.mark.parametrize("priority", ["normal", "high"])
-def test_a_transfer_after_one_that_fails_later_fails_too(simulated: Simulated, priority: str) -> None:
-    cache, pool = Paged(DEVICE_NOTATION, block=60, dim=16, padded=True), Paged(PAGE_FIRST, block=60, dim=16)
-    executor, load, store = (
-        simulated.executor("copy_engine"),
-        *(way(simulated, r, cache, pool) for r in ("load", "store")),
-    )
-    ids = Ids(range(50), range(50))
+def test_a_transfer_after_one_that_fails_later_fails_too(simulated, priority):
+    executor, ids = simulated.executor("copy_engine"), Ids(range(50), range(50))
+    load, store = (way(simulated, route, *LONG) for route in ("load", "store"))
     for pair in (load, store):
         pair.warm(executor)
     simulated.driver.fail("cuMemcpyAsync", spare=20)
@@ -215,16 +176,13 @@ def test_a_transfer_after_one_that_fails_later_fails_too(simulated: Simulated, p
 @pytest.mark.parametrize("path", ["copy_engine", "copy_engine_2d"])
 @pytest.mark.parametrize("first", ["load", "store"])
 @pytest.mark.parametrize("priority", ["normal", "high"])
-def test_a_transfer_whose_calls_are_still_being_made_is_waited_for(
-    simulated: Simulated, path: str, first: str, priority: str
-) -> None:  # fmt: skip
+def test_a_transfer_whose_calls_are_still_being_made_is_waited_for(simulated, path, first, priority):
     """A stream that waits for an event before its record would wait for nothing."""
-    forms = Paged(DEVICE_NOTATION, block=60, dim=16, padded=True), Paged(PAGE_FIRST, block=60, dim=16)
-    executor, one = simulated.executor(path), way(simulated, first, *forms)
-    other = way(simulated, "store" if first == "load" else "load", *forms, seed=5).behind(one)
+    executor, one = simulated.executor(path), way(simulated, first, *LONG)
+    other = way(simulated, "store" if first == "load" else "load", *LONG, seed=5).behind(one)
     for pair in (one, other):
         pair.warm(executor)
-    simulated.driver.slow |= {"cuMemcpyAsync", "cuMemcpyBatchAsync", "cuMemcpy2DAsync_v2"}
+    simulated.driver.slow |= COPIES
     ids = [Ids(*(np.random.default_rng(seed + k).permutation(60)[:50].tolist() for k in (0, 9))) for seed in (1, 2)]
     before = executor.submit(one.plan(ids[0]))
     executor.submit(other.plan(ids[1]), after=before, priority=priority).synchronize(PATIENCE)
@@ -234,13 +192,10 @@ def test_a_transfer_whose_calls_are_still_being_made_is_waited_for(
 
 @pytest.mark.parametrize("path", ["copy_engine", "copy_engine_2d"])
 @both_ways
-def test_a_short_transfer_does_not_overtake_the_calls_of_a_long_one(
-    simulated: Simulated, path: str, route: str
-) -> None:  # fmt: skip
-    forms = Paged(DEVICE_NOTATION, block=60, dim=16, padded=True), Paged(PAGE_FIRST, block=60, dim=16)
-    executor, pair = simulated.executor(path), way(simulated, route, *forms)
+def test_a_short_transfer_does_not_overtake_the_calls_of_a_long_one(simulated, path, route):
+    executor, pair = simulated.executor(path), way(simulated, route, *LONG)
     pair.warm(executor)
-    simulated.driver.slow |= {"cuMemcpyAsync", "cuMemcpyBatchAsync", "cuMemcpy2DAsync_v2"}
+    simulated.driver.slow |= COPIES
     ids = np.random.default_rng(3).permutation(60)[:50].tolist()
     executor.submit(pair.plan(Ids(range(50), ids)))
     executor.submit(pair.plan(Ids([55], ids[-1:]))).synchronize(PATIENCE)
@@ -248,8 +203,8 @@ def test_a_short_transfer_does_not_overtake_the_calls_of_a_long_one(
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_executors_and_transfers_of_a_parent_say_so_in_its_child(simulated: Simulated) -> None:
-    executor, pair, happened = simulated.executor("kernel"), way(simulated, "load"), threading.Event()
+def test_executors_and_transfers_of_a_parent_say_so_in_its_child(simulated, pair, happened):
+    executor = simulated.executor("kernel")
     pair.warm(executor)
     flying = executor.submit(pair.plan(), after=happened)
     ask, answer = multiprocessing.Pipe(duplex=False)
@@ -272,33 +227,7 @@ def test_executors_and_transfers_of_a_parent_say_so_in_its_child(simulated: Simu
     pair.check()
 
 
-@pytest.mark.parametrize("path", [*PATHS, "auto"])
-@both_ways
-@pytest.mark.parametrize("by_layer", [False, True])
-def test_what_is_prepared_compiles_nothing_later_and_moves_nothing(
-    simulated: Simulated, path: str, route: str, by_layer: bool
-) -> None:  # fmt: skip
-    """For plans of the same program, of any size."""
-    executor, pair, driver = simulated.executor(path), way(simulated, route), simulated.driver
-    executor.prepare(pair.program.plan([0], [0]), by_layer=by_layer)
-    executor.prepare()
-    pair.check()
-    assert executor.stats().transfers == 0
-    compiled = driver.calls.count("cuModuleLoadData")
-    for ids in (MOVE, Ids([5], [6]), Ids(range(9), range(9))):
-        executor.submit(pair.plan(ids), by_layer=by_layer).synchronize(PATIENCE)
-    assert driver.calls.count("cuModuleLoadData") == compiled
-    pair.check()
-
-
-@pytest.mark.parametrize("path", ["kernel", "staged"])
-def test_what_a_submit_would_refuse_is_refused_when_it_is_prepared(gpu: Machine, path: str) -> None:
-    pair = way(gpu, "pageable load")
-    with pytest.raises(kvplan.HostMemoryError, match="is not pinned"):
-        gpu.executor(path).prepare(pair.program.plan([0], [0]))
-
-
-def test_another_library_may_have_enabled_a_peer(simulated: Simulated) -> None:
+def test_another_library_may_have_enabled_a_peer(simulated):
     simulated.driver.fail("cuCtxEnablePeerAccess", code=704)
     simulated.driver._reached.add((0, 1))
     pair = way(simulated, "pull")
@@ -306,21 +235,104 @@ def test_another_library_may_have_enabled_a_peer(simulated: Simulated) -> None:
     pair.check()
 
 
-def test_access_to_a_peer_that_fails_once_may_succeed_later(simulated: Simulated) -> None:
+def test_access_to_a_peer_that_fails_once_may_succeed_later(simulated):
     pair, executor = way(simulated, "push"), simulated.executor("kernel")
     simulated.driver.fail("cuCtxEnablePeerAccess", code=2)
-    with pytest.raises(PathError, match="cannot reach the memory of cuda:1"):
+    with pytest.raises(kvplan.PathError, match="cannot reach the memory of cuda:1"):
         executor.submit(pair.program.plan(*MOVE))
     executor.submit(pair.plan()).synchronize(PATIENCE)
     pair.check()
 
 
 @pytest.mark.parametrize("call", ["cuModuleLoadData", "cuModuleGetFunction"])
-def test_a_kernel_that_does_not_load_is_loaded_by_the_next_transfer(simulated: Simulated, call: str) -> None:
-    pair, executor = way(simulated, "load"), simulated.executor("kernel")
+def test_a_kernel_that_does_not_load_is_loaded_by_the_next_transfer(simulated, call, pair):
+    executor = simulated.executor("kernel")
     simulated.driver.fail(call)
     with pytest.raises(kvplan.TransferError, match=call):
         executor.submit(pair.program.plan(*MOVE))
     assert "modules" not in simulated.driver.left()
     executor.submit(pair.plan()).synchronize(PATIENCE)
+    pair.check()
+
+
+@each_way
+def test_results_say_what_was_done_and_sums_are_those_of_all(path, route, executor, pair):
+    assert executor.stats().transfers == executor.stats().in_flight == 0
+    transfers = [executor.submit(pair.plan(Ids([k], [8 - k]))) for k in range(5)]
+    results = [transfer.result() for transfer in transfers]
+    for transfer, result in zip(transfers, results, strict=True):
+        nbytes, seconds, taken, descriptors, launches = result
+        assert transfer.done()
+        assert nbytes == transfer.plan.nbytes == result.nbytes
+        assert taken == path if path != "auto" else taken in PATHS
+        assert seconds >= 0
+        assert min(descriptors, launches) > 0
+        assert transfer.result() == result
+    stats = executor.stats()
+    assert (stats.transfers, stats.failed, stats.cancelled, stats.in_flight) == (5, 0, 0, 0)
+    for name in ("nbytes", "descriptors", "launches"):
+        assert getattr(stats, name) == sum(getattr(each, name) for each in results)
+        assert getattr(stats, name) == sum(getattr(each, name) for each in stats.paths.values())
+    assert stats.seconds == pytest.approx(sum(result.seconds for result in results))
+    assert {way for _, way in stats.flows} == {route}
+    pair.check()
+
+
+def test_in_flight_counts_what_has_not_ended(gpu, pair, stream):
+    executor = gpu.executor("kernel")
+    pair.warm(executor)
+    with gpu.hold(stream) as gate:
+        flying = [executor.submit(pair.plan(Ids([k], [k])), after=stream) for k in range(3)]
+        assert executor.stats().in_flight == 3
+        gate.open()
+        for transfer in flying:
+            transfer.synchronize(PATIENCE)
+    assert executor.stats().in_flight == 0
+    pair.check()
+
+
+@pytest.mark.parametrize("route", [route for route in SERVED["auto"] if "pageable" not in route])
+@pytest.mark.parametrize("by_layer", [False, True])
+def test_auto_takes_its_first_candidate(executor, pair, route, by_layer):
+    plan = pair.plan()
+    every = executor.candidates(plan, by_layer=by_layer)
+    assert {one.path for one in every} == {*PATHS}
+    serving = [one for one in every if not one.refused]
+    assert [bool(one.refused) for one in every] == sorted(bool(one.refused) for one in every)  # refused ones last
+    assert {one.path for one in serving} == {path for path in PATHS if route in SERVED[path]}
+    result = executor.submit(plan, by_layer=by_layer).result()
+    assert result.path == every[0].path
+    assert result.predicted == every[0].seconds > 0
+    assert executor.stats().predicted == 1
+    assert executor.stats().prediction_error >= 0
+    pair.check()
+
+
+@each_way
+@pytest.mark.parametrize("by_layer", [False, True])
+def test_what_is_prepared_compiles_nothing_later_and_moves_nothing(gpu, executor, pair, by_layer):
+    """For plans of the same program, of any size."""
+    executor.prepare()
+    executor.prepare(pair.program.plan([0], [0]), by_layer=by_layer)
+    assert executor.stats().transfers == 0
+    pair.check()
+    calls = gpu.driver.calls if isinstance(gpu, Simulated) else []
+    compiled = calls.count("cuModuleLoadData")
+    for ids in (MOVE, Ids([5], [6]), Ids(range(9), range(9))):
+        executor.submit(pair.plan(ids), by_layer=by_layer).synchronize(PATIENCE)
+    assert calls.count("cuModuleLoadData") == compiled
+    pair.check()
+
+
+@pytest.mark.parametrize(
+    ("path", "route", "words"),
+    [
+        ("kernel", "pageable load", "is not pinned"),
+        ("staged", "pageable load", "is not pinned"),
+        ("staged", "device", "stag"),
+    ],
+)
+def test_prepare_refuses_what_submit_would(executor, pair, words):
+    with pytest.raises(kvplan.KVPlanError, match=words):
+        executor.prepare(pair.program.plan([0], [0]))
     pair.check()

@@ -7,42 +7,38 @@ import threading
 import pytest
 
 import kvplan
-from tests.contract.gpu.caches import DEVICE_NOTATION, PAGE_FIRST, Ids, Paged, Pair, both_ways, described, way
+from tests.contract.gpu.caches import PAGE_FIRST, Ids, Paged, both_ways, described, forms, way
 from tests.contract.gpu.favouring import favouring
-from tests.contract.gpu.machines import PATIENCE, Machine, Simulated
+from tests.contract.gpu.machines import PATIENCE, Simulated
 
 SEEDS = 6
-CACHE, POOL = Paged(DEVICE_NOTATION, block=30, padded=True), Paged(PAGE_FIRST, block=30)
+CACHE, POOL = forms(block=30)
 LARGER = Paged(PAGE_FIRST, block=5, token=12)  # its blocks need larger slots
 IDS = Ids(range(2, 29), range(1, 28))
 
 
-def pairs_of(machine: Simulated, route: str, pool: Paged = POOL) -> list[Pair]:
+def pairs_of(machine, route, pool=POOL):
     return [way(machine, route, CACHE, pool, seed=seed) for seed in (1, 11, 21)]
 
 
-def ids_of_larger(route: str) -> Ids:
+def ids_of_larger(route):
     return Ids(range(24), range(4)) if route == "store" else Ids(range(4), range(24))
 
 
-def ring_of(machine: Simulated) -> kvplan.Executor:
-    policy = kvplan.Policy(path="staged", staging_bytes=8 << 10)
-    machine.executors.append(made := kvplan.Executor("cuda:0", policy, favouring("staged")))
-    return made
+def ring_of(machine):
+    return machine.executor("staged", staging_bytes=8 << 10, profile=favouring("staged"))
 
 
 @both_ways
-@pytest.mark.parametrize("forms", [(POOL, POOL, POOL), (POOL, LARGER, LARGER), (LARGER, LARGER, LARGER)])
+@pytest.mark.parametrize("pools", [(POOL, POOL, POOL), (POOL, LARGER, LARGER), (LARGER, LARGER, LARGER)])
 @pytest.mark.parametrize("failing", ["normal", "high"])
 @pytest.mark.parametrize("second", ["normal", "high"])
-def test_a_submit_that_fails_takes_no_slot_from_transfers_in_flight(
-    route: str, forms: tuple[Paged, Paged, Paged], failing: str, second: str
-) -> None:
+def test_a_submit_that_fails_takes_no_slot_from_transfers_in_flight(route, pools, failing, second):
     for seed in range(SEEDS):
         with Simulated(seed) as machine:
             executor = ring_of(machine)
-            pairs = [pairs_of(machine, route, form)[k] for k, form in enumerate(forms)]
-            ids = [IDS if form is POOL else ids_of_larger(route) for form in forms]
+            pairs = [pairs_of(machine, route, form)[k] for k, form in enumerate(pools)]
+            ids = [IDS if form is POOL else ids_of_larger(route) for form in pools]
             failed = executor.submit(pairs[1].program.plan(*ids[1]), after=threading.Event())
             failed.cancel()
             executor.submit(pairs[0].plan(ids[0]))
@@ -56,7 +52,7 @@ def test_a_submit_that_fails_takes_no_slot_from_transfers_in_flight(
 
 @both_ways
 @pytest.mark.parametrize("prepared", [False, True])
-def test_larger_slots_are_written_behind_the_transfers_in_smaller_ones(route: str, prepared: bool) -> None:
+def test_larger_slots_are_written_behind_the_transfers_in_smaller_ones(route, prepared):
     ids = ids_of_larger(route)
     for seed in range(SEEDS):
         with Simulated(seed) as machine:
@@ -76,12 +72,11 @@ def test_larger_slots_are_written_behind_the_transfers_in_smaller_ones(route: st
 
 @both_ways
 @pytest.mark.parametrize("path", ["auto", "staged"])
-def test_a_plan_is_refused_also_behind_its_layers(simulated: Simulated, route: str, path: str) -> None:
+def test_a_plan_is_refused_also_behind_its_layers(simulated, route, path):
     """Blocks of all layers are larger than the ring, and those of each layer are not."""
-    forms = [Paged(notation, layer=4, block=30, dim=256) for notation in (DEVICE_NOTATION, PAGE_FIRST)]
-    pair, small = way(simulated, route, *forms), way(simulated, route, CACHE, POOL, seed=5)
-    policy = kvplan.Policy(path=path, staging_bytes=3 << 10)
-    simulated.executors.append(executor := kvplan.Executor("cuda:0", policy, favouring("staged")))
+    pair = way(simulated, route, *forms(padded=False, layer=4, block=30, dim=256))
+    small = way(simulated, route, CACHE, POOL, seed=5)
+    executor = simulated.executor(path, staging_bytes=3 << 10, profile=favouring("staged"))
     plan = pair.plan(Ids([1, 2], [3, 4]))
     layers = executor.begin(plan)
     for layer in range(4):
@@ -99,16 +94,18 @@ def test_a_plan_is_refused_also_behind_its_layers(simulated: Simulated, route: s
 
 @both_ways
 @pytest.mark.parametrize("nbytes", [300 << 10, 1_000_000])
-def test_a_ring_of_any_size_stays_within_its_memory(route: str, nbytes: int) -> None:
+def test_a_ring_of_any_size_stays_within_its_memory(route, nbytes):
     with Simulated() as machine:
-        forms = Paged(DEVICE_NOTATION, block=30, dim=4096, padded=True), Paged(PAGE_FIRST, block=30, dim=4096)
-        pair, executor = way(machine, route, *forms), machine.executor("staged", staging_bytes=nbytes)
+        pair, executor = (
+            way(machine, route, *forms(block=30, dim=4096)),
+            machine.executor("staged", staging_bytes=nbytes),
+        )
         executor.submit(pair.plan(IDS)).synchronize(PATIENCE)
         executor.close()
         pair.check()
 
 
-def test_blocks_that_are_read_several_times_across_a_seam(gpu: Machine) -> None:
+def test_blocks_that_are_read_several_times_across_a_seam(gpu):
     pair = way(gpu, "load", CACHE, POOL)
     seams = [pair.layouts[0].address(layer=pair.layouts[0].layers[0], part="k", block=3, token=0, head=0) + 100]
     pair.program = kvplan.compile(described(pair.src, pair.sources, seams=seams), pair.layouts[1])

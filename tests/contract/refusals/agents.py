@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import threading
+from contextlib import ExitStack
 
 import kvplan
-from kvplan import Agent, KVLayout, KVPlanError, LayoutError, PathError, TransferError
+from kvplan import Agent, KVPlanError, LayoutError, PathError, TransferError
 from kvplan.nixl import NixlAgent
-from tests.contract.refusals.table import rows, spec, tensors, zeros
+from tests.contract.refusals.table import REFUSED, spec, tensors
 from tests.nixl import double
 
-ROWS = []
-
-ROWS += rows("Agent", lambda more: Agent(**{"name": "x", "layouts": {}} | more), None, [
+REFUSED["Agent", lambda more: Agent(**{"name": "x", "layouts": {}} | more)] = [
     ({"name": ""}, LayoutError, "name of an agent ... ''"),
     ({"layouts": []}, LayoutError, "layouts is"),
     ({"layouts": {"kv": 3}}, LayoutError, "layout 'kv' is a int"),
@@ -25,218 +24,124 @@ ROWS += rows("Agent", lambda more: Agent(**{"name": "x", "layouts": {}} | more),
     ({"users": "root"}, KVPlanError, "users is 'root'"),
     ({"users": ["no such user"]}, KVPlanError, "'no such user' ... no user of that name"),
     ({"users": [None]}, KVPlanError, "None"),
-])  # fmt: skip
-PLAIN = KVLayout.from_tensors("layer block dim", zeros(2, 4, 16))
-
-
-def pool():
-    return kvplan.allocate("block layer dim", like=PLAIN, shared=True)
-
-
-def between(call):
-    """A call of two agents of this process that have met: (visitor, owner, peer, the peer's layout, one's own)."""
-    with (
-        Agent("owner", {"kv": pool()}, transports=["shm"]) as owner,
-        Agent("visitor", {}, transports=["shm"]) as visitor,
-    ):
-        peer = visitor.meet(owner.card())
-        call(visitor, owner, peer, peer.layouts["kv"], tensors("layer block dim", 2, 4, 16))
-
-
-def submitted(more):
-    def call(visitor, owner, peer, theirs, mine):
-        peer.submit(**{"plan": kvplan.compile(theirs, mine).plan([0], [0])} | more)
-
-    between(call)
-
-
-def planned(src, dst):
-    def call(visitor, owner, peer, theirs, mine):
-        sides = {"theirs": theirs, "mine": mine}
-        peer.submit(kvplan.compile(sides[src], sides[dst]).plan([0], [1]))
-
-    between(call)
-
-
-ROWS += rows("Peer.submit", submitted, KVPlanError, [
-    ({"plan": 3}, "plan is a int"),
-    ({"note": "text"}, "note is a str"),
-    ({"note": bytes(60_001)}, "note has 60,001 bytes"),
-    ({"deadline": 0}, "deadline is 0"),
-    ({"deadline": True}, "deadline is True"),
-    ({"after": 3}, "after ... int"),
-    ({"priority": "low"}, "priority is 'low'"),
-])  # fmt: skip
-ROWS += rows("Peer.submit", planned, PathError, [("mine", "mine", "neither side"), ("theirs", "theirs", "both sides")])
-
-
-def forgotten(visitor, owner, peer, theirs, mine):
-    made = kvplan.compile(theirs, mine).plan([0], [0])
-    visitor.forget(peer)
-    peer.submit(made)
-
-
-def late(visitor, owner, peer, theirs, mine):
-    gate = threading.Event()
-    transfer = peer.submit(kvplan.compile(theirs, mine).plan([0], [0]), after=gate, deadline=0.01)
-    try:
-        transfer.synchronize()
-    finally:
-        gate.set()
-
-
-def taken_back(visitor, owner, peer, theirs, mine):
-    gate = threading.Event()
-    transfer = peer.submit(kvplan.compile(theirs, mine).plan([0], [0]), after=gate)
-    assert transfer.cancel()
-    gate.set()
-    transfer.synchronize()
-
-
-def in_use(visitor, owner, peer, theirs, mine):
-    gate = threading.Event()
-    peer.submit(kvplan.compile(theirs, mine).plan([0], [0]), after=gate)
-    try:
-        owner.close(timeout=0.05)
-    finally:
-        gate.set()
-
-
-def absent_layer(visitor, owner, peer, theirs, mine):
-    peer.submit(kvplan.compile(theirs, mine).plan([0], [0]), by_layer=True).wait_layer(7)
-
-
-def private():
-    layout = tensors("block dim", 4, 8)
-    with Agent("private", {"kv": layout}, transports=["shm"]) as owner, Agent("x", {}, transports=["shm"]) as visitor:
-        visitor.meet(owner.card())
-
-
-def closed(call):
-    agent = Agent("x", {}, transports=["shm"])
-    agent.close()
-    return call(agent)
-
-
-def met(card):
-    with Agent("me", {}, transports=["shm"]) as me:
-        me.meet(me.card() if card is None else card)
-
-
-ROWS += rows(
-    "Agent",
-    between,
-    None,
-    [
-        (forgotten, TransferError, "'owner' ... the peer was forgotten"),
-        (late, TransferError, "deadline of 0.01 seconds ... had not begun"),
-        (taken_back, TransferError, "cancelled before it began"),
-        (absent_layer, LayoutError, "layer 7 is not moved"),
-        (lambda visitor, owner, peer, *_: owner.forget(peer), KVPlanError, "give what meet"),
-        (in_use, TransferError, "not closed ... 'visitor' still uses"),
-    ],
-)
-ROWS += rows("Agent.meet", met, KVPlanError, [(None, "as this agent")])
-ROWS += rows("Agent.meet", met, LayoutError, [
-    (b"", "card"), (b"\xff", "card"), (b"[]", "card"), (b"3", "card"), (b"{}", "card"),
-    (b"[" * 100_000, "nested too deeply"),
-])  # fmt: skip
-ROWS += [
-    ("Agent.meet", private, PathError, "'kv' of 'private' ... memory is private ... kvplan.allocate(..., shared=True)")
 ]
-ROWS += rows("a closed agent", closed, TransferError, [
-    (lambda agent: agent.card(), "is closed"), (lambda agent: agent.notes(), "is closed"),
-    (lambda agent: agent.meet(b""), "is closed"),
-])  # fmt: skip
 
 
 class Pair:
-    """Two agents of NIXL's face over a double of NIXL."""
+    """Two agents of this process that have met, by shared memory or over a double of NIXL."""
 
-    def __init__(self, agents):
-        network = double.Network()
-        self.mine = zeros(3, 8, 64)
-        self.here = KVLayout.from_tensors("layer block dim", self.mine)
-        self.me = NixlAgent("me", {"kv": self.here}, agent=double.Agent(network, "me"))
-        self.you = NixlAgent("you", {"pool": tensors("block layer dim", 8, 3, 64)}, agent=double.Agent(network, "you"))
-        agents += [self.me, self.you]
+    def __init__(self, stack: ExitStack, kind: str) -> None:
+        network, self.mine = double.Network(), tensors("layer block dim", 3, 8, 64)
+
+        def agent(name, **layouts):
+            own = NixlAgent(name, layouts, agent=double.Agent(network, name))
+            return stack.enter_context(own if kind == "NIXL" else Agent(name, layouts, transports=["shm"]))
+
+        pool = {"like": self.mine} | ({} if kind == "NIXL" else {"shared": True})
+        self.you = agent("you", kv=kvplan.allocate("block layer dim", **pool))
+        self.me = agent("me", **({"kv": self.mine} if kind == "NIXL" else {}))
         self.peer = self.me.meet(self.you.card())
-        self.theirs = self.peer.layouts["pool"]
+        self.theirs = self.peer.layouts["kv"]
+        self.gate = threading.Event()
+        stack.callback(self.gate.set)  # before the agents close
 
     def plan(self, src=None, dst=None):
-        return kvplan.compile(src or self.theirs, dst or self.here).plan([0], [1])
+        return kvplan.compile(src or self.theirs, dst or self.mine).plan([0], [1])
+
+    def forgotten(self):
+        """A plan from before the peer was forgotten."""
+        plan = self.plan()
+        self.me.forget(self.peer)
+        return plan
+
+    def submit(self, plan=None, **more):
+        return self.peer.submit(plan or self.plan(), **more)
 
 
-def over_nixl(call):
-    agents = []
-    try:
-        call(Pair(agents))
-    finally:
-        for agent in agents:
-            agent.close()
+def of_both(kind):
+    def call(act):
+        with ExitStack() as stack:
+            act(Pair(stack, kind))
+
+    return call
+
+
+STRANGER = tensors("layer block dim", 3, 8, 64)
+for kind in ("Agent", "NIXL"):
+    REFUSED[kind, of_both(kind)] = [
+        (lambda pair: pair.submit([1]), KVPlanError, "plan is a list"),
+        (lambda pair: pair.submit(note="text"), KVPlanError, "note is a str"),
+        (lambda pair: pair.submit(deadline=0), KVPlanError, "deadline is 0"),
+        (lambda pair: pair.submit(deadline="2"), KVPlanError, "deadline is '2'"),
+        (lambda pair: pair.submit(pair.plan(pair.mine, STRANGER)), PathError, "neither side"),
+        (lambda pair: pair.submit(pair.plan(pair.theirs, pair.theirs)), PathError, "both sides"),
+        (lambda pair: pair.submit(pair.forgotten()), TransferError, "'you' ... forgotten"),
+        (lambda pair: pair.you.forget(pair.peer), KVPlanError, "give what meet() of 'you'"),
+        (lambda pair: pair.me.forget("you"), KVPlanError, "give what meet() of 'me'"),
+        (lambda pair: pair.me.meet(pair.me.card()), KVPlanError, "as this agent"),
+        (lambda pair: (pair.me.close(), pair.me.notes()), TransferError, "is closed"),
+        (lambda pair: (pair.me.close(), pair.me.card()), TransferError, "is closed"),
+        (lambda pair: (pair.me.close(), pair.me.meet(b"")), TransferError, "is closed"),
+        (lambda pair: pair.me.meet(b""), LayoutError, "card"),
+        (lambda pair: pair.me.meet(b"\xff"), LayoutError, "card"),
+        (lambda pair: pair.me.meet(b"[]"), LayoutError, "card"),
+        (lambda pair: pair.me.meet(b"[" * 100_000), LayoutError, "nested too deeply"),
+    ]
+
+
+def cancelled(pair):
+    transfer = pair.submit(after=pair.gate)
+    assert transfer.cancel()
+    transfer.synchronize()
+
+
+def private(pair):
+    with Agent("private", {"kv": pair.mine}, transports=["shm"]) as owner:
+        pair.me.meet(owner.card())
+
+
+REFUSED["Agent", of_both("Agent")] = [
+    (lambda pair: pair.submit(note=bytes(60_001)), KVPlanError, "note has 60,001 bytes"),
+    (lambda pair: pair.submit(deadline=True), KVPlanError, "deadline is True"),
+    (lambda pair: pair.submit(after=3), KVPlanError, "after ... int"),
+    (lambda pair: pair.submit(priority="low"), KVPlanError, "priority is 'low'"),
+    (lambda pair: pair.submit(by_layer=True).wait_layer(7), LayoutError, "layer 7 is not moved"),
+    (private, PathError, "'kv' of 'private' ... memory is private ... kvplan.allocate(..., shared=True)"),
+]
+REFUSED["Agent", of_both("Agent"), TransferError] = [
+    (
+        lambda pair: pair.submit(after=pair.gate, deadline=0.01).synchronize(),
+        "deadline of 0.01 seconds ... had not begun",
+    ),
+    (lambda pair: (pair.submit(after=pair.gate), pair.you.close(timeout=0.05)), "not closed ... 'me' still uses"),
+    (cancelled, "cancelled before it began"),
+]
 
 
 def card(change):
     """Meet who shows the peer's card with other fields."""
-    over_nixl(lambda pair: pair.me.meet(
-        change if isinstance(change, bytes | str | int) else json.dumps(json.loads(pair.you.card()) | change).encode()
-    ))  # fmt: skip
+    with ExitStack() as stack:
+        pair = Pair(stack, "NIXL")
+        pair.me.meet(json.dumps(json.loads(pair.you.card()) | change).encode() if isinstance(change, dict) else change)
 
 
-STRANGER = tensors("layer block dim", 3, 8, 64)
-ROWS += rows(
-    "NixlAgent",
-    over_nixl,
-    None,
-    [
-        (lambda pair: pair.peer.submit([1]), KVPlanError, "plan is a list"),
-        (lambda pair: pair.peer.submit(pair.plan(), deadline=0), KVPlanError, "deadline is 0"),
-        (lambda pair: pair.peer.submit(pair.plan(), deadline=float("nan")), KVPlanError, "deadline is nan"),
-        (lambda pair: pair.peer.submit(pair.plan(), deadline="2"), KVPlanError, "deadline is '2'"),
-        (lambda pair: pair.peer.submit(pair.plan(), note="text"), KVPlanError, "note is a str"),
-        (lambda pair: pair.peer.submit(pair.plan(pair.here, STRANGER)), PathError, "neither side"),
-        (lambda pair: pair.peer.submit(pair.plan(STRANGER, pair.theirs)), PathError, "src ... neither"),
-        (lambda pair: pair.peer.submit(pair.plan(pair.here, pair.here)), PathError, "neither side"),
-        (lambda pair: pair.peer.submit(pair.plan(pair.theirs, pair.theirs)), PathError, "both sides ... 'you'"),
-        (lambda pair: pair.me.forget("you"), KVPlanError, "give what meet() of 'me'"),
-        (lambda pair: pair.me.forget(pair.you.meet(pair.me.card())), KVPlanError, "give what meet() of 'me'"),
-        (lambda pair: pair.me.meet(pair.me.card()), KVPlanError, "as this agent"),
-        (lambda pair: (pair.me.close(), pair.me.notes()), TransferError, "is closed"),
-        (lambda pair: (pair.me.close(), pair.me.card()), TransferError, "is closed"),
-        (
-            lambda pair: (pair.me.meet(pair.you.card()), pair.peer.submit(pair.plan())),
-            TransferError,
-            "forgotten ... meet it again",
-        ),
-        (
-            lambda pair: NixlAgent("x", {"kv": pair.mine}, agent=double.Agent(double.Network(), "x")),
-            LayoutError,
-            "ndarray",
-        ),
-        (
-            lambda pair: NixlAgent("x", {"kv": pair.theirs}, agent=double.Agent(double.Network(), "x")),
-            LayoutError,
-            "not of this process's memory",
-        ),
-        (
-            lambda pair: NixlAgent("x", {"kv": pair.here}, agent=double.Agent(double.Network(), "y")),
-            KVPlanError,
-            "'y' by NIXL ... 'x' here",
-        ),
-        (
-            lambda pair: NixlAgent(
-                "x", {"kv": pair.here}, agent=double.Agent(double.Network(failures=["register"]), "x")
-            ),
-            TransferError,
-            "cannot register the memory of 'x'",
-        ),
-    ],
-)
-ROWS += rows("NixlAgent.meet", card, LayoutError, [
-    (b"", "card"), (b"\xff", "card"), (b"[]", "card is []"), (3, "card is a int"),
-    (b"[" * 100_000, "nested too deeply"),
+REFUSED["NixlAgent.meet", card, LayoutError] = [
+    (3, "card is a int"),
     (b'{"schema": ' + b"9" * 5000 + b"}", "4300 digits"),
-    ({"name": "other"}, "card was changed on its way"), ({"layouts": {}}, "card was changed on its way"),
+    ({"name": "other"}, "card was changed on its way"),
+    ({"layouts": {}}, "card was changed on its way"),
     ({"schema": "kvplan.nixl/2"}, "card ... 'kvplan.nixl/2'"),
     ({"schema": "x" * 10**6}, "schema 'xxx"),
-])  # fmt: skip
+]
+
+
+def over(layout, name="x", **network):
+    return NixlAgent("x", {"kv": layout}, agent=double.Agent(double.Network(**network), name))
+
+
+REFUSED["NixlAgent", lambda layout, more: over(layout, **more)] = [
+    (STRANGER.tensors, {}, LayoutError, "ndarray"),
+    (spec(), {}, LayoutError, "not of this process's memory"),
+    (STRANGER, {"name": "y"}, KVPlanError, "'y' by NIXL ... 'x' here"),
+    (STRANGER, {"failures": ["register"]}, TransferError, "cannot register the memory of 'x'"),
+]

@@ -8,8 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-import kvplan
-from kvplan import IncompatibleLayoutsError, KVLayout, LayoutError, NotationError
+from kvplan import LayoutError
 from kvplan.backends import (
     cross_layer,
     flash_attention,
@@ -19,55 +18,39 @@ from kvplan.backends import (
     mla,
     quantized,
     state,
-    tensorrt_llm,
     transformers,
 )
-from tests.contract.refusals.table import rows
-
-ROWS = []
+from kvplan.backends import tensorrt_llm as trt
+from tests.contract.refusals.table import REFUSED
 
 FIVE = np.zeros((2, 4, 16, 2, 8), np.int8)
 FOUR = np.zeros((4, 16, 2, 8), np.int8)
-ROWS += rows(
-    "flash_attention.describe",
-    flash_attention.describe,
-    LayoutError,
-    [
-        ([FOUR], "kv_caches[0] ... (4, 16, 2, 8) ... 4 dims ... 2, num_blocks"),
-        ([FIVE, FIVE[None]], "kv_caches[1] ... (1, 2, 4, 16, 2, 8) ... 6 dims"),
-        (FIVE[0, :, :, None], "extent 4 ... not 2"),
-        (np.zeros((8, 2, 4, 2, 8)), "extent 8 ... not 2 ... backends.flashinfer"),
-        ([(FOUR, FOUR, FOUR)], "kv_caches[0] ... of 3 ... [4, 4, 4]"),
-        ([(FIVE, FIVE)], "kv_caches[0] ... of 2 ... [5, 5]"),
-        (([FOUR] * 3, [FOUR] * 3), "kv_caches[0] ... of 3 ... [4, 4, 4]"),
-        ([FIVE, (FOUR, FOUR)], "kv_caches[0] ... kv_caches[1]"),
-        ({"layer.0": FIVE}, "kv_caches is a dict ... give a list"),
-        (["cache"], "kv_caches[0] is a str ... one tensor"),
-        ([], "no tensors ... 'layer'"),
-        ([FIVE, FIVE[:, :3]], "tensor 1 ... (2, 3, 16, 2, 8) ... tensor 0 ... (2, 4, 16, 2, 8)"),
-    ],
-)
+REFUSED["flash_attention.describe", flash_attention.describe, LayoutError] = [
+    ([FOUR], "kv_caches[0] ... (4, 16, 2, 8) ... 4 dims ... 2, num_blocks"),
+    ([FIVE, FIVE[None]], "kv_caches[1] ... (1, 2, 4, 16, 2, 8) ... 6 dims"),
+    (FIVE[0, :, :, None], "extent 4 ... not 2"),
+    (np.zeros((8, 2, 4, 2, 8)), "extent 8 ... not 2 ... backends.flashinfer"),
+    ([(FOUR, FOUR, FOUR)], "kv_caches[0] ... of 3 ... [4, 4, 4]"),
+    ([(FIVE, FIVE)], "kv_caches[0] ... of 2 ... [5, 5]"),
+    (([FOUR] * 3, [FOUR] * 3), "kv_caches[0] ... of 3 ... [4, 4, 4]"),
+    ([FIVE, (FOUR, FOUR)], "kv_caches[0] ... kv_caches[1]"),
+    ({"layer.0": FIVE}, "kv_caches is a dict ... give a list"),
+    (["cache"], "kv_caches[0] is a str ... one tensor"),
+]
 
 PAGED = np.zeros((8, 2, 16, 4, 8), np.int8)
 HALF = np.zeros((8, 16, 4, 8), np.int8)
-ROWS += rows(
-    "flashinfer.describe",
-    lambda caches, order: flashinfer.describe(caches, kv_layout=order),
-    LayoutError,
-    [
-        (PAGED, "HDN", "kv_layout ... 'HDN' ... 'NHD' ... 'HND'"),
-        ([HALF], "NHD", "(8, 16, 4, 8) ... 4 dims ... NHD ... num_pages ... 2, page_tokens"),
-        (PAGED[None], "HND", "6 dims ... HND ... num_pages ... 2, heads ... page_tokens ... head_dim"),
-        (PAGED[:, :1], "NHD", "extent 1 ... not 2 ... NHD"),
-        (np.zeros((2, 8, 16, 4, 8)), "NHD", "extent 8 ... not 2 ... backends.flash_attention"),
-        ([(HALF,) * 3], "NHD", "kv_caches[0] ... of 3 ... [4, 4, 4]"),
-        ([(HALF, HALF), PAGED], "NHD", "kv_caches[0] ... kv_caches[1]"),
-        ({"0": PAGED}, "NHD", "kv_caches is a dict ... give a list"),
-        (["cache"], "NHD", "kv_caches[0] is a str ... NHD"),
-        ([(HALF, HALF[..., :4])], "NHD", "tensor 1 ... (8, 16, 4, 4) ... tensor 0"),
-        ([], "NHD", "no tensors ... 'layer'"),
-    ],
-)
+REFUSED["flashinfer.describe", lambda caches, order: flashinfer.describe(caches, kv_layout=order), LayoutError] = [
+    (PAGED, "HDN", "kv_layout ... 'HDN' ... 'NHD' ... 'HND'"),
+    ([HALF], "NHD", "(8, 16, 4, 8) ... 4 dims ... NHD ... num_pages ... 2, page_tokens"),
+    (PAGED[None], "HND", "6 dims ... HND ... num_pages ... 2, heads ... page_tokens ... head_dim"),
+    (PAGED[:, :1], "NHD", "extent 1 ... not 2 ... NHD"),
+    (np.zeros((2, 8, 16, 4, 8)), "NHD", "extent 8 ... not 2 ... backends.flash_attention"),
+    ([(HALF,) * 3], "NHD", "kv_caches[0] ... of 3 ... [4, 4, 4]"),
+    ([(HALF, HALF), PAGED], "NHD", "kv_caches[0] ... kv_caches[1]"),
+    ({"0": PAGED}, "NHD", "kv_caches is a dict ... give a list"),
+    (["cache"], "NHD", "kv_caches[0] is a str ... NHD"),
+]
 
 Type = Enum("Type", {name: name for name in ("LAYERFIRST", "BLOCKFIRST", "LAYERBLOCK", "OTHER")})
 
@@ -81,271 +64,160 @@ def told(name, *, mla=False, **other):
 STORE, FLAT = np.zeros((5, 3, 2, 4, 2, 8), np.float16), np.zeros(5 * 3 * 2 * 4 * 2 * 8, np.float16)
 LAYER = np.zeros((2, 5, 4, 2, 8), np.float16)
 HANDLE = SimpleNamespace(data=STORE, kv_layout=told("BLOCKFIRST"))
-ROWS += rows(
-    "flexkv.describe",
-    lambda store, form, more: flexkv.describe(store, form, **more),
-    LayoutError,
-    [
-        (STORE, None, {}, "kv_layout ... NoneType ... KVCacheLayout ... BLOCKFIRST"),
-        (STORE, "PAGEFIRST", {}, "kv_layout ... 'PAGEFIRST' ... KVCacheLayout ... 'BLOCKFIRST'"),
-        (STORE, told("OTHER"), {}, "kv_layout ... 'OTHER' ... KVCacheLayout"),
-        (HANDLE, "BLOCKFIRST", {}, "StorageHandle ... kv_layout"),
-        (["/ssd/0"], "BLOCKFIRST", {}, "storage ... FlexKV"),
-        ([], "LAYERFIRST", {}, "storage ... list of no tensors"),
-        ([STORE], "BLOCKFIRST", {}, "LAYERFIRST ... LAYERBLOCK ... BLOCKFIRST"),
-        ([LAYER] * 6, told("LAYERFIRST"), {}, "6 tensors ... num_layer ... is 3 ... backends.sglang"),
-        (FLAT, "BLOCKFIRST", {}, "(1920,) ... KVCacheLayout"),
-        (FLAT[:-8], told("BLOCKFIRST"), {}, "extent 1912 ... block=5 ... layer=3"),
-        (STORE, told("BLOCKFIRST", num_block=4), {}, "extent 5 ... block=4"),
-        (STORE, told("BLOCKFIRST", num_layer=2), {}, "extent 3 ... layer=2"),
-        (STORE[0], "BLOCKFIRST", {}, "(3, 2, 4, 2, 8) ... has 5 dims ... expected 6"),
-        ([STORE], "LAYERFIRST", {}, "has 6 dims ... expected 5"),
-        ([LAYER[0, :, :, 0]] * 3, told("LAYERFIRST"), {}, "(5, 4, 8) ... has 3 dims ... expected 5"),
-        (STORE, "LAYERFIRST", {}, "is 3 ... is 2, or ... 1 ... MLA"),
-        (STORE, told("BLOCKFIRST", mla=True), {}, "is 2 ... is 1"),
-        (STORE[:, :, :1], told("BLOCKFIRST"), {}, "is 1 ... is 2"),
-        (STORE, told("BLOCKFIRST", layer_groups=[1]), {}, "kv_layout ... layer_groups"),
-        (STORE, told("BLOCKFIRST", packed_kv=True), {}, "kv_layout ... packed_kv"),
-        (STORE, "BLOCKFIRST", {"layers": [1]}, "(1,) ... hold 3"),
-    ],
-)
+REFUSED["flexkv.describe", lambda store, form, more: flexkv.describe(store, form, **more), LayoutError] = [
+    (STORE, None, {}, "kv_layout ... NoneType ... KVCacheLayout ... BLOCKFIRST"),
+    (STORE, "PAGEFIRST", {}, "kv_layout ... 'PAGEFIRST' ... KVCacheLayout ... 'BLOCKFIRST'"),
+    (HANDLE, "BLOCKFIRST", {}, "StorageHandle ... kv_layout"),
+    (["/ssd/0"], "BLOCKFIRST", {}, "storage ... FlexKV"),
+    ([], "LAYERFIRST", {}, "storage ... list of no tensors"),
+    ([STORE], "BLOCKFIRST", {}, "LAYERFIRST ... LAYERBLOCK ... BLOCKFIRST"),
+    ([LAYER] * 6, told("LAYERFIRST"), {}, "6 tensors ... num_layer ... is 3 ... backends.sglang"),
+    (FLAT, "BLOCKFIRST", {}, "(1920,) ... KVCacheLayout"),
+    (FLAT[:-8], told("BLOCKFIRST"), {}, "extent 1912 ... block=5 ... layer=3"),
+    (STORE[0], "BLOCKFIRST", {}, "(3, 2, 4, 2, 8) ... has 5 dims ... expected 6"),
+    ([STORE], "LAYERFIRST", {}, "has 6 dims ... expected 5"),
+    (STORE, "LAYERFIRST", {}, "is 3 ... is 2, or ... 1 ... MLA"),
+    (STORE, told("BLOCKFIRST", mla=True), {}, "is 2 ... is 1"),
+    (STORE, told("BLOCKFIRST", layer_groups=[1]), {}, "kv_layout ... layer_groups"),
+    (STORE, told("BLOCKFIRST", packed_kv=True), {}, "kv_layout ... packed_kv"),
+]
 
 TWO = np.zeros((2, 3, 8, 16), np.float16)
-ROWS += rows(
-    "lmcache.describe",
-    lambda objects, more: lmcache.describe(objects, **more),
-    LayoutError,
-    [
-        ([TWO], {}, "(2, 3, 8, 16) ... KV_2LTD ... 'kv layer token head dim' ... heads="),
-        ([TWO], {"heads": 3}, "extent 16 ... head=3"),
-        ([TWO], {"heads": 2, "block_tokens": 256}, "extent 8 ... token=256"),
-        ([np.zeros((3, 3, 8, 16))], {"heads": 2}, "extent 3 ... kv=2"),
-        ([TWO], {"object_format": "KV_MLA_FMT"}, "(2, 3, 8, 16) ... KV_MLA_FMT"),
-        ([TWO, TWO[:, :, :5]], {"heads": 2}, "tensor 1 ... (2, 3, 5, 16) ... tensor 0"),
-        ([[TWO]], {"heads": 2}, "object_format ... 'KV_2LTD' ... nested 2 deep ... KV_T2D ... KV_2TD"),
-        ([TWO], {"object_format": "KV_T2D"}, "object_format ... 'KV_T2D' ... KV_2LTD ... KV_MLA_"),
-        (TWO, {"object_format": "KV_2TD"}, "object_format ... 'KV_2TD'"),
-        ([[[TWO]]], {}, "nested 3 deep ... lists"),
-        ([TWO], {"object_format": "BINARY"}, "object_format ... 'BINARY'"),
-        ([], {}, "no memory objects"),
-        ([TWO], {"group": 1, "heads": 2}, "group= ... memory objects ... tensors"),
-        (["object"], {}, "memory object ... str"),
-        ([TWO], {"engine_format": "NL_X_NB_QQ_HS_ZZ"}, "'QQ' ... 'ZZ' ... NB ... NL"),
-        ([TWO], {"engine_format": ""}, "'' ... unknown letters"),
-        ([TWO], {"engine_format": "NP_ZZ"}, "'NP' ... 'ZZ'"),
-        ([TWO], {"engine_format": "NL_X_NB_BS_HS", "heads": 2}, "object_format ... heads and ... group are"),
-        ([TWO], {"engine_format": "NL_X_NB_BS_HS"}, "has 3 dims ... has 4"),
-        ([TWO[0]], {"engine_format": "NL_X_NBBS_NH_HS"}, "sizes= ... 'block' ... 'token'"),
-    ],
-)
-ROWS += rows(
-    "lmcache.describe",
-    lambda more: lmcache.describe([np.zeros((2, 256, 132), np.uint8)], **more),
-    LayoutError,
-    [
-        ({"opaque_tokens": 48}, "opaque_tokens ... is 48 ... holds 256 tokens"),
-        ({"opaque_tokens": 64, "heads": 2}, "opaque_tokens ... one plane ... 'block: layer token (head kv dim)'"),
-        ({"opaque_tokens": 64, "engine_format": "NL_X_NB_BS_HS"}, "group ... memory objects ... opaque"),
-    ],
-)
+REFUSED["lmcache.describe", lambda objects, more: lmcache.describe(objects, **more), LayoutError] = [
+    ([TWO], {}, "(2, 3, 8, 16) ... KV_2LTD ... 'kv layer token head dim' ... heads="),
+    ([TWO], {"heads": 3}, "extent 16 ... head=3"),
+    ([TWO], {"object_format": "KV_MLA_FMT"}, "(2, 3, 8, 16) ... KV_MLA_FMT"),
+    ([[TWO]], {"heads": 2}, "object_format ... 'KV_2LTD' ... nested 2 deep ... KV_T2D ... KV_2TD"),
+    ([TWO], {"object_format": "KV_T2D"}, "object_format ... 'KV_T2D' ... KV_2LTD ... KV_MLA_"),
+    ([], {}, "no memory objects"),
+    ([TWO], {"group": 1, "heads": 2}, "group= ... memory objects ... tensors"),
+    (["object"], {}, "memory object ... str"),
+    ([TWO], {"engine_format": "NL_X_NB_QQ_HS_ZZ"}, "'QQ' ... 'ZZ' ... NB ... NL"),
+    ([TWO], {"engine_format": ""}, "'' ... unknown letters"),
+    ([TWO], {"engine_format": "NL_X_NB_BS_HS", "heads": 2}, "object_format ... heads and ... group are"),
+]
+REFUSED["lmcache.describe", lambda more: lmcache.describe([np.zeros((2, 256, 132), np.uint8)], **more), LayoutError] = [
+    ({"opaque_tokens": 48}, "opaque_tokens ... is 48 ... holds 256 tokens"),
+    ({"opaque_tokens": 64, "heads": 2}, "opaque_tokens ... one plane ... 'block: layer token (head kv dim)'"),
+    ({"opaque_tokens": 64, "engine_format": "NL_X_NB_BS_HS"}, "group ... memory objects ... opaque"),
+]
 
 THREE = np.zeros((8, 64, 576), np.float16)
-ROWS += rows(
-    "mla.describe",
-    lambda caches, more: mla.describe(caches, **more),
-    LayoutError,
-    [
-        (THREE[:, :, None].repeat(2, 2), {}, "(8, 64, 2, 576) ... MLA"),
-        (np.zeros((8, 1, 1, 576)), {}, "(8, 1, 1, 576) ... one head"),
-        (THREE[None, None], {}, "(1, 1, 8, 64, 576) ... MLA ... num_blocks"),
-        (THREE[0], {}, "(64, 576) ... block_tokens= ... whole_blocks="),
-        (THREE[0, 0], {}, "(576,) ... MLA"),
-        (THREE, {"block_tokens": 64}, "(8, 64, 576) ... block_tokens= ... 1"),
-        (THREE[0], {"block_tokens": 48}, "extent 64 ... block= ... token=48"),
-        (THREE[0], {"block_tokens": 0}, "'token' ... is 0 ... least 1"),
-        (THREE, {"row_nbytes": 1153}, "row_nbytes ... is 1153 ... have 1152 bytes ... of 2"),
-        (THREE, {"row_nbytes": 1151}, "row_nbytes ... is 1151 ... have 1152 bytes ... of 2"),
-        (THREE, {"row_nbytes": 0}, "row_nbytes ... is 0"),
-        ([(THREE, THREE)], {}, "kv_caches[0] is a tuple ... one tensor"),
-        ((THREE[..., :512], THREE[..., 512:]), {}, "tensor 1 ... (8, 64, 64) ... tensor 0"),
-        ({0: THREE}, {"part": "index"}, "kv_caches is a dict ... one tensor a layer"),
-        ([], {}, "no tensors ... 'layer'"),
-        (THREE, {"kpe": THREE, "part": "c"}, "kpe= ... 'ckv' ... 'kpe'"),
-        (THREE, {"kpe": THREE, "row_nbytes": 2}, "takes no part, row_nbytes ... seams"),
-        (THREE, {"kpe": THREE, "seams": [1]}, "takes no part ... seams"),
-        (THREE, {"kpe": THREE[:4, :, :64].copy()}, "layout 1 ... 4 blocks ... layout 0 ... 8"),
-        (THREE, {"kpe": THREE[:, :32, :64].copy()}, "block_tokens ... [32, 64]"),
-        (THREE, {"kpe": THREE[..., 512:]}, "layer 0 ... 'ckv' ... 'kpe'"),
-        ([THREE], {"layers": [1, 2]}, "(1, 2) ... hold 1"),
-    ],
-)
+REFUSED["mla.describe", lambda caches, more: mla.describe(caches, **more), LayoutError] = [
+    (THREE[:, :, None].repeat(2, 2), {}, "(8, 64, 2, 576) ... MLA"),
+    (np.zeros((8, 1, 1, 576)), {}, "(8, 1, 1, 576) ... one head"),
+    (THREE[None, None], {}, "(1, 1, 8, 64, 576) ... MLA ... num_blocks"),
+    (THREE[0], {}, "(64, 576) ... block_tokens= ... whole_blocks="),
+    (THREE, {"block_tokens": 64}, "(8, 64, 576) ... block_tokens= ... 1"),
+    (THREE[0], {"block_tokens": 48}, "extent 64 ... block= ... token=48"),
+    (THREE[0], {"block_tokens": 0}, "'token' ... is 0 ... least 1"),
+    (THREE, {"row_nbytes": 1153}, "row_nbytes ... is 1153 ... have 1152 bytes ... of 2"),
+    (THREE, {"row_nbytes": 1151}, "row_nbytes ... is 1151 ... have 1152 bytes ... of 2"),
+    ([(THREE, THREE)], {}, "kv_caches[0] is a tuple ... one tensor"),
+    ({0: THREE}, {"part": "index"}, "kv_caches is a dict ... one tensor a layer"),
+    (THREE, {"kpe": THREE, "part": "c"}, "kpe= ... 'ckv' ... 'kpe'"),
+    (THREE, {"kpe": THREE, "row_nbytes": 2}, "takes no part, row_nbytes ... seams"),
+]
 
 POOL = np.zeros((3, 2, 2, 4, 2, 8), np.int8)
-ROWS += rows(
-    "cross_layer.describe",
-    cross_layer.describe,
-    None,
-    [
-        ([POOL[0]], "layer: block kv token head dim", LayoutError, "nests tensors ... one tensor"),
-        (POOL, "block: layer kv token head dim", LayoutError, "':' ... without"),
-        (POOL[0], "block kv token head dim", LayoutError, "'block kv token head dim' ... layer dim"),
-        ([POOL], "block layer kv token head dim", LayoutError, "tensor is a list ... one tensor"),
-        (POOL[0], "block layer kv token head dim", LayoutError, "has 6 dims ... has 5"),
-        (POOL, "block layers kv token head dim", NotationError, "'layers' ... column 7"),
-        (POOL, "kv layer block token head dim", LayoutError, "extent 3 ... kv=2"),
-    ],
-)
+REFUSED["cross_layer.describe", cross_layer.describe] = [
+    ([POOL[0]], "layer: block kv token head dim", LayoutError, "nests tensors ... one tensor"),
+    (POOL, "block: layer kv token head dim", LayoutError, "':' ... without"),
+    (POOL[0], "block kv token head dim", LayoutError, "'block kv token head dim' ... layer dim"),
+    ([POOL], "block layer kv token head dim", LayoutError, "tensor is a list ... one tensor"),
+    (POOL, "kv layer block token head dim", LayoutError, "extent 3 ... kv=2"),
+]
 
 RECORDS, PAGES, PTH = (
     np.zeros((2, 64, 584), np.uint8),
     np.zeros((2, 8_448), np.uint8),
     np.zeros((2, 4, 8, 264), np.uint8),
 )
-ROWS += rows(
-    "quantized.describe",
-    lambda caches, form, more: quantized.describe(caches, form, **more),
-    LayoutError,
-    [
-        (RECORDS, "fp9", {}, "row_format ... 'fp9' ... fp8_ds_mla ... nvfp4_ds_mla ... deepseek_v41"),
-        (PTH, "int8_per_token_head", {"kv_layout": "DHN"}, "kv_layout ... 'DHN' ... 'NHD' ... 'HND'"),
-        (RECORDS.view(np.int16), "deepseek_v4", {}, "caches[0] ... (2, 64, 292) ... of 2"),
-        ([RECORDS, RECORDS.astype(np.int32)], "deepseek_v4", {}, "caches[1] ... of 4 bytes"),
-        ([RECORDS, RECORDS[:1]], "deepseek_v4", {}, "caches[1] ... (1, 64, 584) ... caches[0]"),
-        ([], "deepseek_v4", {}, "shape () ... rows of this format"),
-        ({0: RECORDS}, "deepseek_v4", {}, "caches is a dict ... give a list"),
-        ([(RECORDS, RECORDS)], "deepseek_v4", {}, "caches[0] is a tuple ... one tensor"),
-        (RECORDS, "fp8_ds_mla", {}, "of 584 bytes ... 'fp8_ds_mla' ... has 656 ... nope 512 ... scale 16 ... rope 128"),
-        (PTH, "int8_per_token_head", {"head_dim": 64}, "of 264 ... has 136 ... k 64 ... k_scale ... v 64"),
-        (PTH, "nvfp4", {}, "of 264 bytes ... 'nvfp4' ... has 2 ... 72 ... k 64 ... k_scale"),
-        (RECORDS[:, None].repeat(2, 1), "deepseek_v4", {}, "(2, 2, 64, 584) ... 'block token dim' ... pages"),
-        (RECORDS, "nvfp4", {}, "(2, 64, 584) ... 'block token head dim'"),
-        (RECORDS, "nvfp4", {"kv_layout": "HND"}, "'block head token dim'"),
-        (RECORDS[0, 0], "deepseek_v4", {}, "(584,) ... rows of this format"),
-        (PAGES, "indexer_fp8", {}, "block_tokens= ... pages ... bytes"),
-        (PAGES, "nvfp4", {"block_tokens": 4}, "block_tokens= ... num_kv_heads="),
-        (RECORDS, "deepseek_v4", {"block_tokens": 32}, "block_tokens ... is 32 ... (2, 64, 584) ... says 64"),
-        (PTH, "int8_per_token_head", {"num_kv_heads": 4}, "num_kv_heads ... is 4 ... (2, 4, 8, 264) ... says 8"),
-        (PAGES, "indexer_fp8", {"block_tokens": 32}, "of 8448 bytes ... 32 rows ... are 4224 ... data 128"),
-        (np.zeros((2, 37_888), np.uint8), "deepseek_v4", {"block_tokens": 64}, "are 37376 ... or 37440"),
-        (PAGES, "indexer_fp8", {"block_tokens": 0}, "of 8448 bytes ... 0 rows"),
-        (np.zeros((2, 4, 584), np.uint8)[:, ::2], "deepseek_v4", {}, "a page is not contiguous"),
-        (np.zeros((2, 64, 600), np.uint8)[..., :584], "deepseek_v4", {}, "a page is not contiguous ... though"),
-        ([RECORDS], "deepseek_v4", {"layers": [1, 2]}, "(1, 2) ... hold 1"),
-    ],
-)
+REFUSED["quantized.describe", lambda caches, form, more: quantized.describe(caches, form, **more), LayoutError] = [
+    (RECORDS, "fp9", {}, "row_format ... 'fp9' ... fp8_ds_mla ... nvfp4_ds_mla ... deepseek_v41"),
+    (PTH, "int8_per_token_head", {"kv_layout": "DHN"}, "kv_layout ... 'DHN' ... 'NHD' ... 'HND'"),
+    (RECORDS.view(np.int16), "deepseek_v4", {}, "caches[0] ... (2, 64, 292) ... of 2"),
+    ([RECORDS, RECORDS.astype(np.int32)], "deepseek_v4", {}, "caches[1] ... of 4 bytes"),
+    ([], "deepseek_v4", {}, "shape () ... rows of this format"),
+    ({0: RECORDS}, "deepseek_v4", {}, "caches is a dict ... give a list"),
+    ([(RECORDS, RECORDS)], "deepseek_v4", {}, "caches[0] is a tuple ... one tensor"),
+    (RECORDS, "fp8_ds_mla", {}, "of 584 bytes ... 'fp8_ds_mla' ... has 656 ... nope 512 ... scale 16 ... rope 128"),
+    (PTH, "int8_per_token_head", {"head_dim": 64}, "of 264 ... has 136 ... k 64 ... k_scale ... v 64"),
+    (RECORDS[:, None].repeat(2, 1), "deepseek_v4", {}, "(2, 2, 64, 584) ... 'block token dim' ... pages"),
+    (RECORDS, "nvfp4", {}, "(2, 64, 584) ... 'block token head dim'"),
+    (PAGES, "indexer_fp8", {}, "block_tokens= ... pages ... bytes"),
+    (PAGES, "nvfp4", {"block_tokens": 4}, "block_tokens= ... num_kv_heads="),
+    (RECORDS, "deepseek_v4", {"block_tokens": 32}, "block_tokens ... is 32 ... (2, 64, 584) ... says 64"),
+    (PTH, "int8_per_token_head", {"num_kv_heads": 4}, "num_kv_heads ... is 4 ... (2, 4, 8, 264) ... says 8"),
+    (PAGES, "indexer_fp8", {"block_tokens": 32}, "of 8448 bytes ... 32 rows ... are 4224 ... data 128"),
+    (np.zeros((2, 37_888), np.uint8), "deepseek_v4", {"block_tokens": 64}, "are 37376 ... or 37440"),
+    (np.zeros((2, 4, 584), np.uint8)[:, ::2], "deepseek_v4", {}, "a page is not contiguous"),
+    (np.zeros((2, 64, 600), np.uint8)[..., :584], "deepseek_v4", {}, "a page is not contiguous ... though"),
+]
 
 
 ONE = np.zeros((4, 3, 8), np.float16)
-ROWS += rows(
-    "state.describe",
-    lambda states, more: state.describe(states, **more),
-    LayoutError,
-    [
-        ([], {}, "states is empty ... give a list"),
-        ({"conv": ONE}, {}, "states is a dict ... give a list"),
-        ([None], {}, "states[0] ... NoneType"),
-        ([()], {}, "states[0] ... tuple that ... neither"),
-        ([[[ONE]]], {}, "states[0] ... list that ... neither"),
-        ([(ONE, ONE), (ONE,)], {}, "states[1] ... holds 1 tensors ... 'conv' ... 'ssm'"),
-        ([(ONE, ONE, ONE)], {}, "3 tensors ... parts= ... 'conv' ... 'ssm'"),
-        ([(ONE, ONE)], {"parts": ["conv"]}, "'conv' ... holds 2 tensors"),
-        ([(ONE, ONE.copy())], {"parts": ["a", "a"]}, "'a' ... holds 2"),
-        ([ONE], {"parts": "conv"}, "parts ... 'conv'"),
-        ([ONE], {"parts": ["k scale"]}, "part ... 'k scale'"),
-        (ONE.swapaxes(1, 2), {}, "'state' ... states[0] ... (4, 8, 3)"),
-        ([torch.zeros(4, 3, 8).transpose(1, 2)], {}, "(96, 4, 32) ... bytes ... slot"),
-        ([(ONE, ONE[:, :, :4])], {}, "'ssm' ... states[0] ... (4, 3, 4)"),
-        ([ONE[..., ::2]], {}, "a slot is contiguous"),
-        ([ONE[:, ::2]], {}, "(4, 2, 8) ... contiguous ... strides"),
-        ([np.zeros(())], {}, "'state' of states[0] ... shape () ... (slots,"),
-        ([ONE, np.zeros((4, 3, 9), np.float16)], {}, "tensor 1 ... (4, 3, 9) ... tensor 0"),
-        ([(ONE, np.zeros((5, 8)))], {}, "layout 1 ... 5 blocks ... layout 0 ... 4"),
-        ([(ONE, ONE)], {}, "layer 0 ... 'conv' ... 'ssm'"),
-        ([ONE], {"layers": [1, 2]}, "(1, 2) ... hold 1"),
-    ],
-)
+REFUSED["state.describe", lambda states, more: state.describe(states, **more), LayoutError] = [
+    ([], {}, "states is empty ... give a list"),
+    ({"conv": ONE}, {}, "states is a dict ... give a list"),
+    ([None], {}, "states[0] ... NoneType"),
+    ([()], {}, "states[0] ... tuple that ... neither"),
+    ([(ONE, ONE), (ONE,)], {}, "states[1] ... holds 1 tensors ... 'conv' ... 'ssm'"),
+    ([(ONE, ONE, ONE)], {}, "3 tensors ... parts= ... 'conv' ... 'ssm'"),
+    ([(ONE, ONE)], {"parts": ["conv"]}, "'conv' ... holds 2 tensors"),
+    ([(ONE, ONE.copy())], {"parts": ["a", "a"]}, "'a' ... holds 2"),
+    ([ONE], {"parts": "conv"}, "parts ... 'conv'"),
+    (ONE.swapaxes(1, 2), {}, "'state' ... states[0] ... (4, 8, 3)"),
+    ([torch.zeros(4, 3, 8).transpose(1, 2)], {}, "(96, 4, 32) ... bytes ... slot"),
+    ([np.zeros(())], {}, "'state' of states[0] ... shape () ... (slots,"),
+]
 
 SIZES = {"tokens_per_block": 4, "num_kv_heads": 2}
 TRT, SLOTS = np.zeros((4, 3, 2, 64), np.float16), np.zeros((4, 384), np.float16)
 V2 = SimpleNamespace(get_buffers=None, layer_offsets={0: 0}, impl=SimpleNamespace(get_mem_pool_base_address=None))
 MANAGER = SimpleNamespace(
-    layer_offsets={0: 0}, get_buffers=lambda layer_idx, kv_layout="NHD": TRT[:, 0],
+    layer_offsets={0: 0},
+    get_buffers=lambda layer_idx, kv_layout="NHD": TRT[:, 0],
     impl=SimpleNamespace(get_primary_pool_data=lambda offset: TRT[:, offset]),
-)  # fmt: skip
-ROWS += rows(
-    "tensorrt_llm.describe",
-    lambda pool, more: tensorrt_llm.describe(pool, **more),
-    LayoutError,
-    [
-        (TRT, {"kv_layout": "DHN"}, "kv_layout ... 'DHN' ... 'NHD' ... 'HND'"),
-        (TRT, {}, "(4, 3, 2, 64) ... into 64 elements ... tokens_per_block= ... num_kv_"),
-        (TRT, {"num_kv_heads": 2}, "tokens_per_block= ... num_kv_heads="),
-        (TRT, {"tokens_per_block": 5, "num_kv_heads": 2}, "extent 64 ... head=2 ... token=5"),
-        (TRT.reshape(4, 3, 2, 2, 4, 8), {"tokens_per_block": 2}, "extent 4 ... token=2"),
-        (TRT.reshape(4, 2, 3, 64), SIZES, "(4, 2, 3, 64) ... dim 2 ... kv_factor ... 1 or ... 2, not"),
-        ([TRT], SIZES, "(4, 3, 2, 64) ... has 4 dims"),
-        ([TRT[:, :, 0]], SIZES, "(4, 3, 64) ... dim 1 ... kv_factor ... 1 or ... 2, not"),
-        (TRT.reshape(4, 3, 2, 8, 8), SIZES, "(4, 3, 2, 8, 8) ... has 5 dims"),
-        (None, {}, "pool is a NoneType ... a pool is"),
-        ([], {}, "pool is a list of no tensors"),
-        (SLOTS, {"tokens_per_block": 4}, "(4, 384) ... tokens_per_block="),
-        (TRT, {"whole_blocks": True, **SIZES}, "whole_blocks= ... True has ... tokens"),
-        (MANAGER, {"layers": [1]}, "layers= ... manager numbers"),
-        (MANAGER, {"layer_start": 1}, "manager numbers ... layers"),
-        (V2, {}, "SimpleNamespace ... version 2 keeps"),
-        ([SLOTS, SLOTS[:3].copy()], {}, "layout 1 ... 3 blocks ... layout 0 ... 4"),
-        (TRT, {"layers": [1], **SIZES}, "(1,) ... hold 3"),
-    ],
 )
+REFUSED["tensorrt_llm.describe", lambda pool, more: trt.describe(pool, **more), LayoutError] = [
+    (TRT, {"kv_layout": "DHN"}, "kv_layout ... 'DHN' ... 'NHD' ... 'HND'"),
+    (TRT, {}, "(4, 3, 2, 64) ... into 64 elements ... tokens_per_block= ... num_kv_"),
+    (TRT, {"num_kv_heads": 2}, "tokens_per_block= ... num_kv_heads="),
+    (TRT, {"tokens_per_block": 5, "num_kv_heads": 2}, "extent 64 ... head=2 ... token=5"),
+    (TRT.reshape(4, 2, 3, 64), SIZES, "(4, 2, 3, 64) ... dim 2 ... kv_factor ... 1 or ... 2, not"),
+    ([TRT], SIZES, "(4, 3, 2, 64) ... has 4 dims"),
+    ([TRT[:, :, 0]], SIZES, "(4, 3, 64) ... dim 1 ... kv_factor ... 1 or ... 2, not"),
+    (TRT.reshape(4, 3, 2, 8, 8), SIZES, "(4, 3, 2, 8, 8) ... has 5 dims"),
+    (None, {}, "pool is a NoneType ... a pool is"),
+    ([], {}, "pool is a list of no tensors"),
+    (SLOTS, {"tokens_per_block": 4}, "(4, 384) ... tokens_per_block="),
+    (TRT, {"whole_blocks": True, **SIZES}, "whole_blocks= ... True has ... tokens"),
+    (MANAGER, {"layers": [1]}, "layers= ... manager numbers"),
+    (MANAGER, {"layer_start": 1}, "manager numbers ... layers"),
+    (V2, {}, "SimpleNamespace ... version 2 keeps"),
+]
 
 
 def paged_cache(nbytes=5 * 512, **changed):
     """What describe reads of transformers' PagedAttentionCache."""
     allocator = {
-        "layer_indices": [0, 1], "tokens_per_page": 4, "num_key_value_heads": 2, "head_dim": 8,
-        "cache_dtype": np.dtype(np.float16), "bytes_per_page": 256, "bytes_per_block": 512,
-    }  # fmt: skip
+        "layer_indices": [0, 1],
+        "tokens_per_page": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "cache_dtype": np.dtype(np.float16),
+        "bytes_per_page": 256,
+        "bytes_per_block": 512,
+    }
     full = SimpleNamespace(**allocator | changed)
     return SimpleNamespace(cache_tensor=np.zeros(nbytes, np.uint8), cache_allocators={"full_attention": full})
 
 
-ROWS += rows(
-    "transformers.describe",
-    transformers.describe,
-    LayoutError,
-    [
-        (object(), "'cache_tensor' ... PagedAttentionCache"),
-        (SimpleNamespace(cache_tensor=0), "SimpleNamespace ... 'cache_allocators'"),
-        (paged_cache(bytes_per_page=144, bytes_per_block=288), "of 144 bytes ... of 288"),
-        (paged_cache(bytes_per_block=1024), "are 256, and ... of 2 layers ... 512"),
-        (paged_cache(nbytes=5 * 512 + 128), "cache_tensor ... has 2688 bytes ... the 512 ... 'full_attention'"),
-        (
-            SimpleNamespace(cache_tensor=np.zeros(64, np.uint8), cache_allocators={"mla": SimpleNamespace()}),
-            "cache_allocators['mla'] ... 'layer_indices'",
-        ),
-    ],
-)
-
-V41 = np.zeros((2, 64, 528), np.uint8)
-WHOLE = KVLayout.from_tensors("block dim", np.zeros((2, 8_448), np.uint8))
-SLOT = state.describe(np.zeros((4, 640), np.uint8))
-TOKENS = KVLayout.from_tensors("block token dim", np.zeros((4, 16, 40), np.uint8), part="state")
-ROWS += rows(
-    "compile",
-    kvplan.compile,
-    IncompatibleLayoutsError,
-    [
-        (quantized.describe(V41, "deepseek_v41"), quantized.describe(V41, "deepseek_v41_split"), "layer 0"),
-        (
-            quantized.describe(RECORDS, "int8_per_token_head_mla"),
-            quantized.describe(V41, "deepseek_v41"),
-            "584 ... 528",
-        ),
-        (WHOLE, KVLayout.from_tensors("block dim", np.zeros((4, 4_224), np.uint8)), "8448 ... 4224"),
-        (WHOLE, quantized.describe(PAGES, "indexer_fp8", block_tokens=64), "'kv_scale'"),
-        (SLOT, state.describe(np.zeros((8, 320), np.uint8)), "640 ... 320"),
-        (SLOT, TOKENS, "16 token slots"),
-        (TOKENS, SLOT, "16 token slots"),
-        (SLOT, state.describe(np.zeros((4, 640), np.uint8), parts=["conv"]), "'state' ... 'conv'"),
-    ],
-)
+REFUSED["transformers.describe", transformers.describe, LayoutError] = [
+    (object(), "'cache_tensor' ... PagedAttentionCache"),
+    (SimpleNamespace(cache_tensor=0), "SimpleNamespace ... 'cache_allocators'"),
+    (paged_cache(bytes_per_page=144, bytes_per_block=288), "of 144 bytes ... of 288"),
+    (paged_cache(bytes_per_block=1024), "are 256, and ... of 2 layers ... 512"),
+    (paged_cache(nbytes=5 * 512 + 128), "cache_tensor ... has 2688 bytes ... the 512 ... 'full_attention'"),
+]

@@ -3,52 +3,40 @@
 from __future__ import annotations
 
 import asyncio
-import pickle
 
 import kvplan
-from kvplan import (
-    BlockIndexError,
-    KVLayout,
-    KVPlanError,
-    LayoutError,
-    OverlapError,
-    PathError,
-    Policy,
-    TransferError,
-)
-from tests.contract.refusals.table import paged, rows, spec, tensors, zeros
+from kvplan import BlockIndexError, KVLayout, KVPlanError, LayoutError, OverlapError, PathError, Policy, TransferError
+from tests.contract.refusals.table import REFUSED, paged, spec, tensors, zeros
 from tests.simulated.objects import Tensor
 from tests.unknown import padded_split_kv
 
-ROWS = []
-
-ROWS += rows("Policy", lambda name, value: Policy(**{name: value}), PathError, [
+REFUSED["Policy", lambda name, value: Policy(**{name: value}), PathError] = [
     ("path", "gpu", "path 'gpu' ... 'auto', 'host', 'copy_engine'"),
     ("path", "Kernel", "path 'Kernel' ... 'kernel'"),
-    ("path", None, "path None ... 'auto'"),
-    ("path", ("kernel",), "path ('kernel',)"),
     ("overlap", "Decode", "overlap 'Decode' ... 'idle', 'decode', 'prefill'"),
-    ("overlap", None, "overlap None ... 'idle'"),
     ("threads", 0, "threads ... 0 ... at least one"),
-    ("threads", True, "threads ... True ... at least one"),
     ("max_programs", -1, "max_programs ... -1 ... at least one"),
-    ("max_programs", 65_537, "max_programs ... 65537"),
     ("tile_bytes", 1024, "no tile_bytes ... max_programs"),
     ("staging_bytes", 1023, "staging_bytes ... 1023 ... 1,024"),
     ("chunk_bytes", 4096, "no chunk_bytes ... staging_bytes"),
-    ("streams", 2, "no streams ... nothing to set"),
-])  # fmt: skip
-ROWS += rows("Executor", lambda more: kvplan.Executor(**more), PathError, [
+]
+REFUSED["Executor", lambda more: kvplan.Executor(**more), PathError] = [
     ({"policy": "auto"}, "Policy(path='auto')"),
     ({"policy": Policy}, "give a kvplan.Policy"),
     ({"policy": Policy(path="kernel")}, "path 'kernel' ... device 'cpu'"),
     ({"device": "hpu:0"}, "'hpu:0'"),
-])  # fmt: skip
+]
 
 
 def plan(src=None, dst=None, ids=((0,), (1,))):
     src = src or paged()
     return kvplan.compile(src, dst or paged()).plan(*ids)
+
+
+def cancelled(executor):
+    begun = executor.begin(plan())
+    assert begun.cancel()
+    return begun
 
 
 def executed(call):
@@ -86,34 +74,29 @@ def swapped():
     return made
 
 
-def submit(*given, **more):
-    return lambda executor: executor.submit(*[one() if callable(one) else one for one in given], **more)
-
-
-ROWS += rows(
-    "Executor.submit",
-    executed,
-    None,
-    [
-        (lambda executor: executor.submit([plan()]), KVPlanError, "plan is a list"),
-        (submit(plan, after=3), KVPlanError, "after ... int"),
-        (submit(plan, after=asyncio.Event()), KVPlanError, "asyncio ... awaited"),
-        (submit(plan, priority="urgent"), KVPlanError, "'urgent' ... 'high' or 'normal'"),
-        (submit(plan, priority=None), KVPlanError, "None ... 'high' or 'normal'"),
-        (lambda executor: executor.submit(plan(dst=frozen())), LayoutError, "read-only"),
-        (lambda executor: executor.submit(plan(tensors("block dim", 4, 8), spec())), LayoutError, "virtual"),
-        (lambda executor: executor.submit(plan(on_gpu())), PathError, "'store'"),
-        (lambda executor: executor.submit(plan(dumped())), LayoutError, "the process that saved the dump"),
-        (lambda executor: executor.submit(pickle.loads(pickle.dumps(plan()))), LayoutError, "pickled the layout"),
-        (lambda executor: executor.prepare(swapped()), LayoutError, "other memory now"),
-        (lambda executor: executor.prepare(3), KVPlanError, "plan is a int"),
-        (lambda executor: executor.prepare(plan(on_gpu())), PathError, "path 'host'"),
-        (lambda executor: executor.begin(3), KVPlanError, "int"),
-        (lambda executor: executor.begin(plan(), groups=0), KVPlanError, "groups ... 0"),
-        (lambda executor: executor.begin(plan(), groups=1.5), KVPlanError, "groups ... 1.5"),
-        (lambda executor: executor.begin(plan(), priority="low"), KVPlanError, "priority ... 'low'"),
-    ],
-)
+REFUSED["Executor.submit", executed, KVPlanError] = [
+    (lambda executor: executor.submit([plan()]), "plan is a list"),
+    (lambda executor: executor.submit(plan(), after=3), "after ... int"),
+    (lambda executor: executor.submit(plan(), after=asyncio.Event()), "asyncio ... awaited"),
+    (lambda executor: executor.submit(plan(), priority="urgent"), "'urgent' ... 'high' or 'normal'"),
+    (lambda executor: executor.submit(plan(), priority=None), "None ... 'high' or 'normal'"),
+    (lambda executor: executor.prepare(3), "plan is a int"),
+    (lambda executor: executor.begin(plan(), groups=0), "groups ... 0"),
+]
+REFUSED["LayerwiseTransfer", executed, TransferError] = [
+    (lambda executor: cancelled(executor).submit(0), "cancelled before it began"),
+    (lambda executor: cancelled(executor).synchronize(), "cancelled before it began"),
+]
+REFUSED["Executor.submit", executed, LayoutError] = [
+    (lambda executor: executor.submit(plan(dst=frozen())), "read-only"),
+    (lambda executor: executor.submit(plan(tensors("block dim", 4, 8), spec())), "virtual"),
+    (lambda executor: executor.submit(plan(dumped())), "the process that saved the dump"),
+    (lambda executor: executor.prepare(swapped()), "other memory now"),
+]
+REFUSED["Executor.submit", executed, PathError] = [
+    (lambda executor: executor.submit(plan(on_gpu())), "'store'"),
+    (lambda executor: executor.prepare(plan(on_gpu())), "path 'host'"),
+]
 
 
 def closed(call):
@@ -123,18 +106,13 @@ def closed(call):
     return call(executor, begun)
 
 
-ROWS += rows(
-    "a closed executor",
-    closed,
-    TransferError,
-    [
-        (lambda executor, _: executor.submit(plan()), "the executor is closed"),
-        (lambda executor, _: executor.submit(plan(), priority="high"), "the executor is closed"),
-        (lambda executor, _: executor.prepare(plan()), "the executor is closed"),
-        (lambda executor, _: executor.begin(plan()), "closed"),
-        (lambda _, begun: begun.submit(0), "closed"),
-    ],
-)
+REFUSED["a closed executor", closed, TransferError] = [
+    (lambda executor, _: executor.submit(plan()), "the executor is closed"),
+    (lambda executor, _: executor.submit(plan(), priority="high"), "the executor is closed"),
+    (lambda executor, _: executor.prepare(plan()), "the executor is closed"),
+    (lambda executor, _: executor.begin(plan()), "closed"),
+    (lambda _, begun: begun.submit(0), "closed"),
+]
 
 
 def by_layer(call):
@@ -152,37 +130,16 @@ def by_layer(call):
                     store.submit(layer)
 
 
-def cancelled(call):
-    with kvplan.Executor(policy=Policy(threads=1)) as executor:
-        begun = executor.begin(plan())
-        assert begun.cancel()
-        return call(begun)
-
-
-ROWS += rows(
-    "LayerwiseTransfer",
-    by_layer,
-    None,
-    [
-        (lambda store: store.submit(6), KVPlanError, "layer 6 ... submitted before"),
-        (lambda store: store.submit(4), LayoutError, "layer 4 is not moved"),
-        (lambda store: store.wait_layer(8), LayoutError, "layer 8 is not moved"),
-        (lambda store: store.submit(5, after=7), KVPlanError, "after ... int"),
-        (lambda store: store.synchronize(), TransferError, "layers 5 7 ... not submitted ... submit(layer)"),
-        (lambda store: store.result(), TransferError, "layers 5 7 ... not submitted"),
-        (lambda store: store.wait(), TransferError, "layers 5 7 ... not submitted"),
-        (lambda store: store.wait_layer(5), TransferError, "layers 5 7 ... not submitted"),
-    ],
-)
-ROWS += rows(
-    "LayerwiseTransfer",
-    cancelled,
-    TransferError,
-    [
-        (lambda begun: begun.submit(0), "cancelled before it began"),
-        (lambda begun: begun.synchronize(), "cancelled before it began"),
-    ],
-)
+REFUSED["LayerwiseTransfer", by_layer] = [
+    (lambda store: store.submit(6), KVPlanError, "layer 6 ... submitted before"),
+    (lambda store: store.submit(4), LayoutError, "layer 4 is not moved"),
+    (lambda store: store.wait_layer(8), LayoutError, "layer 8 is not moved"),
+    (lambda store: store.submit(5, after=7), KVPlanError, "after ... int"),
+    (lambda store: store.synchronize(), TransferError, "layers 5 7 ... not submitted ... submit(layer)"),
+    (lambda store: store.result(), TransferError, "layers 5 7 ... not submitted"),
+    (lambda store: store.wait(), TransferError, "layers 5 7 ... not submitted"),
+    (lambda store: store.wait_layer(5), TransferError, "layers 5 7 ... not submitted"),
+]
 
 
 class Gone:
@@ -198,40 +155,35 @@ def failed(call):
         return call(executor, transfer)
 
 
-ROWS += rows(
-    "Transfer",
-    failed,
-    TransferError,
-    [
-        (lambda _, transfer: transfer.synchronize(), "the stream is gone"),
-        (lambda _, transfer: transfer.result(), "the stream is gone"),
-        (lambda executor, transfer: executor.submit(plan(), after=transfer).result(), "the stream is gone"),
-    ],
-)
+REFUSED["Transfer", failed, TransferError] = [
+    (lambda _, transfer: transfer.synchronize(), "the stream is gone"),
+    (lambda _, transfer: transfer.result(), "the stream is gone"),
+    (lambda executor, transfer: executor.submit(plan(), after=transfer).result(), "the stream is gone"),
+]
 
 SRC = tensors("layer kv block token head dim", 2, 2, 6, 4, 2, 8)
 DST = tensors("block layer kv head token dim", 3, 2, 2, 2, 8, 8)
-ROWS += rows("verify", lambda more: kvplan.verify(SRC, DST, **more), None, [
+REFUSED["verify", lambda more: kvplan.verify(SRC, DST, **more)] = [
     ({"blocks": 0}, BlockIndexError, "blocks ... 0 ... at least 1"),
-    ({"blocks": "3"}, BlockIndexError, "blocks ... '3'"),
     ({"blocks": ([0, 0], [0])}, BlockIndexError, "src_blocks ... more than once"),
     ({"blocks": ([9], [0])}, BlockIndexError, "src_blocks[0] ... 9"),
     ({"blocks": ([0, 1, 2, 3], [1, 1])}, OverlapError, "more than once"),
     ({"blocks": ([0, 1, 2], [1])}, BlockIndexError, "cover"),
-])  # fmt: skip
-ROWS += rows(
-    "verify",
-    kvplan.verify,
-    None,
-    [
-        (paged(), frozen(), LayoutError, "read-only"),
-        (padded_split_kv(), padded_split_kv(), KVPlanError, "an executor of that GPU"),
-        (
-            tensors("block token dim", 4, 8, 8),
-            tensors("block token dim", 4, 8, 16),
-            kvplan.IncompatibleLayoutsError,
-            "8 ... 16",
-        ),
-    ],
-)
-ROWS += [("verify", lambda: kvplan.verify(dumped(), paged()), LayoutError, "the process that saved the dump")]
+]
+READ_ONLY = "read-only array; verification writes to it"
+LARGE = tensors("block dim", 4, 40 << 20)
+REFUSED["verify", lambda *given, **more: kvplan.verify(*given, **more)] = [
+    (frozen(), paged(), LayoutError, READ_ONLY),
+    (paged(), frozen(), LayoutError, "read-only"),
+    (spec(), spec(), LayoutError, "virtual"),
+    (padded_split_kv(), padded_split_kv(), KVPlanError, "takes an executor of that GPU"),
+    (paged(), paged(dim=16), kvplan.IncompatibleLayoutsError, "8 ... 16"),
+    (kvplan.compile(SRC, DST), DST, LayoutError, "src is a CopyProgram; give the layout to read"),
+    (kvplan.reshard(SRC, DST), DST, LayoutError, "src is a Resharding; give the layout to read"),
+    ([1, 2], DST, LayoutError, "src is a list ... verify takes two layouts"),
+    (SRC, None, LayoutError, "dst is a NoneType; give the layout to write"),
+]
+REFUSED["verify", LayoutError] = [
+    (lambda: kvplan.verify(dumped(), paged()), "the process that saved the dump"),
+    (lambda: kvplan.verify(LARGE, LARGE, blocks=([0, 1], [2, 3])), "a verification moves at most 67,108,864"),
+]

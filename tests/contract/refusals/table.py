@@ -1,9 +1,10 @@
 """What a row of refusals is, and what is expected of each.
 
-A row is ``(name, call, error, words)``: the public name that refuses, a call without arguments, the exact class of the
-error, and what its message must say, whatever its sentences are: the wrong value, where it stands, what would be right.
-Words are fragments with " ... " between them, each of which must occur, in any order. Where many rows are of one call,
-:func:`rows` makes them of ``(*arguments, words)``, a line each.
+``REFUSED[name, call, error] = [(*arguments, words), ...]`` adds rows of one call: the public name that refuses, the
+function that is given the arguments, the exact class of the error, and what its message must say, whatever its
+sentences are: the wrong value, where it stands, what would be right. Words are fragments with " ... " between them,
+each of which must occur, in any order. Without an error, each row names its own: ``(*arguments, error, words)``.
+Without a call, a row's argument is what is called.
 
 A call runs in an empty folder of its own, so that it may write ``a.json`` and read it.
 """
@@ -23,15 +24,24 @@ import numpy as np
 from kvplan import KVLayout, KVPlanError
 from kvplan.cli import main
 
-Row = tuple[str, Callable[[], object], type[KVPlanError], str]
 MOST, LINE = 600, 2000  # letters of a message, and of a command's line, whatever it quotes
 
 
-def rows(name: str, call: Callable[..., object], error: type[KVPlanError] | None, cases: Iterable[tuple]) -> list[Row]:
-    """Rows of one call: ``(*arguments, words)`` each, or ``(*arguments, error, words)`` of several classes."""
-    if error is None:
-        return [(name, partial(call, *given), kind, words) for *given, kind, words in cases]
-    return [(name, partial(call, *given), error, words) for *given, words in cases]
+class Refusals:
+    """The table; :attr:`rows` are tuples of name, call, error and words."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[str, Callable[[], object], type[KVPlanError], str]] = []
+
+    def __setitem__(self, key: Any, rows: Iterable[tuple]) -> None:
+        name, *call = key if isinstance(key, tuple) else (key,)
+        error = call.pop() if call and isinstance(call[-1], type) else None
+        for *arguments, words in rows:
+            kind = error or arguments.pop()
+            self.rows.append((name, partial(*call, *arguments), kind, words))
+
+
+REFUSED = Refusals()
 
 
 class UsageError(KVPlanError):
@@ -60,23 +70,21 @@ def file(content: str | bytes | dict, name: str = "a.json") -> str:
     return name
 
 
-def zeros(*shape: int) -> np.ndarray:
-    return np.zeros(shape, np.uint8)
+def zeros(*shape: int, kind: type = np.uint8) -> np.ndarray:
+    return np.zeros(shape, kind)
 
 
-def tensors(notation: str, *shape: int, **options: Any) -> KVLayout:
-    """A layout of new bytes."""
-    return KVLayout.from_tensors(notation, zeros(*shape), **options)
+def tensors(notation: str, *shape: int, kind: type = np.uint8, **options: Any) -> KVLayout:
+    """A layout of new memory."""
+    return KVLayout.from_tensors(notation, zeros(*shape, kind=kind), **options)
 
 
-def paged(blocks: int = 8, token: int = 4, head: int = 2, dim: int = 8, notation: str = "block token head dim",
-          **options: Any) -> KVLayout:  # fmt: skip
-    return tensors(notation, blocks, token, head, dim, **options)
+def paged(blocks: int = 8, token: int = 4, head: int = 2, dim: int = 8, **options: Any) -> KVLayout:
+    return tensors("block token head dim", blocks, token, head, dim, **options)
 
 
 @cache
 def spec(notation: str = "block dim", device: str = "cpu", dtype: str = "uint8", **sizes: int) -> KVLayout:
     """A layout of no memory."""
-    return KVLayout.from_spec(
-        {"notation": notation, "device": device, "dtype": dtype, "sizes": sizes or {"block": 4, "dim": 8}}
-    )
+    sizes = sizes or {"block": 4, "dim": 8}
+    return KVLayout.from_spec({"notation": notation, "device": device, "dtype": dtype, "sizes": sizes})

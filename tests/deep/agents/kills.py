@@ -19,8 +19,8 @@ MOVED = 4  # blocks of each
 SOON = 0.05  # seconds within which the other process is killed
 
 
-def rounds(place: Host, seed: int, count: int) -> str:
-    """Kill owners and visitors; return a summary."""
+def rounds(place: Host, seed: int, count: int) -> None:
+    """Kill owners and visitors."""
     rng = random.Random(seed)
     kinds = 2 * place.turns
     left = (0, 0, 0)
@@ -43,7 +43,6 @@ def rounds(place: Host, seed: int, count: int) -> str:
         if k % 20 == 19:
             print(f"  {k + 1} rounds, {finished} transfers done, {failed} failed, {noted} noted", flush=True)
     assert count < 20 or failed, "no transfer was in flight when its owner was killed"
-    return f"{finished} transfers done, {failed} failed, {noted} noted"
 
 
 def _killed_owner(place: Host, rng: random.Random, agent: Agent, other: Neighbour, told: Bytes) -> tuple[int, int]:

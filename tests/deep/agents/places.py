@@ -51,7 +51,6 @@ class Host:
 
     def pool(self, seed: int, notation: str = NOTATION, turn: int = 0) -> KVLayout:
         """A pool with this content; owners of different turns are in different places."""
-        del turn
         return workers.pool(seed=seed, notation=notation)
 
     def seen(self, pool: KVLayout) -> Bytes:
@@ -68,12 +67,10 @@ class Host:
 
     def executor(self, rng: random.Random) -> kvplan.Executor | None:
         """An executor with a random policy; None for the agent's own."""
-        del rng
         return None
 
     def later(self, rng: random.Random) -> Any:
         """An ``after=`` that completes soon, or None."""
-        del rng
 
     def used(self) -> dict[str, int]:
         """Bytes of memory that this process has, by where."""

@@ -19,13 +19,12 @@ BATCH = 50  # transfers between two comparisons
 Flying = tuple[bool, Any]  # whether it reads, and the transfer
 
 
-def transfers(place: Host, seed: int, count: int) -> str:
-    """Move random blocks between two processes; return a summary."""
+def transfers(place: Host, seed: int, count: int) -> None:
+    """Move random blocks between two processes."""
     rng = random.Random(seed)
     whole = -(-count // BATCH)
     batches = [min(place.batches, whole - first) for first in range(0, whole, place.batches)]
     seeds = [rng.randrange(251) for _ in batches]
-    grown: dict[str, int] = {}
     used: dict[str, int] = {}
     for k, other in enumerate(neighbours(place, seeds, ahead=0)):
         pair = Pair(place, rng, other, seeds[k])
@@ -33,7 +32,7 @@ def transfers(place: Host, seed: int, count: int) -> str:
             pair.run()
             if batch == batches[k] // 4:
                 theirs = other.used()
-        grown = _most(grown, _growth(other.used(), theirs, "the other process"))
+        _bounded(other.used(), theirs, "the other process")
         pair.close()
         other.end()
         del pair
@@ -41,23 +40,14 @@ def transfers(place: Host, seed: int, count: int) -> str:
         if k == len(batches) // 10 + place.turns - 1:
             used = place.used()
         print(f"  {BATCH * sum(batches[: k + 1]):,} transfers", flush=True)
-    mine = _growth(place.used(), used, "this process") if used else {}
-    return "; ".join(
-        f"{whose} grew by {', '.join(f'{name} {nbytes / 1e6:.1f} MB' for name, nbytes in found.items())}"
-        for whose, found in (("this process", mine), ("the other", grown))
-        if found
-    )
+    if used:
+        _bounded(place.used(), used, "this process")
 
 
-def _growth(now: dict[str, int], before: dict[str, int], whose: str) -> dict[str, int]:
-    """Bytes by which memory has grown, by where; each is bounded."""
+def _bounded(now: dict[str, int], before: dict[str, int], whose: str) -> None:
+    """Memory has grown by no more than it may, wherever it is."""
     grown = {name: nbytes - before[name] for name, nbytes in now.items()}
     assert max(grown.values()) < GROWTH, f"{whose} grew by {grown} bytes"
-    return grown
-
-
-def _most(first: dict[str, int], second: dict[str, int]) -> dict[str, int]:
-    return {name: max(nbytes, first.get(name, nbytes)) for name, nbytes in second.items()}
 
 
 @dataclass
