@@ -157,10 +157,11 @@ def _stitch(parts: Sequence[Part], possible: Sequence[Merge], made: Descriptors)
         src, dst = in_order[merge.after]
         at = np.minimum(np.searchsorted(dst, before[1] + merge.dst), dst.size - 1)
         units = before[1][(dst[at] == before[1] + merge.dst) & (src[at] == before[0] + merge.src)]
-        met.append((units[:, None] + merge.ends).ravel())
-    bounds = np.unique(np.concatenate(met))  # destinations at which one copy ends and another begins
-    if not bounds.size:
+        if units.size:
+            met.append((units[:, None] + merge.ends).ravel())
+    if not met:
         return made
+    bounds = np.unique(np.concatenate(met))  # destinations at which one copy ends and another begins
     some = _among(bounds, made.dst) | _among(bounds, made.dst + made.size)
     merged = merge_adjacent(*(column[some] for column in made))
     return Descriptors(*(np.concatenate((column[~some], end)) for column, end in zip(made, merged, strict=True)))
@@ -181,15 +182,18 @@ def cut(made: Descriptors, seams: Seams, max_nbytes: int | None) -> Descriptors:
     Descriptors(src=array([ 0, 10, 26]), dst=array([100, 110, 126]), size=array([10, 16,  4]))
     """
     for side, marks in enumerate(seams):
-        first = np.searchsorted(marks, made[side], side="right")
-        counts = np.searchsorted(marks, made[side] + made.size) - first
-        if counts.any():
-            index, number = _numbered(counts + 1)
+        if marks.size:
+            first = np.searchsorted(marks, made[side], side="right")
+            counts = np.searchsorted(marks, made[side] + made.size) - first
+            some = np.flatnonzero(counts)
+            index, number = _numbered(counts[some] + 1)
+            index = some[index]
             mark = marks[np.minimum(first[index] + number, marks.size) - 1]
-            made = _pieces(made, index, np.where(number > 0, mark - made[side][index], 0))
-    if max_nbytes is not None and made.size.size and int(made.size.max()) > max_nbytes:
-        index, number = _numbered(-(-made.size // max_nbytes))
-        made = _pieces(made, index, number * max_nbytes)
+            made = _cut(made, some, index, np.where(number > 0, mark - made[side][index], 0))
+    if max_nbytes is not None:
+        some = np.flatnonzero(made.size > max_nbytes)
+        index, number = _numbered(-(-made.size[some] // max_nbytes))
+        made = _cut(made, some, some[index], number * max_nbytes)
     return made
 
 
@@ -199,11 +203,14 @@ def _numbered(counts: Int64Array) -> tuple[Int64Array, Int64Array]:
     return index, np.arange(index.size) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
-def _pieces(made: Descriptors, index: Int64Array, start: Int64Array) -> Descriptors:
-    """Cut descriptors into pieces, each given by the number of its descriptor and its first byte there."""
+def _cut(made: Descriptors, some: Int64Array, index: Int64Array, start: Int64Array) -> Descriptors:
+    """Cut some descriptors into pieces, each given by the number of its descriptor and its first byte there."""
+    if not some.size:
+        return made
     last = np.append(index[1:] != index[:-1], [True])
     end = np.where(last, made.size[index], np.append(start[1:], [0]))
-    return Descriptors(made.src[index] + start, made.dst[index] + start, end - start)
+    pieces = made.src[index] + start, made.dst[index] + start, end - start
+    return Descriptors(*(np.append(np.delete(column, some), cut) for column, cut in zip(made, pieces, strict=True)))
 
 
 class Merge(NamedTuple):

@@ -99,10 +99,10 @@ def split_layers(plan: Plan, edges: Edges) -> list[tuple[Layers, Plan]]:
     made = []
     for layers, cuts in pieces:
         moved = [
-            (Part(cut.group, part.units + cut.step), skip)
-            for cut in cuts
+            (Part(group, part.units + step), skip)
+            for whole, group, step in [(*cut, cut.step) for cut in cuts]
             for part, skip in zip(plan.parts, plan.skips, strict=True)
-            if part.group is cut.whole
+            if part.group is whole
         ]
         parts, skips = zip(*moved, strict=True) if moved else ((), ())
         nbytes = sum(part.nbytes for part in parts)

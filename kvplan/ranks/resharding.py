@@ -372,16 +372,19 @@ class _Move:
 
     def _plan_stretches(self, ranks: Ranks, ids: Ids, skips: tuple[int, int], tokens: int, stretch: int) -> Plan:
         """Plan each stretch that both ranks hold, in the destination blocks of this source's turn."""
-        at = np.arange(tokens // stretch) * stretch
-        blocks, slots = [], []
-        kept = np.ones(at.size, dtype=bool)
-        for rank, some, skip in zip(ranks, ids, skips, strict=True):
+        at = np.arange(0, tokens, stretch)
+        if self._turn.ranks > 1:
+            mine = ids[1] % self._turn.ranks == self._turn.number
+            at = at[mine[(at + skips[1]) // ranks[1].span_tokens]]
+        for rank, skip in zip(ranks, skips, strict=True):
+            if rank.cp_size > 1:
+                at = at[rank.holds((at + skip) % rank.span_tokens)]
+        units = []
+        for rank, blocks, skip in zip(ranks, ids, skips, strict=True):
             number, token = np.divmod(at + skip, rank.span_tokens)
-            kept &= rank.holds(token)
-            blocks.append(some[number])
-            slots.append(blocks[-1] * (rank.layout.block_tokens // stretch) + rank.slot(token) // stretch)
-        kept &= blocks[1] % self._turn.ranks == self._turn.number
-        return self._of_stretches(ranks, stretch).plan(slots[0][kept], slots[1][kept])
+            each = rank.layout.block_tokens // stretch
+            units.append(blocks[number] if each == 1 else blocks[number] * each + rank.slot(token) // stretch)
+        return self._of_stretches(ranks, stretch).plan(units[0], units[1])
 
     def _stretch(self, skip: int) -> int:
         """Return the largest number of tokens that follow one another on both sides, in every block."""

@@ -92,6 +92,8 @@ class Shard:
 
     def slot(self, token: Int64Array) -> Int64Array:
         """Return the token slots of the rank's block that hold these tokens."""
+        if self.cp_size == 1:
+            return token
         return token // (self.interleave * self.cp_size) * self.interleave + token % self.interleave
 
     def meets(self, other: Shard) -> bool:
