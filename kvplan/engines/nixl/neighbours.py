@@ -16,7 +16,6 @@ from kvplan.agents.by_nixl.nixl_end import NixlEnd
 from kvplan.agents.by_nixl.nixl_link import PACKED_VERSION, NixlPacked
 from kvplan.agents.card import read_card
 from kvplan.agents.packed.line import far_memory
-from kvplan.agents.packed.packed_transfer import PATIENCE
 from kvplan.agents.packed.ring import Slots
 from kvplan.agents.peer_transfer import Order
 from kvplan.base.process import generation
@@ -57,9 +56,8 @@ class NearEnd:
 
     def __init__(self, name: str, memory: RegisteredMemory) -> None:
         self.peers: dict[str, NearPeer] = {}
-        self.agent, self.memory = Agent(name, {}, transports=("cuda_ipc", "shm")), memory
-        self._offered = memory.layouts
-        weakref.finalize(self, _close_near, self.agent, generation()).atexit = False
+        self.agent, self.memory, self._offered = Agent(name, {}, transports=("cuda_ipc", "shm")), memory, memory.layouts
+        weakref.finalize(self, self.agent.close, timeout=PART_SECONDS).atexit = False
 
     def part(self) -> str | None:
         """Offer the memory that is registered now; return this end's part of the card, or None."""
@@ -253,8 +251,8 @@ class PackedPeer(_Peer):
         except KVPlanError as error:  # a full GPU: each transfer would try, and be logged
             self.left = f"this process has no ring: {error}"
             raise
-        patience = PATIENCE if end.answered(self.name) else GREET_SECONDS
-        return end.submit(Order(plan, self.name, _reading(plan)), patience)
+        patience = {} if end.answered(self.name) else {"patience": GREET_SECONDS}
+        return end.submit(Order(plan, self.name, _reading(plan)), **patience)
 
     def gone(self, moving: object = None) -> str | None:
         """Return why the peer can no longer be moved to and from, or None, when a transfer has ended."""
@@ -283,13 +281,6 @@ def guarded(what: str, level: int = logging.WARNING) -> Iterator[None]:
         yield
     except Exception as error:
         log.log(level, "%s: %s: %s", what, type(error).__name__, error)
-
-
-def _close_near(agent: Agent, made_in: int) -> None:
-    """Close an agent; a forked child leaves that to its parent."""
-    if made_in == generation():
-        with guarded("memory is given up while peers may still use it"):
-            agent.close(timeout=PART_SECONDS)
 
 
 def _close(way: NixlPacked, real: object, made_in: int) -> None:
