@@ -7,13 +7,10 @@ descriptors to the driver without a Python object for each descriptor.
 from __future__ import annotations
 
 import ctypes
-from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from ctypes import byref, c_float, c_int, c_size_t, c_uint64, c_void_p
 from functools import partial
 from types import ModuleType
-from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,10 +21,8 @@ from kvplan.cuda.rows import FAILED, NAMES, error_of, new_state
 from kvplan.errors import PathError, TransferError
 from kvplan.layout.strides import Int64Array
 
-__all__ = ["NOT_READY", "Arena", "Device", "Piece", "Uncaptured"]
+__all__ = ["NOT_READY", "Device", "Uncaptured"]
 
-SMALLEST = 4 << 10  # bytes of a piece of memory
-CARVED = 1 << 20  # smaller pieces are cut from blocks of this many bytes
 MAX_PITCH, MULTIPROCESSORS, MAJOR, MINOR = 11, 16, 75, 76  # CUdevice_attribute
 MAX_DYNAMIC_SHARED = 8  # CUfunction_attribute
 DEFAULT_SHARED = 48 << 10  # bytes of shared memory that a kernel gets without asking
@@ -40,8 +35,6 @@ WATCH_NAPS = 50  # naps of 20 us after which a waiting thread lets Python handle
 
 class Current:
     """A ``with`` in which a context is current for the calling thread."""
-
-    __slots__ = ("_before", "_context", "_driver")
 
     def __init__(self, driver: Driver, context: int) -> None:
         self._driver, self._context = driver, context
@@ -60,8 +53,6 @@ class Current:
 
 class Uncaptured:
     """A ``with`` in which this thread may make calls that a graph capture in any thread would forbid."""
-
-    __slots__ = ("_driver", "_mode")
 
     def __init__(self, device: Device) -> None:
         self._driver, self._mode = device.driver, c_int(RELAXED)
@@ -225,13 +216,9 @@ class Device:
     def load(self, image: bytes, name: str, shared: int) -> tuple[int, int]:
         """Load a compiled module with ``shared`` bytes of shared memory; return the handles of module and function."""
         module = self.driver.get("cuModuleLoadData", image)
-        try:
-            function = self.driver.get("cuModuleGetFunction", module, name.encode())
-            if shared > DEFAULT_SHARED:
-                self.driver.call("cuFuncSetAttribute", function, MAX_DYNAMIC_SHARED, shared)
-        except TransferError:
-            self.driver.cuModuleUnload(module)
-            raise
+        function = self.driver.get("cuModuleGetFunction", module, name.encode())
+        if shared > DEFAULT_SHARED:
+            self.driver.call("cuFuncSetAttribute", function, MAX_DYNAMIC_SHARED, shared)
         return module, function
 
     def copy(self, dst: int, src: int, nbytes: int, stream: int) -> None:
@@ -288,94 +275,6 @@ class Device:
         functions = [*(getattr(self.driver, name) for name in NAMES), _LIBRARY.usleep, _LIBRARY.sem_wait]
         addresses = [ctypes.cast(one, c_void_p).value if one else 0 for one in functions]
         return np.array([*addresses, ctypes.addressof(_ATTRIBUTES), ctypes.addressof(_FIRST)], dtype=np.int64)
-
-
-class Piece(NamedTuple):
-    """A stretch of memory.
-
-    Attributes:
-        address: address of the first byte.
-        nbytes: number of bytes.
-        words: the same memory as int64 if the CPU can reach it; otherwise empty.
-        free: the list of free pieces that it goes back to.
-    """
-
-    address: int
-    nbytes: int
-    words: Int64Array
-    free: deque[Any]
-
-
-class Arena:
-    """Memory in pieces of a few sizes, which are reused. Any thread may take pieces and give them back, without a lock.
-
-    Args:
-        allocate: allocates a number of bytes and returns their address.
-        free: frees the memory at an address.
-        visible: whether the CPU can reach the memory.
-    """
-
-    def __init__(self, allocate: Callable[[int], int], free: Callable[[int], None], *, visible: bool) -> None:
-        self._allocate, self._free_block, self._visible = allocate, free, visible
-        self._blocks: dict[int, int] = {}  # bytes by address
-        self._free: dict[int, deque[Piece]] = {}
-
-    @property
-    def nbytes(self) -> int:
-        """Return the number of allocated bytes."""
-        return sum(self._blocks.copy().values())
-
-    def take(self, nbytes: int, *, exact: bool = False) -> Piece:
-        """Take a piece of at least ``nbytes`` bytes; if ``exact``, for one that is large and kept long, of no more."""
-        size = nbytes if exact else rounded(nbytes) if nbytes > SMALLEST else SMALLEST
-        free = self._free.get(size)
-        if free is None:
-            free = self._free.setdefault(size, deque())
-        while True:
-            try:
-                return free.pop()  # the piece given back last, which may still be in the CPU's cache
-            except IndexError:
-                self._carve(size, free)
-
-    def _carve(self, size: int, free: deque[Piece]) -> None:
-        """Allocate a block and cut it into free pieces."""
-        block = max(size, CARVED)
-        address = self._allocate(block)
-        self._blocks[address] = block
-        words = np.empty(0, np.int64)
-        if self._visible:
-            words = np.frombuffer((ctypes.c_int64 * (block // 8)).from_address(address), np.int64)
-        starts = range(0, block - size + 1, size)
-        free.extend([Piece(address + at, size, words[at // 8 : (at + size) // 8], free) for at in starts])
-
-    def trim(self) -> None:
-        """Free the large blocks that nobody uses."""
-        for size, free in list(self._free.items()):
-            with suppress(IndexError):  # none is left
-                while size > CARVED:
-                    address = free.pop().address
-                    del self._blocks[address]
-                    self._free_block(address)
-
-    def close(self) -> None:
-        """Free all memory. No piece may be in use."""
-        while self._blocks:
-            self._free_block(self._blocks.popitem()[0])
-        self._free.clear()
-
-
-def rounded(nbytes: int) -> int:
-    """Return the size of the smallest piece that holds a number of bytes.
-
-    Small sizes are powers of two. Large sizes are multiples of a quarter of a power of two, so that little is wasted.
-
-    >>> rounded(1), rounded(5000), rounded((5 << 20) + 1) >> 20
-    (4096, 8192, 6)
-    """
-    if nbytes > CARVED:
-        quarter = 1 << ((nbytes - 1).bit_length() - 3)
-        return -(-nbytes // quarter) * quarter
-    return max(SMALLEST, 1 << (nbytes - 1).bit_length())
 
 
 _LIBRARY = ctypes.CDLL(None)

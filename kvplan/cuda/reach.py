@@ -54,6 +54,25 @@ def gpus_of(plan: Plan, here: int) -> list[int]:
     return [here, *sorted(numbers - {here})]
 
 
+def route_of(plan: Plan, here: str) -> str:
+    """Return the way of a plan's bytes, as the executor of the GPU ``here`` sees it.
+
+    Between GPUs it is ``"pull"`` if some of the sources are another GPU's memory, otherwise ``"push"``.
+    """
+    if plan.direction != "device":
+        return plan.direction
+    for side, route in ((0, "pull"), (1, "push")):
+        for pair in plan.layouts:
+            if pair[side].device != here and ordinary(pair[side].device) != here:
+                return route
+    return "device"
+
+
+def ordinary(device: str) -> str:
+    """Return the name of a device with its number."""
+    return device if ":" in device else f"{device}:0"
+
+
 class Reach:
     """The facts of layouts. The driver is called once per layout and GPU; each time, while a GPU does not reach it.
 

@@ -30,6 +30,7 @@ from kvplan.layout.strides import Int64Array
 
 RECORD, WAIT, LAUNCH, COPY, BATCH, BOX, SYNC, AWAIT = range(8)
 WORDS = 8
+UNIFIED = 4  # CUmemorytype: the driver finds the kind of memory by the address
 NAMES = (
     "cuEventRecord", "cuStreamWaitEvent", "cuLaunchKernelEx", "cuMemcpyAsync", "cuMemcpyBatchAsync",
     "cuMemcpy2DAsync_v2", "cuEventQuery",
@@ -90,6 +91,18 @@ def copy_rows(columns: Int64Array, stream: int, *, least: int, most: int) -> Int
         rows[:, 7] = count
         made.append(rows)
     return np.concatenate(made)
+
+
+def boxes(rows: Int64Array) -> Int64Array:
+    """Return the CUDA_MEMCPY2D of every row, as (n, 16) int64: the words of the structure.
+
+    >>> boxes(np.array([[1, 2, 3, 4, 5, 6]])).tolist()
+    [[0, 0, 4, 0, 1, 0, 5, 0, 0, 4, 0, 2, 0, 6, 3, 4]]
+    """
+    made = np.zeros((len(rows), 16), dtype=np.int64)
+    made[:, (2, 9)] = UNIFIED
+    made[:, (4, 11, 14, 15, 6, 13)] = rows
+    return made
 
 
 def error_of(driver: Driver, rows: Int64Array, state: Int64Array) -> TransferError:

@@ -21,12 +21,12 @@ from kvplan.cuda.rows import (
     RECORD,
     SYNC,
     WAIT,
+    boxes,
     copy_rows,
     error_of,
     new_state,
     rows_of,
 )
-from kvplan.execute.gpu.paths import boxes
 from tests.plan.slow_twins import uncompiled
 
 COUNTS = (2, 3, 4, 4, 9, 2, 1)  # arguments of the functions of NAMES

@@ -122,8 +122,13 @@ ROWS = [
         "check_disjoint(a.components)",
         "'[reshard: destinations 0 and 1 share bytes]'",
     ),
-    ("ranks/resharding.py", "[1] % self._turn.ranks == self._turn.number", "[1] % self._turn.ranks >= 0", RANKS),
-    ("ranks/resharding.py", "kept &= rank.holds(token)", "pass", RANKS),
+    (
+        "ranks/resharding.py",
+        "= ids[1] % self._turn.ranks == self._turn.number",
+        "= ids[1] % self._turn.ranks >= 0",
+        RANKS,
+    ),
+    ("ranks/resharding.py", "if rank.cp_size > 1:\n", "if False:\n", RANKS),
     # Ids and addresses; merging and cutting; rings, layers and chunks.
     ("plan/loops_numba.py", "last, signs = num_blocks - 1, np", "last, signs = num_blocks, np", LOOPS),
     (
@@ -206,8 +211,8 @@ ROWS = [
     ("execute/gpu/resources.py", "self.pinned.close()", "pass", BYTES),
     ("execute/gpu/resources.py", "device.synchronize(event)", "pass", "test_every_path_moves_what_the_oracle_moves"),
     ("execute/gpu/selection.py", "[other() for other in known.others] != [*programs[1:]]", "False", ERRORS),
-    ("cuda/device.py", "return free.pop()", "return free[-1]", ORDER),
-    ("cuda/device.py", "range(0, block - size + 1, size)", "range(0, block, size)", RINGS),
+    ("execute/gpu/resources.py", "return free.pop()", "return free[-1]", ORDER),
+    ("execute/gpu/resources.py", "range(0, block - size + 1, size)", "range(0, block, size)", RINGS),
     ("cuda/rows.py", "rows[:, 5] = np.minimum(starts + most, last) - starts", "rows[:, 5] = most", BYTES),
     ("cuda/player.py", "dst + row * dst_pitch, src", "dst, src", BYTES),
     ("cuda/player.py", ":\n            publish(at + FAILED, code)\n            return", ":\n            return", FAILS),

@@ -11,12 +11,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from kvplan.base.process import check_process
-from kvplan.cuda.device import NOT_READY, Piece
+from kvplan.cuda.device import NOT_READY
 from kvplan.cuda.handles import current_stream, stream_handle
 from kvplan.cuda.reach import gpus_of
 from kvplan.cuda.rows import ADDED, ENDED, FAILED, LAST_ROW, PLAYED, STATE_WORDS
 from kvplan.errors import KVPlanError, TransferError
-from kvplan.execute.gpu.resources import Resources
+from kvplan.execute.gpu.resources import Piece, Resources
 from kvplan.execute.transfer import OwnTransfer, TransferResult, cancellation, check_layer
 from kvplan.layout.strides import Int64Array
 from kvplan.plan.plan import Plan

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from kvplan.cost.policy import HOST_ROUTES, ROUTES, KernelSize
-from kvplan.cuda.reach import Facts, ordinal_of
-from kvplan.cuda.rows import BATCH, BOX, RECORD, WORDS, copy_rows, rows_of
+from kvplan.cuda.reach import Facts, ordinal_of, ordinary, route_of
+from kvplan.cuda.rows import BATCH, BOX, RECORD, WORDS, boxes, copy_rows, rows_of
 from kvplan.errors import HostMemoryError, KVPlanError, PathError
 from kvplan.execute.gpu import row_loops
 from kvplan.execute.gpu.gpu_transfer import GpuTransfer
@@ -27,7 +27,6 @@ from kvplan.program.program import RunGroup
 
 # A list of more calls, and copies in batches, goes to the issuer: the submitting thread makes one in about 1 us.
 INLINE_EFFORT = 96
-UNIFIED = 4  # CUmemorytype: the driver finds the kind of memory by the address
 # Most copies of a batch. The copy engine begins when a call returns, so it waits for the whole first batch; and the
 # model's launches wait for the driver's lock, which a call holds. A call of 52,000 copies has crashed driver 580.
 BATCH_COPIES = 256
@@ -137,24 +136,6 @@ class Path(ABC):
         """
 
 
-def route_of(plan: Plan, here: str) -> str:
-    """Return the way of a plan's bytes, as the executor of the GPU ``here`` sees it.
-
-    Between GPUs it is ``"pull"`` if some of the sources are another GPU's memory, otherwise ``"push"``.
-    """
-    if plan.direction != "device":
-        return plan.direction
-    for side, route in ((0, "pull"), (1, "push")):
-        for pair in plan.layouts:
-            if pair[side].device != here and _ordinary(pair[side].device) != here:
-                return route
-    return "device"
-
-
-def _ordinary(device: str) -> str:
-    return device if ":" in device else f"{device}:0"
-
-
 def sides_of(here: str, plan: Plan, facts: Sequence[Facts]) -> Sides:
     """Describe the memory on both sides of a plan.
 
@@ -163,7 +144,7 @@ def sides_of(here: str, plan: Plan, facts: Sequence[Facts]) -> Sides:
         plan: the plan.
         facts: the facts of each layout of the plan: of a source, of its destination, of the next source, ...
     """
-    devices = {_ordinary(fact.device) for fact in facts} - {"cpu:0"}
+    devices = {ordinary(fact.device) for fact in facts} - {"cpu:0"}
     pageable = next((fact.pageable for fact in facts if fact.pageable), "")
     reasons = [fact.unreachable for fact in facts] + [destination.unwritable for destination in facts[1::2]]
     unreachable = next(filter(None, reasons), "")
@@ -222,18 +203,6 @@ class CopyEngine2DPath(CopyEnginePath):
         if columns.size:
             calls = np.concatenate((calls, self._rows(transfer, columns, stream)))
         return calls, int(rows[:, 3].sum())
-
-
-def boxes(rows: Int64Array) -> Int64Array:
-    """Return the CUDA_MEMCPY2D of every row, as (n, 16) int64: the words of the structure.
-
-    >>> boxes(np.array([[1, 2, 3, 4, 5, 6]])).tolist()
-    [[0, 0, 4, 0, 1, 0, 5, 0, 0, 4, 0, 2, 0, 6, 3, 4]]
-    """
-    made = np.zeros((len(rows), 16), dtype=np.int64)
-    made[:, (2, 9)] = UNIFIED
-    made[:, (4, 11, 14, 15, 6, 13)] = rows
-    return made
 
 
 def batched_from(backend: Resources, direction: str) -> int:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import weakref
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from kvplan.cost.policy import Policy
-from kvplan.cuda.device import Arena, Device, Uncaptured
+from kvplan.cuda.device import Device, Uncaptured
 from kvplan.cuda.issuer import Issuer
 from kvplan.cuda.reach import Reach
 from kvplan.execute.backend import Backend
 from kvplan.layout.strides import Int64Array
 
+SMALLEST = 4 << 10  # bytes of a piece of memory
+CARVED = 1 << 20  # smaller pieces are cut from blocks of this many bytes
 WORDS = (16, 8, 4, 2, 1)  # bytes of a kernel's loads and stores
 LANES = 32  # threads per warp
 # Words in flight per thread. With an address for each word, registers hold four of them at 32 warps. If all words of a
@@ -25,6 +29,94 @@ LANES = 32  # threads per warp
 IN_FLIGHT, MOST_IN_FLIGHT = 4, 8
 MAX_WARPS = 32
 MAX_ROWS = 1024
+
+
+class Piece(NamedTuple):
+    """A stretch of memory.
+
+    Attributes:
+        address: address of the first byte.
+        nbytes: number of bytes.
+        words: the same memory as int64 if the CPU can reach it; otherwise empty.
+        free: the list of free pieces that it goes back to.
+    """
+
+    address: int
+    nbytes: int
+    words: Int64Array
+    free: deque[Any]
+
+
+class Arena:
+    """Memory in pieces of a few sizes, which are reused. Any thread may take pieces and give them back, without a lock.
+
+    Args:
+        allocate: allocates a number of bytes and returns their address.
+        free: frees the memory at an address.
+        visible: whether the CPU can reach the memory.
+    """
+
+    def __init__(self, allocate: Callable[[int], int], free: Callable[[int], None], *, visible: bool) -> None:
+        self._allocate, self._free_block, self._visible = allocate, free, visible
+        self._blocks: dict[int, int] = {}  # bytes by address
+        self._free: dict[int, deque[Piece]] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Return the number of allocated bytes."""
+        return sum(self._blocks.copy().values())
+
+    def take(self, nbytes: int, *, exact: bool = False) -> Piece:
+        """Take a piece of at least ``nbytes`` bytes; if ``exact``, for one that is large and kept long, of no more."""
+        size = nbytes if exact else rounded(nbytes) if nbytes > SMALLEST else SMALLEST
+        free = self._free.get(size)
+        if free is None:
+            free = self._free.setdefault(size, deque())
+        while True:
+            try:
+                return free.pop()  # the piece given back last, which may still be in the CPU's cache
+            except IndexError:
+                self._carve(size, free)
+
+    def _carve(self, size: int, free: deque[Piece]) -> None:
+        """Allocate a block and cut it into free pieces."""
+        block = max(size, CARVED)
+        address = self._allocate(block)
+        self._blocks[address] = block
+        words = np.empty(0, np.int64)
+        if self._visible:
+            words = np.frombuffer((ctypes.c_int64 * (block // 8)).from_address(address), np.int64)
+        starts = range(0, block - size + 1, size)
+        free.extend([Piece(address + at, size, words[at // 8 : (at + size) // 8], free) for at in starts])
+
+    def trim(self) -> None:
+        """Free the large blocks that nobody uses."""
+        for size, free in list(self._free.items()):
+            with suppress(IndexError):  # none is left
+                while size > CARVED:
+                    address = free.pop().address
+                    del self._blocks[address]
+                    self._free_block(address)
+
+    def close(self) -> None:
+        """Free all memory. No piece may be in use."""
+        while self._blocks:
+            self._free_block(self._blocks.popitem()[0])
+        self._free.clear()
+
+
+def rounded(nbytes: int) -> int:
+    """Return the size of the smallest piece that holds a number of bytes.
+
+    Small sizes are powers of two. Large sizes are multiples of a quarter of a power of two, so that little is wasted.
+
+    >>> rounded(1), rounded(5000), rounded((5 << 20) + 1) >> 20
+    (4096, 8192, 6)
+    """
+    if nbytes > CARVED:
+        quarter = 1 << ((nbytes - 1).bit_length() - 3)
+        return -(-nbytes // quarter) * quarter
+    return max(SMALLEST, 1 << (nbytes - 1).bit_length())
 
 
 class Shape(NamedTuple):
