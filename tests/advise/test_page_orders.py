@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from kvplan.memory.shared_mappings import reserve
 
 import kvplan
 from kvplan import KVLayout, LayoutError
 from kvplan.advise.advise import Pool, candidates, host_orders, numbers_of
+from kvplan.memory.shared_mappings import reserve
 
 
 def odd_cache() -> KVLayout:
