@@ -216,9 +216,13 @@ class Device:
     def load(self, image: bytes, name: str, shared: int) -> tuple[int, int]:
         """Load a compiled module with ``shared`` bytes of shared memory; return the handles of module and function."""
         module = self.driver.get("cuModuleLoadData", image)
-        function = self.driver.get("cuModuleGetFunction", module, name.encode())
-        if shared > DEFAULT_SHARED:
-            self.driver.call("cuFuncSetAttribute", function, MAX_DYNAMIC_SHARED, shared)
+        try:
+            function = self.driver.get("cuModuleGetFunction", module, name.encode())
+            if shared > DEFAULT_SHARED:
+                self.driver.call("cuFuncSetAttribute", function, MAX_DYNAMIC_SHARED, shared)
+        except TransferError:
+            self.driver.cuModuleUnload(module)
+            raise
         return module, function
 
     def copy(self, dst: int, src: int, nbytes: int, stream: int) -> None:

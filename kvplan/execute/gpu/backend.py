@@ -145,7 +145,7 @@ class GpuBackend(Resources):
         """Issue what may begin, forget what has ended; return the number of transfers and calls that are left."""
         while sum(lane.advance() for lane in self.lanes.values()):
             pass
-        with self.inside():
+        with self.inside(), self.lock:
             for lane in self.lanes.values():
                 lane.reap()
         return self.in_flight() + self._preparing

@@ -180,7 +180,7 @@ class GpuTransfer(OwnTransfer):
         if not self.over:
             check_process(self.backend.generation)
             if not self.queued:
-                with self.backend.inside():
+                with self.backend.inside(), self.backend.lock:
                     self.retire()
         return self.over
 
@@ -285,7 +285,7 @@ class GpuTransfer(OwnTransfer):
             else:
                 self.backend.device.watch(state, self._rows_of(group), hurry=hurry)
         if state[FAILED] and not self.over:
-            with self.backend.inside():
+            with self.backend.inside(), self.backend.lock:
                 self.retire()  # notes the error
         return True
 
@@ -294,14 +294,14 @@ class GpuTransfer(OwnTransfer):
 
     def _block(self) -> None:
         """Block on the last event, without the lock and the interpreter."""
-        with self.backend.inside():
+        with self.backend.inside(), self.backend.lock:
             self._holders += 1  # so that the event is not given back
         try:
             if not self.over:
                 with self.backend.device.current():
                     self.backend.device.driver.cuEventSynchronize(self.end)  # the query that follows shows its error
         finally:
-            with self.backend.inside():
+            with self.backend.inside(), self.backend.lock:
                 self._holders -= 1
                 if self.retire():
                     self._let_go()

@@ -136,7 +136,7 @@ class Lane:
                 return False
         except BaseException as problem:  # it is the transfer's; the next one must still run
             error = problem
-        with self.backend.inside():
+        with self.backend.inside(), self.backend.lock:
             if error is not None:
                 transfer.fail(error)
                 transfer.finish()

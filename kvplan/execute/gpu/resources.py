@@ -242,8 +242,11 @@ class Resources(Backend):
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """Hold the lock within a ``with``. The device is current, and calls that a capture forbids are allowed."""
-        with self.device.current(), Uncaptured(self.device), self.lock:
+        """Make the device current within a ``with``, and allow calls that a capture forbids.
+
+        The lock stands beside it in each ``with``: taken in here, Ctrl-C could leave it held.
+        """
+        with self.device.current(), Uncaptured(self.device):
             yield
 
     def stream(self, *, urgent: bool) -> int:
@@ -325,7 +328,7 @@ class Resources(Backend):
 
     def trim(self) -> None:
         """Free large pieces of memory that nobody uses."""
-        with self.inside():
+        with self.inside(), self.lock:
             self.pinned.trim()
             self.memory.trim()
 
@@ -334,7 +337,7 @@ class Resources(Backend):
         for issuer in self.issuers.values():
             issuer.stop()
             issuer.thread.join()
-        with self.inside():
+        with self.inside(), self.lock:
             self._undo.close()
             self.pinned.close()
             self.memory.close()

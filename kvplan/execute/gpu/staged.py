@@ -111,7 +111,7 @@ class StagedPath(Path):
         self._pages()
         for group, _ in plan.parts:
             self._table(group, plan.direction)
-        with self._backend.inside():
+        with self._backend.inside(), self._backend.lock:
             self._both(plan.direction)
 
     def _both(self, direction: str) -> tuple[Ring, Ring]:
