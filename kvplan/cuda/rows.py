@@ -28,6 +28,8 @@ from kvplan.cuda.driver import Driver
 from kvplan.errors import TransferError
 from kvplan.layout.strides import Int64Array
 
+# Compiled loops hold these numbers, and numba keeps a loop on disk until the file of the loop changes: after an edit of
+# a number, edit player.py and row_loops.py, too.
 RECORD, WAIT, LAUNCH, COPY, BATCH, BOX, SYNC, AWAIT = range(8)
 WORDS = 8
 UNIFIED = 4  # CUmemorytype: the driver finds the kind of memory by the address

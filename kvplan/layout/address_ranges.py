@@ -64,6 +64,12 @@ def stretches(components: Iterable[Component], apart: int | None = None) -> list
     return merged(touched, apart)
 
 
+def check_ends(regions: Sequence[Region]) -> None:
+    """Raise LayoutError if an allocation ends past the largest int64 address: addresses are int64 everywhere."""
+    if (end := max(region.end for region in regions)) > INT64_MAX:
+        raise LayoutError(f"an allocation ends at {end:#x}, past the largest int64 address")
+
+
 def check_bounds(components: Sequence[Component], regions: Sequence[Region]) -> None:
     """Check that every byte of every component lies inside one region. Later checks need to look at block ids only.
 
@@ -72,8 +78,6 @@ def check_bounds(components: Sequence[Component], regions: Sequence[Region]) -> 
     """
     ordered = sorted(regions, key=lambda region: region.address)
     starts = np.array([region.address for region in ordered], dtype=np.int64)
-    if max(region.end for region in ordered) > INT64_MAX:
-        raise LayoutError("an allocation ends past the largest int64 address")
     ends = np.maximum.accumulate(np.array([region.end for region in ordered], dtype=np.int64))  # regions may nest
 
     def inside(form: Form, low: int, high: int) -> bool:

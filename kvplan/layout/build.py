@@ -13,7 +13,7 @@ import numpy as np
 from kvplan.base.files import LIMITS, Budget
 from kvplan.base.values import integer, integers, listed, quoted
 from kvplan.errors import LayoutError
-from kvplan.layout.address_ranges import check_bounds
+from kvplan.layout.address_ranges import check_bounds, check_ends
 from kvplan.layout.components import INT64_MAX, Built, Component, Form, once
 from kvplan.layout.disjoint import check_disjoint
 from kvplan.layout.notation import Notation, parse
@@ -195,6 +195,7 @@ def assemble(
         headed="head" in counts,
         opaque="token" not in counts,
     )
+    check_ends(regions)
     # Addresses by position along the nesting; axes that are not nested have one position.
     axes = ("layer", "kv", "head", "block")
     order = [notation.nesting.index(axis) for axis in axes if axis in nested]

@@ -263,10 +263,13 @@ def _outside(regions: Sequence[Region], start: int, stop: int) -> Place:
 
 def _inside(layout: KVLayout, region: Region, number: int, start: int, stop: int) -> list[Place]:
     """Return the places of a range inside one region."""
-    places, runs = list[Place](), list[tuple[int, int]]()
-    for component in layout.components:
-        steps, boxes = _steps(component.form), list(_boxes(component, start, stop))
-        places += _content(component, region, number, boxes)
+    found = [(component, list(_boxes(component, start, stop))) for component in layout.components]
+    places = [place for component, boxes in found for place in _content(component, region, number, boxes)]
+    if sum(place.nbytes for place in places) == stop - start:  # no padding between them
+        return sorted(places, key=lambda place: place.address)
+    runs = list[tuple[int, int]]()
+    for component, boxes in found:
+        steps = _steps(component.form)
         for _, at, digits in boxes:
             nbytes, outer = run_of((len(some), stride) for some, (*_, stride) in zip(digits, steps, strict=True))
             _check_work(len(runs) + extent(outer))

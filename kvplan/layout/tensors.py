@@ -11,6 +11,7 @@ look at every tensor.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -95,10 +96,10 @@ class Holding(NamedTuple):
     """The memory of one tensor when it was described, and the objects that report its present memory.
 
     Attributes:
-        ask: method ``data_ptr`` of the tensor.
+        ask: method ``data_ptr`` of the tensor, or the same of an array.
         address: address that ``ask`` returned at the description; it may lie inside the allocation.
         storage: the object that keeps the allocation; its ``len`` is in bytes. ``()`` for tensors without a storage.
-        nbytes: bytes of the storage at the description.
+        nbytes: bytes of the storage at the description; 0 without one.
     """
 
     ask: Callable[[], int]
@@ -189,8 +190,13 @@ def _numpy_facts(array: Any) -> TensorFacts:
     strides = interface.get("strides") or contiguous(interface["shape"], itemsize)
     low, nbytes = _hull(interface["data"][0], interface["shape"], strides, itemsize)
     address = int(array.__array_interface__["data"][0])
-    region = Region(low, nbytes, writable=bool(array.flags.writeable), owner=array)
+    held = Holding(partial(_address_of, root), interface["data"][0], (), 0)
+    region = Region(low, nbytes, writable=bool(array.flags.writeable), owner=array, held=held)
     return TensorFacts(address, tuple(array.shape), tuple(array.strides), int(array.itemsize), str(array.dtype), region)
+
+
+def _address_of(array: Any) -> int:
+    return int(array.__array_interface__["data"][0])
 
 
 def contiguous(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:

@@ -136,6 +136,9 @@ def gather(device: str = "cuda:0", *, busy: bool = False, root: Path = ROOT) -> 
     def ask(name: str, question: Callable[..., Any], *of: Any) -> Any:
         try:
             return question(*of)
+        except metadata.PackageNotFoundError:
+            missing[name] = "not installed"
+            return None
         except Exception as error:  # the other facts are wanted, whatever goes wrong with this one
             missing[name] = in_a_line(error)
             return None

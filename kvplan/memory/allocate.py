@@ -99,6 +99,8 @@ def allocate(
         parse(notation)  # raises
     if not isinstance(like, KVLayout):
         raise LayoutError(f"like is a {type(like).__name__}; give the KVLayout whose content the pool will hold")
+    if not isinstance(device, str) and type(device).__module__ != "torch":
+        raise LayoutError(f"device is {quoted(device)}, which torch does not know; give 'cpu' or 'cuda:0'")
     layers = list(layers) if isinstance(layers, Iterable) else layers
     memory: dict[str, Any] = {"device": device, "pin": pin, "shared": shared}
     wish = Wish(num_blocks, block_tokens, layers, heads, dict(sizes or {}))

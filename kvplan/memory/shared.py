@@ -16,6 +16,7 @@ import stat
 import time
 import weakref
 from collections.abc import Sequence
+from itertools import count
 from math import lcm
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +30,7 @@ from kvplan.errors import HostMemoryError, LayoutError
 
 FORMAT = 1  # version of the file; it is in the header, so that another version raises an error
 MAGIC, MAKING, WHOLE = b"kvplan.pool\n", b"making\n", b"whole.\n"
+PATIENCE = 20  # seconds to wait for the process that makes a file, since the file last grew
 RESERVED = 1 << 30  # bytes reserved by one call, which is repeated if a signal interrupts it
 FOLDER = Path("/dev/shm")  # where shm_open keeps its files
 
@@ -139,7 +141,8 @@ def attach(path: str, geometry: str, sizes: Sequence[int], token: str) -> Shared
 def _share(path: Path, geometry: str, sizes: Sequence[int], token: str | None = None) -> Shared:
     """Map a pool; with a token, only the pool of that token, and only while it is in use."""
     at_exit(POOLS, _leave_all)
-    while True:
+    blocks, deadline = -1, 0.0
+    for tries in count():
         use = _Use(path, make=token is None)
         try:
             page = page_of(use.fd)
@@ -147,21 +150,27 @@ def _share(path: Path, geometry: str, sizes: Sequence[int], token: str | None = 
             for size in sizes:
                 starts.append(starts[-1] + -(-size // page) * page)
             if use.enter(f"format {FORMAT} | {geometry}", page, starts[-1], token):
+                known = _mapped.get((str(path), use.token)) if token is not None else None
+                memory = np.frombuffer(_mapping(use, starts[-1]), np.uint8) if known is None else known
                 break
+            before, blocks, now = blocks, os.fstat(use.fd).st_blocks, time.monotonic()
+            if blocks > before:  # another process still makes it
+                deadline = now + PATIENCE
+            elif now > deadline:
+                stuck = "locked and does not finish it; remove it, or take another name"
+                raise HostMemoryError(f"another process keeps {str(path)!r} {stuck}")
         except BaseException:
             use.leave()
             raise
-        use.leave()  # another process came or went meanwhile
-        time.sleep(0.001)
-    memory = _mapped.get((str(path), use.token)) if token is not None else None
-    if memory is not None:
+        use.leave()
+        time.sleep(min(tries, 20) / 1000)
+    if known is not None:
         use.leave()  # the other mapping has a use of its own
     else:
-        new = np.frombuffer(_mapping(use, starts[-1]), np.uint8)
         # The finalizer runs before the unmapping, because an array releases its buffer last.
-        weakref.finalize(new, use.leave).atexit = False
-        first = _mapped.setdefault((str(path), use.token), new)
-        memory = new if token is None else first  # another thread may have attached meanwhile
+        weakref.finalize(memory, use.leave).atexit = False
+        first = _mapped.setdefault((str(path), use.token), memory)
+        memory = memory if token is None else first  # another thread may have attached meanwhile
     whole = memoryview(memory)  # so that each tensor is a region of its own, and no view of one array
     parts = [whole[start : start + size] for start, size in zip(starts, sizes, strict=False)]
     return Shared(memory, [np.frombuffer(part, np.uint8) for part in parts], page, use.token, str(path))
@@ -175,9 +184,6 @@ def _mapping(use: _Use, nbytes: int) -> mmap.mmap:
     fd = os.open(f"/proc/self/fd/{use.fd}", os.O_RDWR | os.O_CLOEXEC)
     try:
         return mmap.mmap(fd, nbytes)
-    except (OSError, ValueError):
-        use.leave()
-        raise
     finally:
         os.close(fd)
 
@@ -216,7 +222,7 @@ class _Use:
         An exclusive lock cannot be turned into a shared lock in one step. So all that was checked before the shared
         lock is checked again under it.
         """
-        if self._alone():
+        if self._locked(fcntl.LOCK_EX):
             if not self._make_pool:
                 raise HostMemoryError(f"{str(self.path)!r} is not in use")
             if not self._named():
@@ -228,8 +234,7 @@ class _Use:
                 self.path.unlink()
                 return False
             self._make(geometry, page, nbytes)
-        fcntl.flock(self.fd, fcntl.LOCK_SH)  # waits for the process that makes it
-        if not self._named():
+        if not self._locked(fcntl.LOCK_SH) or not self._named():  # another process makes it, or has replaced it
             return False
         state, there, self.token = self._header(page)
         if state != WHOLE:
@@ -254,14 +259,14 @@ class _Use:
             return
         with contextlib.suppress(OSError):
             fcntl.flock(self.fd, fcntl.LOCK_UN)  # first: if two processes leave at once, one finds no other lock
-            if self._alone() and self._named() and os.pread(self.fd, len(MAGIC), 0) == MAGIC:
+            if self._locked(fcntl.LOCK_EX) and self._named() and os.pread(self.fd, len(MAGIC), 0) == MAGIC:
                 self.path.unlink()
         os.close(self.fd)
 
-    def _alone(self) -> bool:
-        """Lock the file exclusively if no other process has a lock; return whether it is locked."""
+    def _locked(self, how: int) -> bool:
+        """Lock the file unless another process has a lock that forbids it; return whether it is locked."""
         try:
-            fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self.fd, how | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
         return True

@@ -190,7 +190,7 @@ def cut(made: Descriptors, seams: Seams, max_nbytes: int | None) -> Descriptors:
             index = some[index]
             mark = marks[np.minimum(first[index] + number, marks.size) - 1]
             made = _cut(made, some, index, np.where(number > 0, mark - made[side][index], 0))
-    if max_nbytes is not None:
+    if max_nbytes is not None and made.size.max(initial=0) > max_nbytes:
         some = np.flatnonzero(made.size > max_nbytes)
         index, number = _numbered(-(-made.size[some] // max_nbytes))
         made = _cut(made, some, some[index], number * max_nbytes)

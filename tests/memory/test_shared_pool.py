@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import mmap
 import os
 import stat
 import threading
+import time
+from itertools import count
 
 import numpy as np
 import pytest
@@ -158,6 +161,47 @@ def test_who_makes_it_is_waited_for(path):
     lock.release()  # and was killed
     thread.join(60)
     assert made[0].tensors[0].nbytes == 100
+
+
+@pytest.mark.parametrize("kind", [fcntl.LOCK_EX, fcntl.LOCK_SH])
+def test_who_does_not_finish_it_is_waited_for_while_the_file_grows(path, monkeypatch, kind):
+    path.write_bytes(b"kvplan.pool\nmaking\n")
+    lock = Lock(path, kind)
+    clock, pages = count(step=15), count(1)
+
+    def grow(_):
+        if (page := next(pages)) < 8:
+            with path.open("r+b") as file:
+                os.posix_fallocate(file.fileno(), page * mmap.PAGESIZE, mmap.PAGESIZE)
+
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(time, "sleep", grow)
+    with pytest.raises(kvplan.HostMemoryError, match=r"another process keeps .* locked and does not finish it"):
+        share(path, "mine", [100])
+    assert next(pages) > 8
+    lock.release()
+
+
+@pytest.mark.parametrize("calls, failed", [(0, "reserve .* bytes for"), (1, "share")])
+def test_a_pool_that_cannot_be_mapped_leaves_no_file(name, monkeypatch, calls, failed):
+    real, left = mmap.mmap, [calls]
+
+    def refused(*arguments):
+        if not left[0]:
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        left[0] -= 1
+        return real(*arguments)
+
+    monkeypatch.setattr(mmap, "mmap", refused)
+    with pytest.raises(kvplan.HostMemoryError, match=rf"cannot {failed} '.*': Cannot allocate memory"):
+        share(name, "mine", [100])
+    assert not path_of(name).exists()
+
+
+@pytest.mark.parametrize("device", [None, 5])
+def test_a_device_is_a_text_or_of_torch(device):
+    with pytest.raises(kvplan.LayoutError, match=f"device is {device}, which torch does not know; give 'cpu' or"):
+        kvplan.allocate(NOTATION, like=rank(), device=device)
 
 
 def test_removing_a_pool_in_use_leaves_its_users_their_memory(path):

@@ -56,7 +56,10 @@ def layer_options_of(extra_config: Mapping[str, Any]) -> LayerOptions | None:
     if stall is not None and not (number and 0 <= stall < math.inf):
         raise KVPlanError(f"kv_connector_extra_config has 'load_stall_ms': {stall!r}; give finite milliseconds of at "
                           "least 0")  # fmt: skip
-    most = int(extra_config.get("sync_load_budget_bytes", UNBOUNDED))  # vLLM's own key, of any type that it takes
+    most = extra_config.get("sync_load_budget_bytes", UNBOUNDED)
+    if type(most) is not int or most < 0:
+        raise KVPlanError(f"kv_connector_extra_config has 'sync_load_budget_bytes': {most!r}; give bytes, an int of at "
+                          "least 0")  # fmt: skip
     return LayerOptions(None if stall is None else stall * 1e-3, most)
 
 

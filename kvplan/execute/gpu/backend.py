@@ -25,7 +25,7 @@ from kvplan.plan import loops
 from kvplan.plan.layers import Edges, split_layers
 from kvplan.plan.plan import Plan
 
-# Every path of a GPU. To add a path, write a class that implements the Protocol of path.py, and list it here.
+# Every path of a GPU. To add a path, write a subclass of Path in paths.py, and list it here.
 PATHS: tuple[Callable[[Resources], Path], ...] = (CopyEnginePath, CopyEngine2DPath, KernelPath, StagedPath)
 DIRECTIONS = ("load", "store", "device")
 # The driver refuses a batch of copies on a captured stream, and the capture then goes on without the copies.

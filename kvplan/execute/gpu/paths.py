@@ -151,6 +151,8 @@ def sides_of(here: str, plan: Plan, facts: Sequence[Facts]) -> Sides:
     unserved, route = "", route_of(plan, here)
     if route == "host":
         unserved = "between CPU memories, the executor of device 'cpu' copies"
+    elif foreign := [name for name in sorted(devices) if not name.startswith("cuda:")]:
+        unserved = f"moves memory of CUDA's GPUs and of the host; {foreign[0]} is no GPU of CUDA"
     elif here not in devices:
         unserved = f"moves memory of {here}; this plan is of {' and '.join(sorted(devices))}: take an executor of that"
     own = route not in HOST_ROUTES or devices == {here}

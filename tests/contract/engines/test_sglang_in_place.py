@@ -156,7 +156,7 @@ def test_attaching_and_detaching():
     made.detach()
     assert controller.l2_transfer_engine is own
     with pytest.raises(kvplan.TransferError, match="closed"):
-        made.executor.submit(None)
+        made.executor.prepare()
     with pytest.raises(kvplan.KVPlanError, match="controller is a SimpleNamespace; give a HiCacheController"):
         engine.attach(SimpleNamespace())
     with pytest.raises(kvplan.KVPlanError, match="in flight"):
