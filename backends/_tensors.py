@@ -28,6 +28,19 @@ class Numbers(TypedDict, total=False):
     seams: Sequence[int]
 
 
+def check_numbers(numbers: Numbers) -> None:
+    """Raise TypeError, as Python does, if ``**numbers`` of a ``describe`` has an unknown key.
+
+    >>> check_numbers({"isa": "vec"})
+    Traceback (most recent call last):
+    ...
+    TypeError: describe() got an unexpected keyword argument 'isa'
+    """
+    for name in numbers:
+        if name not in Numbers.__annotations__:
+            raise TypeError(f"describe() got an unexpected keyword argument {name!r}")
+
+
 def rank_of(value: Any) -> int:
     """Return the number of dims of a tensor, or 0 for any other value."""
     return len(value.shape) if hasattr(value, "shape") else 0

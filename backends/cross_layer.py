@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Unpack
 
-from kvplan.backends._tensors import Numbers
+from kvplan.backends._tensors import Numbers, check_numbers
 from kvplan.errors import LayoutError
 from kvplan.layout.kvlayout import KVLayout
 
@@ -39,6 +39,7 @@ def describe(
     >>> print(describe(np.zeros((8, 4, 32, 16, 128), np.float16), "block head layer token (kv dim)", head_start=4))
     block head layer token (kv dim) | layer=32 kv=2 block=8 token=16 head=4 dim=64 | float16 on cpu | heads 4-7
     """
+    check_numbers(numbers)
     if ":" in str(notation):
         raise LayoutError(
             f"'{notation}' nests tensors; cross-layer is one tensor, so write every axis as a dim, without ':'"

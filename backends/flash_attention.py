@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Unpack
 
-from kvplan.backends._tensors import Numbers, layers_of
+from kvplan.backends._tensors import Numbers, check_numbers, layers_of
 from kvplan.layout.kvlayout import KVLayout
 
 _EXPECTED = (
@@ -40,6 +40,7 @@ def describe(kv_caches: Any, **numbers: Unpack[Numbers]) -> KVLayout:
     >>> print(describe([(k_cache, v_cache)]))
     layer kv: block token head dim | layer=1 kv=2 block=8 token=256 head=4 dim=64 | float16 on cpu
     """
+    check_numbers(numbers)
     entries, paired = layers_of(kv_caches, kv_dim=0, expected=_EXPECTED, other="flashinfer")
     notation = "layer kv: block token head dim" if paired else "layer: kv block token head dim"
     return KVLayout.from_tensors(notation, entries, **numbers)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Unpack
 
-from kvplan.backends._tensors import PAGE, Numbers, check_option, layers_of
+from kvplan.backends._tensors import PAGE, Numbers, check_numbers, check_option, layers_of
 from kvplan.layout.kvlayout import KVLayout
 
 _SHAPE = {"NHD": "page_tokens, heads, head_dim", "HND": "heads, page_tokens, head_dim"}
@@ -42,6 +42,7 @@ def describe(kv_caches: Any, *, kv_layout: str = "NHD", **numbers: Unpack[Number
     >>> nvfp4.parts, nvfp4.block_nbytes
     (('k', 'v', 'k_scale', 'v_scale'), 9216)
     """
+    check_numbers(numbers)
     check_option("kv_layout", kv_layout, PAGE)
     expected = (
         f"in {kv_layout} a layer is one tensor (num_pages, 2, {_SHAPE[kv_layout]}), or a pair of K and V, each "

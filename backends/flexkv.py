@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any, Unpack
 
-from kvplan.backends._tensors import Numbers
+from kvplan.backends._tensors import Numbers, check_numbers
 from kvplan.errors import LayoutError
 from kvplan.layout.kvlayout import KVLayout
 
@@ -51,6 +51,7 @@ def describe(storage: Any, kv_layout: Any = None, **numbers: Unpack[Numbers]) ->
     >>> print(describe([np.zeros((2, 8, 16, 4, 64), np.float16) for layer in range(3)], "LAYERFIRST"))
     layer: kv block token head dim | layer=3 kv=2 block=8 token=16 head=4 dim=64 | float16 on cpu
     """
+    check_numbers(numbers)
     if hasattr(storage, "kv_layout") and hasattr(storage, "data"):
         if kv_layout is not None:
             raise LayoutError("a StorageHandle brings its own kv_layout; drop the argument")

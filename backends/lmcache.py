@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Unpack
 
-from kvplan.backends._tensors import Numbers
+from kvplan.backends._tensors import Numbers, check_numbers
 from kvplan.base.values import optional_integer
 from kvplan.errors import LayoutError
 from kvplan.layout.kvlayout import KVLayout
@@ -135,6 +135,7 @@ def describe(
     >>> print(describe(keys, opaque_tokens=64, part="index"))
     block: layer (subblock dim.0) dim.1 | layer=2 block=4 subblock=4 dim=8448 | uint8 on cpu | parts index
     """
+    check_numbers(numbers)
     group = optional_integer("group", group, least=0)
     sizes = {} if block_tokens is None else {"token": block_tokens}
     if engine_format is not None:

@@ -19,9 +19,10 @@ DeepSeek-V3.2 indexer  132 = 128 + 4                 all data, then all scales: 
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from collections.abc import Sequence
+from typing import Any
 
-from kvplan.backends._tensors import Numbers, itemsize_of, one_per_layer
+from kvplan.backends._tensors import itemsize_of, one_per_layer
 from kvplan.base.values import optional_integer
 from kvplan.errors import LayoutError
 from kvplan.layout.kvlayout import KVLayout
@@ -31,10 +32,13 @@ def describe(
     kv_caches: Any,
     *,
     kpe: Any = None,
+    layer_start: int = 0,
+    layers: Sequence[int] | None = None,
+    part: str = "kv",
     block_tokens: int | None = None,
     row_nbytes: int | None = None,
     whole_blocks: bool = False,
-    **numbers: Unpack[Numbers],
+    seams: Sequence[int] = (),
 ) -> KVLayout:
     """Describe latent caches, one tensor per layer. Packed rows are opaque bytes.
 
@@ -46,12 +50,14 @@ def describe(
             block_tokens, 1, dim)``; with ``block_tokens=``, flat slots ``(num_blocks * block_tokens, 1, dim)`` or
             ``(num_blocks * block_tokens, dim)``; with ``whole_blocks=True`` also ``(num_blocks, bytes of a block)``.
         kpe: the RoPE half of a split cache, in the same form; the parts are then ``"ckv"`` and ``"kpe"``.
+        layer_start: global number of the first layer.
+        layers: global number of every layer, if they are not consecutive.
+        part: name of the content: ``"kv"``, or the name of an extra, such as ``"index"``.
         block_tokens: token slots per block, if dim 0 holds flat slots.
         row_nbytes: bytes of content at the start of the last dim, if padding follows there.
         whole_blocks: whether the bytes of one token are not contiguous (see the table above). Blocks then move whole,
             and only to blocks with the same number of tokens.
-        numbers: ``layer_start``, ``layers``, ``part`` (``"kv"``, or the name of an extra, such as ``"index"``),
-            ``seams``, as :meth:`kvplan.KVLayout.from_tensors` takes them.
+        seams: addresses that no descriptor may cross.
 
     Raises:
         LayoutError: a wrong rank or extent, a 4-D shape in which two dims could be the head dim, row_nbytes that do
@@ -67,13 +73,14 @@ def describe(
     (('ckv', 'kpe'), 73728)
     """
     if kpe is not None:
-        if row_nbytes is not None or numbers.keys() & {"part", "seams"}:
+        if part != "kv" or row_nbytes is not None or len(seams):
             raise LayoutError(
                 "kpe= names the parts 'ckv' and 'kpe' and takes no part, row_nbytes or seams; for those, describe each "
                 "of the two by itself, with part='ckv' and part='kpe', and merge"
             )
         return KVLayout.merge([
-            describe(half, block_tokens=block_tokens, whole_blocks=whole_blocks, **(numbers | {"part": name}))
+            describe(half, layer_start=layer_start, layers=layers, part=name, block_tokens=block_tokens,
+                     whole_blocks=whole_blocks)
             for name, half in (("ckv", kv_caches), ("kpe", kpe))
         ])  # fmt: skip
     caches = one_per_layer("kv_caches", kv_caches)
@@ -86,7 +93,9 @@ def describe(
     if caches:
         axes = _with_one(tuple(caches[0].shape), axes, whole_blocks=whole_blocks)
     sizes = None if block_tokens is None else {token: block_tokens}
-    return KVLayout.from_tensors(f"layer: {' '.join(axes)}", caches, sizes=sizes, **numbers)
+    return KVLayout.from_tensors(
+        f"layer: {' '.join(axes)}", caches, sizes=sizes, layer_start=layer_start, layers=layers, part=part, seams=seams
+    )
 
 
 def _with_one(shape: tuple[int, ...], axes: list[str], *, whole_blocks: bool) -> list[str]:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Unpack
 from kvplan.backends._tensors import (
     PAGE,
     Numbers,
+    check_numbers,
     check_option,
     dense_inside,
     itemsize_of,
@@ -153,6 +154,7 @@ def describe(
     >>> v4.parts, v4.block_nbytes
     (('kv', 'kv_scale'), 37376)
     """
+    check_numbers(numbers)
     check_option("row_format", row_format, FORMATS)
     check_option("kv_layout", kv_layout, PAGE)
     form, order = FORMATS[row_format], PAGE[kv_layout]

@@ -12,7 +12,7 @@ slots: ``deepseek_v4_memory_pool.py`` (``DeepSeekV4SingleKVPool``, ``DeepSeekV4U
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Unpack
+from typing import Any, NamedTuple
 
 from kvplan.backends._tensors import Numbers, check_option, content_dims, rank_of
 from kvplan.base.values import integer, integers, optional_integer
@@ -82,7 +82,14 @@ class _Part(NamedTuple):
 
 
 def describe(
-    pool: Any, *, layout: str | None = None, page_size: int | None = None, **numbers: Unpack[Numbers]
+    pool: Any,
+    *,
+    layout: str | None = None,
+    page_size: int | None = None,
+    layer_start: int | None = None,
+    head_start: int = 0,
+    layers: Sequence[int] | None = None,
+    seams: Sequence[int] = (),
 ) -> KVLayout:
     """Describe a pool of SGLang, or tensors laid out as one; slots after the last whole page are left out.
 
@@ -101,11 +108,12 @@ def describe(
         layout: layout of tensors: ``"nhd"`` (default), ``"hnd"`` or ``"vectorized_5d"`` on a device; ``"layer_first"``,
             ``"page_first"``, ``"page_first_direct"``, ``"page_head"`` or ``"page_unified"`` on a host.
         page_size: tokens per page, for tensors.
-        numbers: ``layer_start`` (by default the pool's own number, or 0), ``head_start`` (pools do not know it),
-            ``layers``, ``seams`` (for tensors; a host pool knows where its registrations meet), as
-            :meth:`kvplan.KVLayout.from_tensors` takes them. A host pool counts layers from its start_layer, its draft
-            layers last. If the device pool has ``model_layer_ids`` (``mamba_layer_ids``) that differ, give these as
-            ``layers``.
+        layer_start: global number of the first layer; by default the pool's own number, or 0.
+        head_start: global number of this rank's first KV head; pools do not know it.
+        layers: global number of every layer in the pool, if they are not consecutive. A host pool counts from its
+            start_layer, its draft layers last. If the device pool has ``model_layer_ids`` (``mamba_layer_ids``) that
+            differ, give these.
+        seams: addresses that no descriptor may cross, for tensors; a host pool knows where its registrations meet.
 
     Raises:
         LayoutError: a pool of pools, an unknown kind of pool, a pool together with layout, page_size or seams, tensors
@@ -118,14 +126,20 @@ def describe(
     >>> print(describe(np.zeros((2, 320, 2, 8, 128), np.float16), layout="page_first", page_size=64, layer_start=40))
     kv (block token) layer head dim | layer=2 kv=2 block=5 token=64 head=8 dim=128 | float16 on cpu | layers 40-41
     """
+    numbers: Numbers = {
+        "layer_start": optional_integer("layer_start", layer_start, least=0) or 0,
+        "head_start": head_start,
+        "layers": None if layers is None else integers("layers", layers, least=0),
+        "seams": integers("seams", seams),
+    }
     page_size = optional_integer("page_size", page_size, least=1)
     if isinstance(pool, list | tuple) or hasattr(pool, "shape"):
         return _merged(_tensors(pool, layout, page_size), numbers)
     kind = type(pool).__name__
-    if layout is not None or page_size is not None or numbers.get("seams"):
+    if layout is not None or page_size is not None or numbers["seams"]:
         raise LayoutError(f"a pool ({kind}) has its own layout, page_size and seams; leave them out")
     _check_known(pool, kind)
-    if numbers.get("layers") is None and numbers.get("layer_start") is None:
+    if layers is None and layer_start is None:
         given = getattr(pool, "model_layer_ids", getattr(pool, "mamba_layer_ids", ()))
         numbers["layers"] = integers("model_layer_ids", given, least=0) or None
         numbers["layer_start"] = integer("start_layer", getattr(pool, "start_layer", 0), least=0)
@@ -140,8 +154,8 @@ def _merged(parts: Iterable[_Part], numbers: Numbers) -> KVLayout:
     layouts = []
     for notation, tensors, name, sizes, layers, whole in parts:
         ranges = getattr(tensors if whole is None else whole, "_sglang_cuda_host_registered_ranges", ())
-        seams = (*numbers.get("seams", ()), *(address for address, _ in ranges[1:]))
-        named = numbers | {"part": name, "seams": seams, "layers": layers or numbers.get("layers")}
+        seams = (*numbers["seams"], *(address for address, _ in ranges[1:]))
+        named = numbers | {"part": name, "seams": seams, "layers": layers or numbers["layers"]}
         layouts.append(KVLayout.from_tensors(notation, tensors, sizes=sizes, **named))
     return KVLayout.merge(layouts)
 
@@ -153,11 +167,12 @@ def _check_known(pool: Any, kind: str) -> None:
         raise LayoutError(f"{kind} is a pool of pools, each with page ids of its own; describe what "
                           f"{', '.join(inner)} hold{'s' if len(inner) == 1 else ''}, one by one")  # fmt: skip
     siblings = getattr(pool, "_slot_siblings", getattr(pool, "slot_state_buffers", ()))
-    unknown = [name for name in _UNKNOWN if getattr(pool, name, False)] + ["side state of slots"] * bool(siblings)
+    unknown = [name for name in _UNKNOWN if rank_of(value := getattr(pool, name, None)) or value]
+    unknown += ["side state of slots"] * bool(siblings)
     whole = any(rank_of(getattr(pool, name, None)) for name in ("k_buffer", "kv_buffer"))
     if not hasattr(pool, "layout"):
         unknown += ["one tensor for all layers, as on Ascend"] * whole
-    elif whole and not any(hasattr(pool, name) for name in ("head_num", "kv_lora_rank", "page_num")):
+    elif whole and not any(hasattr(pool, name) for name in ("head_num", "kv_lora_rank", "index_k_with_scale_buffer")):
         unknown.append("packed page rows")
     if unknown:
         raise LayoutError(
@@ -241,7 +256,7 @@ def _with_rows(buffers: Any, numbers: Numbers) -> tuple[list[Any], tuple[int, ..
     rows = [rows for rows in buffers if len(rows)]
     if len(rows) == len(buffers):
         return rows, None
-    first, layers = numbers.get("layer_start", 0), numbers.get("layers")
+    first, layers = numbers["layer_start"], numbers["layers"]
     given = tuple(range(first, first + len(buffers)) if layers is None else layers)
     if len(given) != len(buffers):
         raise LayoutError(f"layers are {given}; the pool has {len(buffers)}, those without rows counted")

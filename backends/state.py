@@ -19,14 +19,21 @@ linear attention    ``"ssm"``                                         ``(heads, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Unpack
+from typing import Any
 
-from kvplan.backends._tensors import Numbers, content_dims, dense_inside, steps_of
+from kvplan.backends._tensors import content_dims, dense_inside, steps_of
 from kvplan.errors import LayoutError
 from kvplan.layout.kvlayout import KVLayout
 
 
-def describe(states: Any, *, parts: Sequence[str] | None = None, **numbers: Unpack[Numbers]) -> KVLayout:
+def describe(
+    states: Any,
+    *,
+    parts: Sequence[str] | None = None,
+    layer_start: int = 0,
+    layers: Sequence[int] | None = None,
+    seams: Sequence[int] = (),
+) -> KVLayout:
     """Describe the states of recurrent layers. Dim 0 of every tensor counts slots, and the other dims are opaque.
 
     A state has no token slots: ``block_tokens`` is 1, and a slot moves whole. Slots may be any distance apart (padded
@@ -38,7 +45,9 @@ def describe(states: Any, *, parts: Sequence[str] | None = None, **numbers: Unpa
             a list or tuple with one such tensor per part, as vLLM's ``layer.kv_cache``. A single tensor is one layer.
             SGLang's pool is ``list(zip(state.conv[0], state.temporal))``.
         parts: names of a layer's tensors, in order; by default ``"state"`` for one, ``"conv"``, ``"ssm"`` for two.
-        numbers: ``layer_start``, ``layers``, ``seams``, as :meth:`kvplan.KVLayout.from_tensors` takes them.
+        layer_start: global number of the first layer.
+        layers: global number of every layer, if they are not consecutive.
+        seams: addresses that no descriptor may cross.
 
     Raises:
         LayoutError: names that do not fit the tensors, layers that differ in shape, a tensor whose slots are not
@@ -72,7 +81,8 @@ def describe(states: Any, *, parts: Sequence[str] | None = None, **numbers: Unpa
                 )
     return KVLayout.merge([
         KVLayout.from_tensors(
-            f"layer: block {content_dims(len(column[0].shape) - 1)}", column, **(numbers | {"part": name})
+            f"layer: block {content_dims(len(column[0].shape) - 1)}", column,
+            layer_start=layer_start, layers=layers, part=name, seams=seams,
         )
         for name, column in zip(names, zip(*rows, strict=True), strict=True)
     ])  # fmt: skip

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any, Unpack
 
-from kvplan.backends._tensors import PAGE, Numbers, check_option, content_dims, rank_of
+from kvplan.backends._tensors import PAGE, Numbers, check_numbers, check_option, content_dims, rank_of
 from kvplan.errors import LayoutError
 from kvplan.layout.kvlayout import KVLayout
 
@@ -63,6 +63,7 @@ def describe(
     >>> print(describe(np.zeros((100, 65536), np.uint8)))
     block dim | block=100 dim=65536 | uint8 on cpu | parts slot
     """
+    check_numbers(numbers)
     check_option("kv_layout", kv_layout, PAGE)
     told = {"token": tokens_per_block, "head": num_kv_heads}
     sizes = {axis: size for axis, size in told.items() if size is not None}

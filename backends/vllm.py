@@ -6,23 +6,28 @@ Source: vLLM 0.33.0, ``v1/kv_cache_interface.py``, ``v1/kv_cache_layout.py``, ``
 In 0.33 every layer is a view ``(B, H, N, C)`` of one allocation: blocks, heads, token slots, content. Its strides show
 the storage order. The attention backend decides the meaning of the content, which ``form`` names.
 
-================  ===================  =====================================================================
-form              a layer's tensor     of
-================  ===================  =====================================================================
-``fused``         (B, H, N, C)         0.33, 0.26: K, then V, in the content of each (head, token)
-``latent``        (B, 1, N, C)         0.33: MLA, if ``spec.head_size_v`` is 0
-``packed``        (B, H, N, C)         0.33: TurboQuant, Octave, UltraQuant: K and V of a row cannot be separated
-``whole_blocks``  (B, H, N, C)         0.33: Mamba, indexers, NVFP4: the bytes of a token are not contiguous
-``cpu``           (B, H, N, C)         0.23 to 0.33, CPU_ATTN: packed by instruction set; a head of a block moves whole
-``head_slots``    (B, 2, N, H * D)     0.33, B12X: slot 0 is K, slot 1 V (``spec.num_head_slots == 2``)
-``paged``         (B, 2, N, H * D)     0.29 to 0.33, ROCM_ATTN: K is (H, D / x, N, x), V (H, D, N)
-``shuffled``      (B, 2, N, H * D)     0.33, AITER shuffle: K as in ``paged``, V is (H, N / x, D, x)
-``planes``        (2, B, N, H, D)      0.10 to 0.22: FlashAttention, Flex, ROCM_AITER_FA; Triton (0.10)
-``pages``         (B, 2, N, H, D)      0.10 to 0.20: FlashInfer; Triton (0.20)
-================  ===================  =====================================================================
+===================  ===================  =====================================================================
+form                 a layer's tensor     of
+===================  ===================  =====================================================================
+``fused``            (B, H, N, C)         0.33, 0.26: K, then V, in the content of each (head, token)
+``latent``           (B, 1, N, C)         0.33: MLA, if ``spec.head_size_v`` is 0
+``packed``           (B, H, N, C)         0.33: TurboQuant, Octave, UltraQuant: K and V of a row cannot be separated
+``whole_blocks``     (B, H, N, C)         0.33: Mamba, indexers, NVFP4: the bytes of a token are not contiguous
+``cpu``              (B, H, N, C)         0.23 to 0.33, CPU_ATTN: packed by instruction set; heads of blocks move whole
+``head_slots``       (B, 2, N, H * D)     0.33, B12X: slot 0 is K, slot 1 V (``spec.num_head_slots == 2``)
+``paged``            (B, 2, N, H * D)     0.29 to 0.33, ROCM_ATTN: K is (H, D / x, N, x), V (H, D, N)
+``shuffled``         (B, 2, N, H * D)     0.33, AITER shuffle: K as in ``paged``, V is (H, N / x, D, x)
+``planes``           (2, B, N, H, D)      0.10 to 0.22: FlashAttention, Flex, ROCM_AITER_FA; Triton (0.10)
+``pages``            (B, 2, N, H, D)      0.10 to 0.20: FlashInfer; Triton (0.20)
+``planes_hnd``       (2, B, H, N, D)      0.11 to 0.22, CPU_ATTN: as ``cpu``, in planes of K and of V
+``rocm``             (2, B, N, H, D)      0.11 to 0.28, ROCM_ATTN: as ``paged``
+``shuffled_planes``  (2, B, N, H, D)      0.17 to 0.22, ROCM_AITER_FA with a shuffled cache: as ``shuffled``
+===================  ===================  =====================================================================
 
-x is 16 bytes of elements. A layer of ROCM_ATTN whose ``impl._use_interleaved_v_cache`` is set is ``shuffled``: AITER's
-fused writer stores V so. To move NVFP4 by heads or tokens, describe it with :mod:`kvplan.backends.quantized`.
+Four of them fit a tensor ``(2, ., ., ., D)``, and a wrong one moves wrong bytes wherever heads or tokens are separated:
+take that of the attention backend. x is 16 bytes of elements. A layer of ROCM_ATTN whose
+``impl._use_interleaved_v_cache`` is set is ``shuffled``: AITER's fused writer stores V so. To move NVFP4 by heads or
+tokens, describe it with :mod:`kvplan.backends.quantized`.
 """
 
 from __future__ import annotations
@@ -31,7 +36,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Unpack
 
-from kvplan.backends._tensors import Numbers, check_option, dense_inside, itemsize_of, steps_of
+from kvplan.backends._tensors import Numbers, check_numbers, check_option, dense_inside, itemsize_of, steps_of
 from kvplan.base.values import integer, integers, optional_integer
 from kvplan.errors import LayoutError
 from kvplan.layout.kvlayout import KVLayout
@@ -56,8 +61,15 @@ class Form(NamedTuple):
         """Return the number of dims of a layer's tensor."""
         return self.shape.count(",") + 1
 
+    @property
+    def tokens(self) -> int:
+        """Return the number of the dim that counts token slots."""
+        return self.shape.split(", ").index("N")
+
 
 _KEYS = "block (head dim.0 token dim.1)"
+_VALUES = "block (head dim token)"
+_SHUFFLED = "block (head token.0 dim token.1)"
 FORMS = {
     "fused": Form("(B, H, N, C)", ("block head token (kv dim)",)),
     "latent": Form("(B, 1, N, C)", ("block 1 token dim",)),
@@ -65,10 +77,13 @@ FORMS = {
     "whole_blocks": Form("(B, H, N, C)", ("block dim.0 dim.1 dim.2",)),
     "cpu": Form("(B, H, N, C)", ("block head dim.0 dim.1",)),
     "head_slots": Form("(B, 2, N, H * D)", ("block kv token (head dim)",), pair=1),
-    "paged": Form("(B, 2, N, H * D)", (_KEYS, "block (head dim token)"), pair=1),
-    "shuffled": Form("(B, 2, N, H * D)", (_KEYS, "block (head token.0 dim token.1)"), pair=1),
+    "paged": Form("(B, 2, N, H * D)", (_KEYS, _VALUES), pair=1),
+    "shuffled": Form("(B, 2, N, H * D)", (_KEYS, _SHUFFLED), pair=1),
     "planes": Form("(2, B, N, H, D)", ("kv block token head dim",), pair=0),
     "pages": Form("(B, 2, N, H, D)", ("block kv token head dim",), pair=1),
+    "planes_hnd": Form("(2, B, H, N, D)", ("kv block head dim.0 dim.1",), pair=0),
+    "rocm": Form("(2, B, N, H, D)", (_KEYS, _VALUES), pair=0),
+    "shuffled_planes": Form("(2, B, N, H, D)", (_KEYS, _SHUFFLED), pair=0),
 }
 _HEADS_IN_ROWS = ("head_slots", "paged", "shuffled")
 
@@ -119,6 +134,7 @@ def describe(
     >>> print(describe([np.zeros((10, 2, 16, 256), np.float16)], form="head_slots", heads=4))
     layer: block kv token (head dim) | layer=1 kv=2 block=10 token=16 head=4 dim=64 | float16 on cpu
     """
+    check_numbers(numbers)
     check_option("form", form, FORMS)
     head_size_v = optional_integer("head_size_v", head_size_v, least=0)
     heads = optional_integer("heads", heads, least=1)
@@ -139,7 +155,7 @@ def describe(
     for held in alike.values():
         for name, dims, tensors, sizes in _parts(form, [caches[k] for k in held], numbers, head_size_v, heads):
             if block_tokens is not None:
-                dims, sizes = _manager_blocks(dims, sizes, int(caches[held[0]].shape[2]), block_tokens)
+                dims, sizes = _manager_blocks(dims, sizes, int(caches[held[0]].shape[FORMS[form].tokens]), block_tokens)
             named = numbers | {"layers": [layers[k] for k in held], "part": name, "layer_start": 0}
             parts.append(KVLayout.from_tensors(f"layer: {dims}", tensors, sizes=sizes, **named))
     return parts[0] if len(parts) == 1 else KVLayout.merge(parts)
@@ -213,7 +229,7 @@ def _check_shape(name: str, cache: Any, form: str) -> None:
     shape = tuple(cache.shape)
     if len(shape) != rank:
         fits = [other for other in FORMS if FORMS[other].rank == len(shape)]
-        hint = f"; of {len(shape)} dims are {', '.join(fits)}" if fits else ""
+        hint = f"; of {len(shape)} dims are {', '.join(fits)}, by attention backend" if fits else ""
         raise LayoutError(f"{name} has shape {shape}, {len(shape)} dims; form={form!r} is {expected}{hint}")
     if pair is not None and shape[pair] != 2:
         raise LayoutError(f"{name} has shape {shape}, whose dim {pair} is {shape[pair]}; form={form!r} is {expected}, "
@@ -228,28 +244,29 @@ def _parts(form: str, caches: list[Any], numbers: Numbers, head_size_v: int | No
     dims, part = FORMS[form].dims, numbers.get("part", "kv")
     sizes = {} if heads is None else {"head": heads}
     k, v = ("k", "v") if part == "kv" else (f"k_{part}", f"v_{part}")
-    tokens, content = map(int, caches[0].shape[2:4])
+    tokens, last = map(int, caches[0].shape[2:4])
     if len(dims) == 2:  # K in groups of 16 bytes per token, and V transposed, or shuffled in groups of tokens
-        x = 16 // itemsize_of(caches[0])
-        if form == "shuffled" and tokens % x:
-            raise LayoutError(f"form='shuffled' has blocks of {tokens} token slots; they come in groups of {x}")
-        slots = {"token.0": tokens // x, "token.1": x} if form == "shuffled" else {"token": tokens}
+        x, shuffled, pair = 16 // itemsize_of(caches[0]), dims[1] == _SHUFFLED, FORMS[form].pair
+        if shuffled and tokens % x:
+            raise LayoutError(f"form={form!r} has blocks of {tokens} token slots; they come in groups of {x}")
+        slots = {"token.0": tokens // x, "token.1": x} if shuffled else {"token": tokens}
+        sizes = sizes or {"head": last}
         return [
-            (k, dims[0], [_page(cache, 0) for cache in caches], sizes | {"token": tokens, "dim.1": x}),
-            (v, dims[1], [_page(cache, 1) for cache in caches], sizes | slots),
+            (k, dims[0], [_page(cache, pair, 0) for cache in caches], sizes | {"token": tokens, "dim.1": x}),
+            (v, dims[1], [_page(cache, pair, 1) for cache in caches], sizes | slots),
         ]
     if head_size_v is None:
         return [(part, dims[0], caches, sizes)]
-    edge = content - head_size_v
-    if not 0 < edge < content:
-        raise LayoutError(f"head_size_v is {head_size_v}; a row of {content} elements holds K and V")
+    edge = last - head_size_v
+    if not 0 < edge < last:
+        raise LayoutError(f"head_size_v is {head_size_v}; a row of {last} elements holds K and V")
     rows = dims[0].replace("(kv dim)", "dim")
     return [(k, rows, [c[..., :edge] for c in caches], sizes), (v, rows, [c[..., edge:] for c in caches], sizes)]
 
 
-def _page(cache: Any, kv: int) -> Any:
+def _page(cache: Any, pair: int | None, kv: int) -> Any:
     """Return K or V of every block, as ``(blocks, elements of a page)``."""
-    side = cache[:, kv]
+    side = cache[:, kv] if pair else cache[kv]
     if not dense_inside(side):
         raise LayoutError(f"x-packed caches are dense in their last 2 dims; these have shape {tuple(cache.shape)} and "
                           f"strides {steps_of(cache)} (bytes)")  # fmt: skip

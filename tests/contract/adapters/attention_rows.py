@@ -113,7 +113,7 @@ MLA = [
         "layer: block token dim"),
     Row("ckv and kpe", [per_layer(3, 4, 512), per_layer(3, 4, 64)],
         lambda m: mla.describe(m[0], kpe=m[1], layers=[2, 9]), "p l b t", "layer: block token dim", layers=(2, 9),
-        parts="ckv kpe"),
+        parts="ckv kpe", same=(lambda m: mla.describe(m[0], kpe=m[1], layers=[2, 9], part="kv", seams=()),)),
     Row("ckv and kpe in one latent", noise(3, 4, 576), lambda m: mla.describe(m[..., :512], kpe=m[..., 512:]),
         "b t :512 | b t 512:64", "layer: block token dim", parts="ckv kpe"),
     Row("ckv and kpe of flat slots", [noise(12, 1, 512), noise(12, 1, 64)],

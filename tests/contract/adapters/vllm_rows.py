@@ -34,6 +34,11 @@ CPU = [
     Row("cpu, the manager's blocks", noise(6, 2, 32, 64, **BYTES),
         lambda m: vllm.describe([m], form="cpu", block_tokens=64), "2b+t h", "layer: (block subblock) head dim.0 dim.1",
         tokens=2, parts="kv"),
+    Row("planes_hnd", noise(2, 3, 2, 32, 16), lambda m: vllm.describe([m], form="planes_hnd", head_start=4), "p b h",
+        "layer: kv block head dim.0 dim.1", heads=range(4, 6)),
+    Row("planes_hnd, the manager's blocks", noise(2, 6, 2, 32, 16),
+        lambda m: vllm.describe([m], form="planes_hnd", block_tokens=64), "p 2b+t h",
+        "layer: kv (block subblock) head dim.0 dim.1", tokens=2),
 ]  # fmt: skip
 
 KEYS, VALUES = "layer: block (head dim.0 token dim.1)", "layer: block (head dim token)"
@@ -44,9 +49,8 @@ def x_at(side, form, x, p, t, h):
     """K (H, D / x, N, x), V (H, D, N), or shuffled (H, N / x, D, x), where x is 16 bytes."""
     if not p:
         return side.reshape(2, 32 // x, 16, x)[h, :, t]
-    return (
-        side.reshape(2, 16 // x, 32, x)[h, t // x, :, t % x] if form == "shuffled" else side.reshape(2, 32, 16)[h, :, t]
-    )
+    shuffled = form.startswith("shuffled")
+    return side.reshape(2, 16 // x, 32, x)[h, t // x, :, t % x] if shuffled else side.reshape(2, 32, 16)[h, :, t]
 
 
 def x_packed(form, kind):
@@ -58,7 +62,23 @@ def x_packed(form, kind):
                f"{KEYS} + {SHUFFLED if form == 'shuffled' else VALUES}", layers=(0,), tokens=16)  # fmt: skip
 
 
+def x_packed_planes(form, kind):
+    """The same in planes: the shape shows the heads."""
+    x = 16 // np.dtype(kind).itemsize
+    return Row(f"{form} {np.dtype(kind).name}", noise(2, 3, 16, 2, 32, kind=kind),
+               lambda m: vllm.describe([m], form=form, head_start=4),
+               lambda m, l, p, b, t, h: x_at(m[p, b], form, x, p, t, h),
+               f"{KEYS} + {SHUFFLED if form.startswith('shuffled') else VALUES}", layers=(0,), tokens=16,
+               heads=range(4, 6))  # fmt: skip
+
+
 X_PACKED = [
+    *(x_packed_planes(form, kind) for form in ("rocm", "shuffled_planes") for kind in (np.int16, np.int8)),
+    Row("rocm, the manager's blocks", noise(2, 6, 16, 2, 32),
+        lambda m: vllm.describe([m], form="rocm", block_tokens=32),
+        lambda m, l, p, b, t, h: x_at(m[p, 2 * b + t // 16], "rocm", 8, p, t % 16, h),
+        "layer: (block token.0) (head dim.0 token.1 dim.1) + layer: (block token.0) (head dim token.1)", layers=(0,),
+        tokens=32),
     *(x_packed(form, kind) for form in ("paged", "shuffled") for kind in (np.int16, np.int8)),
     *(Row(f"{form}, the manager's blocks", noise(6, 2, 16, 64),
         lambda m, form=form: vllm.describe([m], form=form, block_tokens=32, heads=2),

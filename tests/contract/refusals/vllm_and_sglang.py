@@ -14,6 +14,7 @@ from tests.contract.refusals.table import REFUSED
 
 FOUR = np.zeros((3, 2, 4, 16), np.int8)
 FIVE = np.zeros((3, 2, 4, 2, 8), np.int8)
+PLANES = np.zeros((2, 3, 4, 2, 32), np.int8)
 SLOTS = {"form": "head_slots", "heads": 2}
 LATENT = "model.layers.3.self_attn.attn"
 BOTH = {LATENT: np.zeros((3, 1, 64, 656)), "layers.3.indexer.k_cache": np.zeros((3, 1, 64, 132))}
@@ -32,6 +33,11 @@ REFUSED["vllm.describe", lambda caches, more: vllm.describe(caches, **more), Lay
     (FOUR, {"head_size_v": -1}, "head_size_v ... is -1 ... least 0"),
     (FOUR[:, :, ::2], SLOTS | {"form": "paged"}, "x-packed caches ... dense"),
     (FOUR, SLOTS | {"form": "shuffled"}, "of 4 token ... of 16"),
+    (FIVE, {"form": "rocm"}, "dim 0 ... 3 ... form='rocm'"),
+    (PLANES, {"form": "rocm", "heads": 2}, "form='rocm' ... no heads="),
+    (PLANES[:, :, ::2], {"form": "shuffled_planes"}, "of 2 token ... of 16"),
+    (PLANES[..., ::2], {"form": "rocm"}, "x-packed caches ... dense"),
+    ([PLANES], {}, "of 5 dims are planes, pages, planes_hnd, rocm, shuffled_planes"),
     (FOUR, {"block_tokens": 6}, "block_tokens ... is 6 ... have 4 token"),
     (FOUR, {"form": "whole_blocks", "block_tokens": 6}, "is 6 ... of 4"),
     ("cache", {}, "kv_caches is a str ... dict of layer name"),
@@ -86,10 +92,13 @@ REFUSED["sglang.describe", lambda pool, more: sglang.describe(pool, **more), Lay
     ([], {"page_size": 4}, "0 lists ... tensors"),
     (HOST, {"page_size": 5, "layout": "layer_first"}, "extent 16 ... token=5"),
     (mla_pool(layers=4, owned=(1, 2), start=8), {"layers": [5, 7]}, "(5, 7) ... 4 ... without rows"),
+    (mla_pool(layers=4, owned=(1, 2), start=8), {"layers": 3}, "layers is 3 ... sequence of integers"),
     (INDEXED, {}, "3 pages of index keys ... 4 of latents"),
 ]
 REFUSED["sglang.describe", sglang.describe, LayoutError] = [
     (Pool(kv_buffer=[BYTES], kv_buffer_rope=[None]), "keeps kv_buffer_rope"),
+    (Pool(kv_buffer=[BYTES], kv_buffer_rope=BYTES), "keeps kv_buffer_rope"),
+    (Pool(layout="layer_first", page_size=128, page_num=4, kv_buffer=BYTES), "keeps packed page rows"),
     (Pool(index_k_payload_buffer=[BYTES], index_head_dim=128), "keeps index_k_payload_buffer"),
     (Pool(layout="page_first_direct", kv_buffer=BYTES, item_bytes=64), "keeps item_bytes ... KVLayout.from_tensors"),
     (Pool(layout="layer_first", kv_buffer=[BYTES], state_page_bytes=64), "keeps state_page_bytes"),
