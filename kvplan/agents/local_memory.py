@@ -111,6 +111,7 @@ class Opened(NamedTuple):
 
 # Each transport has these methods. Making one raises PathError if this machine cannot use it.
 #
+# look() forgets what was known of this process's memory; each offer begins with it.
 # refuse(region) returns why a region of this process cannot be offered, with the setting that helps; None if it can.
 # offer(regions) offers regions that refuse() took, ascending and each once; they may touch, nest and overlap. It raises
 #     PathError if they cannot be offered, with the setting that helps.
@@ -149,6 +150,7 @@ class Offers:
     def _add(self, transport: Transport, layouts: Mapping[str, KVLayout]) -> None:
         """Offer the layouts that a transport takes."""
         taken: dict[str, KVLayout] = {}
+        transport.look()
         for name, layout in layouts.items():
             reasons = [reason for region in regions_of([layout]) if (reason := transport.refuse(region))]
             if reasons:
@@ -219,7 +221,11 @@ class HostMemory:
     name = "shm"
 
     def __init__(self) -> None:
-        self._stretches: list[Stretch] | None = None  # read once for all regions
+        self._stretches: list[Stretch] | None = None  # read once for all regions of an offer
+
+    def look(self) -> None:
+        """See above: the methods of transports. An address may be of another file by now."""
+        self._stretches = None
 
     def refuse(self, region: Region) -> str | None:
         """See above: the methods of transports."""
@@ -304,6 +310,9 @@ class GpuMemory:
                 raise PathError("no GPU is visible to this process")
         except TransferError as error:
             raise PathError(str(error)) from None
+
+    def look(self) -> None:
+        """See above: the methods of transports. Nothing is kept."""
 
     def refuse(self, region: Region) -> str | None:
         """See above: the methods of transports."""

@@ -88,7 +88,8 @@ class Peer:
             deadline: seconds until the transfer is given up: cancelled if it has not begun, and otherwise ended with
                 an error, although its bytes may still move. By default, a packed transfer is given up when nothing of
                 it has moved for 30 seconds since it could have begun. Another one is given up 30 seconds, and 10
-                seconds a GB, after those before it have ended; but never if it has an ``after=``. None is for never.
+                seconds a GB, after those before it have ended, but never if it has an ``after=``; a direct transfer
+                by ``nixl`` that long after it was posted, also with ``after=``. None is for never.
             by_layer: whether to move layers in their order; see :meth:`kvplan.Executor.submit`. The direct way of NIXL
                 ignores it.
             priority: ``"high"`` or ``"normal"``; see :meth:`kvplan.Executor.submit`. The direct way of NIXL ignores it.

@@ -126,7 +126,7 @@ def question(after: Any) -> Callable[[], object]:
     """Return a function that says, without blocking, whether an object has completed, and raises its error, if any.
 
     A transfer, an event of torch, and a ``threading.Event`` are asked. A stream of torch is asked through an event that
-    is recorded now. Any other object that only blocks gets a thread of its own.
+    is recorded now.
 
     Raises:
         KVPlanError: it cannot be waited for, or is an event of CUDA that was never recorded: it would count as passed.

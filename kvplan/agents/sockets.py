@@ -206,6 +206,8 @@ class Listener:
 
     def close(self) -> None:
         """Close the socket, and remove its file; may be called twice."""
+        with contextlib.suppress(OSError):  # a forked child's copy would let peers wait for an answer
+            self.sock.shutdown(socket.SHUT_RDWR)
         self.sock.close()
         self.remove()
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+import os
 import threading
 import weakref
 
@@ -59,6 +62,25 @@ def test_other_layouts_are_offered_and_those_before_withdrawn(both, agents):
     both.owner.withdraw(timeout=PATIENCE)
     transfer.synchronize()
     np.testing.assert_array_equal(both.mine[:, 2], content()[1])
+
+
+def test_memory_that_another_file_has_by_now_is_offered_as_it_is(agents):
+    """An offer that was refused has looked where files are mapped; the next one looks again."""
+    files, nbytes, fixed = [os.memfd_create("kv") for _ in range(2)], BLOCKS * mmap.PAGESIZE, 0x10
+    for value, file in enumerate(files):
+        os.write(file, bytes([value + 1]) * nbytes)
+    held = np.frombuffer(mmap.mmap(files[0], nbytes), np.uint8).reshape(BLOCKS, -1)
+    layout, private = (KVLayout.from_tensors("block dim", one) for one in (held, np.zeros_like(held)))
+    owner = agents("owner", layouts={"private": private}, transports=("shm",))
+    protection, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | fixed
+    place, size, start = ctypes.c_void_p(held.ctypes.data), ctypes.c_size_t(nbytes), ctypes.c_long(0)
+    ctypes.CDLL(None).mmap(place, size, protection, flags, files[1], start)
+    assert owner.offer({"kv": layout}) == {}
+    peer = agents("visitor", layouts={}).meet(owner.card())
+    peer.submit(kvplan.compile(peer.layouts["kv"], private).plan([3], [3])).synchronize(PATIENCE)
+    np.testing.assert_array_equal(private.tensors[3], 2)
+    for file in files:
+        os.close(file)
 
 
 def test_read_only_pools_are_offered_read_only(agents):

@@ -10,8 +10,9 @@ import threading
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -266,11 +267,12 @@ class NixlEnd:
             error_of(lambda: self.nixl.remove_remote_agent(peer))  # NIXL may have removed it already
 
 
-class _Write(NamedTuple):
+@dataclass
+class _Write:
     """A write as NIXL has it, and the error of its post, if any: then it is not known whether its bytes move."""
 
     handle: Any
-    error: BaseException | None
+    error: Exception | None = None
 
 
 class NixlWire:
@@ -314,15 +316,25 @@ class NixlWire:
             nixl.send_notif(self.peer, note)
 
     def write(self, local: int, remote: int, nbytes: int, note: bytes) -> Any:
-        """Post one write, and return its handle."""
+        """Return one write, for :meth:`post`."""
         with self._calling("write to") as nixl:
             places = (local, *self._end.ring), (remote, *self._theirs)
             sides = [
                 nixl.get_xfer_descs(np.array([(start, nbytes, number)], np.int64), memory)
                 for start, memory, number in places
             ]
-            handle = nixl.initialize_xfer("WRITE", *sides, self.peer, note)
-            return _Write(handle, error_of(lambda: nixl.transfer(handle)))
+            return _Write(nixl.initialize_xfer("WRITE", *sides, self.peer, note))
+
+    def post(self, write: _Write) -> None:
+        """Begin a write, which must be looked after from now on, also after Ctrl-C; :meth:`over` raises its error."""
+        try:
+            with self._calling("write to") as nixl:
+                nixl.transfer(write.handle)
+        except Exception as error:
+            write.error = error
+        except BaseException:
+            write.error = TransferError(f"the write to {self.peer!r} was interrupted while it was posted")
+            raise
 
     def over(self, write: _Write) -> bool:
         """Return whether a write has ended; raise an error if it failed."""

@@ -25,7 +25,7 @@ from kvplan.plan.descriptors import memory_of, nixl_lists
 from kvplan.plan.packing import GRAIN
 from kvplan.plan.plan import Plan
 
-PACKED_VERSION = 7  # in the card of an agent that takes packed transfers
+PACKED_VERSION = 7  # in the card of an agent that takes packed transfers; MAGIC has it, too
 WAIT_SECONDS = 50e-6  # between two looks of a caller that waits
 LOOK_SECONDS = 2e-3  # between two looks of the agent's thread
 
@@ -150,9 +150,10 @@ class DirectTransfer(LatchedTransfer):
     def done(self) -> bool:
         """Return whether it has ended; see :meth:`kvplan.Transfer.done`."""
         check_process(self._generation)
+        passes = self.ended or self._passes()
         with self._end.lock:
             if not self.ended:
-                self._look()
+                self._look(passes)
         return self.ended
 
     def synchronize(self, timeout: float | None = None) -> None:
@@ -183,10 +184,23 @@ class DirectTransfer(LatchedTransfer):
             self._link.flying.discard(self)
             self._over.set()
 
-    def _look(self) -> None:
+    def _passes(self) -> object:
+        """Return whether it need not wait any more, or the error of its ``after=``.
+
+        The caller does not hold the lock of NIXL: a packed transfer that is asked may move on, and then takes it.
+        """
+        gate = self._gate
+        try:
+            return gate is None or gate()
+        except Exception as error:
+            return error
+
+    def _look(self, passes: object) -> None:
         """Post it if it need not wait any more, or ask NIXL for its state."""
         try:
-            if self._gate is not None and not self._gate():
+            if isinstance(passes, Exception):
+                raise passes
+            if not passes:
                 state = MOVING
             elif self._posted:
                 state = self._end.nixl.check_xfer_state(self._handle)
@@ -246,6 +260,7 @@ class NixlLink(Watcher):
     """
 
     why: str | None = None
+    _ringless = False
 
     def __init__(
         self, end: NixlEnd, name: str, part: dict[str, Any], packed: NixlPacked | None, loop: Loop,
@@ -289,7 +304,7 @@ class NixlLink(Watcher):
         if way != "direct" and packed is not None:
             choice = None if way == "packed" else packed.choose(plan, reading=reading)
             log.debug("%r goes by NIXL: %s", plan, choice or "packed, as asked for")
-            if choice is None or choice.way == "packed":
+            if choice is None or (choice.way == "packed" and self._has_ring(packed)):
                 return packed.end().submit(order)
         if not spans_of(pair[reading] for pair in plan.layouts) <= own.spans:
             raise PathError(
@@ -298,10 +313,21 @@ class NixlLink(Watcher):
             )
         transfer = DirectTransfer(self, order, tally)
         with own.calling("moves nothing"):
+            self._check_open()  # again: from now on, leave() finds the transfer
             self.flying.add(transfer)
-            transfer.done()
+        transfer.done()
         self._loop.wake()
         return transfer
+
+    def _has_ring(self, packed: NixlPacked) -> bool:
+        """Return whether there is a ring, or room for one, which a full GPU is asked once."""
+        if not self._ringless:
+            try:
+                packed.end()
+            except KVPlanError as error:
+                self._ringless = True
+                log.info("transfers with %s go direct, since %s has no ring: %s", self._name, self.own.name, error)
+        return not self._ringless
 
     def send(self, note: bytes) -> None:
         """Send a note by itself."""

@@ -205,10 +205,10 @@ class End:
         return transfer
 
     def _wait(self, transfer: PackedTransfer) -> None:
-        self._waiting.append(transfer)
-        line = self._lines.get(transfer.peer)
-        if line is not None and not line.moving:  # nobody may have looked while nothing was in flight
+        line, alone = self._lines.get(transfer.peer), all(one.peer != transfer.peer for one in self._waiting)
+        if line is not None and alone and not line.moving:  # nobody may have looked while nothing was in flight
             line.heard_at = self._now()
+        self._waiting.append(transfer)
 
     def _check_open(self) -> None:
         if self.closed:

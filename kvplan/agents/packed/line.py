@@ -41,7 +41,7 @@ from kvplan.plan.plan import PlannedBy
 from kvplan.plan.row_plans import RowProgram
 
 FAR = 1 << 46  # bytes of a layout that stands for any memory of a device
-MAGIC = b"kvplan.pack/8"
+MAGIC = b"kvplan.pack/7"  # with the number of PACKED_VERSION
 HELLO, ORDER, GO, CHUNK, DONE, FAIL, END, WORD = range(1, 9)
 NUMBERED = ORDER, GO, DONE, FAIL
 MOST_PROGRAMS = 64  # that a line has numbers of; then all are forgotten

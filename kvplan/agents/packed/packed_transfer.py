@@ -132,9 +132,10 @@ class PackedTransfer(LatchedTransfer, Moving):
         peer: name of the peer.
         layers: the layers of each group, in the order of the groups.
         opened: number of groups whose gates are open.
+        waits: whether it is known to wait for its ``after=``, and has not begun; False until it was asked.
     """
 
-    mine = True
+    mine, waits = True, False
 
     def __init__(self, end: Any, order: Order, patience: float = PATIENCE) -> None:
         plan, mapping, reading = order.plan, isinstance(order.after, Mapping), order.reading
@@ -229,11 +230,6 @@ class PackedTransfer(LatchedTransfer, Moving):
     # ---- for the end -------------------------------------------------------------------------------------------------
 
     @property
-    def waits(self) -> bool:
-        """Whether it has not begun, since it waits for its ``after=``."""
-        return not self.opened
-
-    @property
     def gated(self) -> bool:
         """Whether some of it waits for its ``after=``."""
         return self.opened < len(self.layers)
@@ -252,6 +248,7 @@ class PackedTransfer(LatchedTransfer, Moving):
                 self.opened, self.moved_at = self.opened + 1, now
         except Exception as error:
             raise TransferError(f"its after= failed ({error})") from error
+        self.waits = not self.opened
         return self.opened > before
 
     def late(self, now: float) -> str | None:

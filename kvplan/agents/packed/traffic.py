@@ -265,6 +265,7 @@ class Traffic:
             return
         moving.writing += 1
         self.writes.append(Flight(write, moving, chunk, slot))
+        line.wire.post(write)
 
     def _end_writes(self) -> bool:
         before = len(self.writes)

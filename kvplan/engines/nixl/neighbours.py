@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import weakref
+from _thread import start_new_thread
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -57,7 +58,7 @@ class NearEnd:
     def __init__(self, name: str, memory: RegisteredMemory) -> None:
         self.peers: dict[str, NearPeer] = {}
         self.agent, self.memory, self._offered = Agent(name, {}, transports=("cuda_ipc", "shm")), memory, memory.layouts
-        weakref.finalize(self, self.agent.close, timeout=PART_SECONDS).atexit = False
+        weakref.finalize(self, _close_soon, self.agent).atexit = False
 
     def part(self) -> str | None:
         """Offer the memory that is registered now; return this end's part of the card, or None."""
@@ -281,6 +282,17 @@ def guarded(what: str, level: int = logging.WARNING) -> Iterator[None]:
         yield
     except Exception as error:
         log.log(level, "%s: %s: %s", what, type(error).__name__, error)
+
+
+def _close_soon(agent: Agent) -> None:
+    """Close an agent in a thread of its own: a garbage collection, in whatever thread, must not wait for peers."""
+
+    def close() -> None:
+        with guarded("peers still use the memory of an agent of NIXL that has gone"):
+            agent.close(timeout=PART_SECONDS)
+
+    with guarded("an agent of NIXL that has gone stays open"):
+        start_new_thread(close, ())  # a threading.Thread would wait for its start
 
 
 def _close(way: NixlPacked, real: object, made_in: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -44,6 +46,20 @@ def test_one_that_hangs_is_given_up_at_its_deadline(far):
         transfer.synchronize(PATIENCE)
     assert not far.mine.any()
     assert far.me.stats().failed == 1
+
+
+def test_none_begins_with_a_peer_that_is_forgotten_meanwhile(far):
+    """Nobody would end it."""
+
+    class Late(threading.Event):
+        @property
+        def query(self):  # the submit looks for it, when it has found the peer
+            far.me.forget(far.peer)
+            raise AttributeError
+
+    with pytest.raises(TransferError, match="the peer was forgotten"):
+        far.peer.submit(far.load.plan([1], [1]), way="direct", after=Late())
+    assert far.me.stats().in_flight == 0
 
 
 @pytest.mark.parametrize("way", ["direct", "packed"])

@@ -34,6 +34,34 @@ def test_its_transfers_are_counted_once(far):
     assert far.you.stats().transfers == 0
 
 
+def test_a_close_waits_for_one_that_was_just_submitted(far):
+    a, b = blocks()
+    transfer = far.peer.submit(far.load.plan(a, b), way="packed")
+    far.me.close()
+    transfer.synchronize(PATIENCE)
+    assert far.came(a, b)
+
+
+def test_an_interrupt_within_nixl_is_raised_once():
+    far, (a, b) = Far(progress="step"), blocks()
+    left = [KeyboardInterrupt]
+
+    def interrupted(call, *_):
+        if call == "transfer" and left:
+            raise left.pop()
+
+    far.network.hook = interrupted
+    transfer = far.peer.submit(far.store.plan(a, b), way="packed")
+    with pytest.raises(KeyboardInterrupt):
+        until(lambda: (far.me.poll(), far.you.poll()) is None)
+    with pytest.raises(TransferError, match="interrupted while it was posted"):
+        transfer.synchronize(PATIENCE)
+    closing = threading.Thread(target=far.me.close)
+    closing.start()
+    until(lambda: (far.you.poll(), not closing.is_alive())[-1])
+    far.close()
+
+
 @pytest.fixture
 def dear(monkeypatch, tmp_path):
     """A wire whose descriptors cost so much that a hundred are packed."""

@@ -87,6 +87,9 @@ class SimulatedWire:
         self.network.writes.append(Write(self, local, remote, nbytes, note))
         return self.network.writes[-1]
 
+    def post(self, write: Write) -> None:
+        pass
+
     def over(self, write: Write) -> bool:
         if write.state.startswith("failed"):
             raise TransferError(write.state)

@@ -104,6 +104,18 @@ def test_greetings_that_are_lost_are_repeated(network, pair, lost):
     network.settle()
 
 
+def test_a_peer_that_never_answers_is_given_up_although_more_transfers_begin(network, pair):
+    near, far = pair
+    network.stalled.add("far")
+    first, begun = pull(near, far, deadline=None), network.now
+    while not first.ended:
+        last, soon = pull(near, far, deadline=None), network.now + 1
+        network.run(lambda soon=soon: network.now > soon)
+        assert network.now < begun + 60
+    with pytest.raises(TransferError, match="it has said nothing for 30 seconds"):
+        last.synchronize(PATIENCE)
+
+
 @pytest.mark.parametrize("begin", [pull, push])
 def test_a_peer_that_stalls_is_given_up_and_its_slots_come_back_when_it_goes_on(network, pair, executor, begin):
     near, far = pair
