@@ -56,11 +56,10 @@ def layer_options_of(extra_config: Mapping[str, Any]) -> LayerOptions | None:
     if stall is not None and not (number and 0 <= stall < math.inf):
         raise KVPlanError(f"kv_connector_extra_config has 'load_stall_ms': {stall!r}; give finite milliseconds of at "
                           "least 0")  # fmt: skip
-    most = extra_config.get("sync_load_budget_bytes", UNBOUNDED)
-    if type(most) is not int or most < 0:
-        raise KVPlanError(f"kv_connector_extra_config has 'sync_load_budget_bytes': {most!r}; give bytes, an int of at "
-                          "least 0")  # fmt: skip
-    return LayerOptions(None if stall is None else stall * 1e-3, most)
+    most = str(extra_config.get("sync_load_budget_bytes", UNBOUNDED))  # vLLM's own key: an int, or one as text
+    if not most.isdecimal():
+        raise KVPlanError(f"kv_connector_extra_config has 'sync_load_budget_bytes': {most}; give bytes, at least 0")
+    return LayerOptions(None if stall is None else stall * 1e-3, int(most))
 
 
 class Average:
