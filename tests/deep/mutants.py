@@ -173,7 +173,7 @@ ROWS = [
         "pass",
         UNITS,
     ),
-    ("execute/gpu/row_loops.py", "2 if granule == last else 1", "1", UNITS),
+    ("execute/gpu/row_loops.py", "2 if granule == last else 1", "1", BYTES),
     ("execute/gpu/row_loops.py", "first = k + 1\n    return row", "first = k\n    return row", UNITS),
     ("execute/gpu/row_loops.py", "    if other != kernel:  # behind", "    if False:  # behind", UNITS),
     ("execute/gpu/paths.py", "[(number, units.shape[1]) for number", "[(0, units.shape[1]) for number", JOINED),
