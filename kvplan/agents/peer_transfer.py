@@ -337,7 +337,7 @@ class PeerTransfer(LatchedTransfer):
         order, after = self.order, self.order.after
         try:
             result = self.inner.result()
-        except Exception as problem:  # any error is the transfer's
+        except KVPlanError as problem:  # any other error is of a signal handler, and the caller's; this is asked again
             if self.inner.cancel():
                 self._cancel()
             else:
