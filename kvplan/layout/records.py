@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from kvplan.layout.components import Built, Form, Pool, Region
-from kvplan.layout.strides import Int64Array
 
 
 def record_of(built: Built) -> Built:
@@ -55,11 +54,13 @@ def relocated(built: Built, regions: Sequence[Region]) -> Built:
         built: the layout. Regions that touch or nest move together.
         regions: its regions at their present addresses, in the same order. Their seams are not read.
     """
-    shifts = Shifts.between([region.address for region in built.regions], regions)
+    before, now = (np.array([region.address for region in some], dtype=np.int64) for some in (built.regions, regions))
+    order = np.argsort(before, kind="stable")
+    starts, shifts = before[order], (now - before)[order]
 
     def there(addresses: Sequence[int]) -> list[int]:
-        before = np.array(addresses, dtype=np.int64)
-        moved: list[int] = (before + shifts.of(before)).tolist()
+        asked = np.array(addresses, dtype=np.int64)
+        moved: list[int] = (asked + shifts[np.maximum(np.searchsorted(starts, asked, side="right") - 1, 0)]).tolist()
         return moved
 
     forms: dict[tuple[int, tuple[int, ...]], Form] = {}
@@ -71,36 +72,8 @@ def relocated(built: Built, regions: Sequence[Region]) -> Built:
             table = tuple(at - first for at in there([component.address + step for step in form.table]))
             form = forms.setdefault((id(form), table), replace(form, table=table))
         components.append(replace(component, address=first, form=form))
-    now = tuple(
-        replace(region, seams=tuple(seam + region.address - before.address for seam in before.seams))
-        for before, region in zip(built.regions, regions, strict=True)
+    present = tuple(
+        replace(region, seams=tuple(seam + region.address - old.address for seam in old.seams))
+        for old, region in zip(built.regions, regions, strict=True)
     )
-    return built._replace(components=tuple(components), regions=now)
-
-
-class Shifts(NamedTuple):
-    """Distances by which regions that do not overlap were moved.
-
-    Attributes:
-        starts: former addresses of the regions, ascending.
-        far: bytes from the former to the present address of each region.
-    """
-
-    starts: Int64Array
-    far: Int64Array
-
-    @classmethod
-    def between(cls, before: Sequence[int], now: Sequence[Region]) -> Shifts:
-        """Return the shifts from former addresses of regions to the present regions, given in the same order."""
-        starts = np.array(before, dtype=np.int64)
-        order = np.argsort(starts, kind="stable")
-        ends = np.array([region.address for region in now], dtype=np.int64)
-        return cls(starts[order], (ends - starts)[order])
-
-    def of(self, addresses: Int64Array) -> Int64Array:
-        """Return the bytes by which each address was moved with its region."""
-        return self.far[np.maximum(np.searchsorted(self.starts, addresses, side="right") - 1, 0)]
-
-    def moved(self, addresses: Int64Array) -> Int64Array:
-        """Return the present addresses of the bytes at former addresses, ascending and without duplicates."""
-        return np.unique(addresses + self.of(addresses))
+    return built._replace(components=tuple(components), regions=present)

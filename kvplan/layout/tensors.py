@@ -189,10 +189,11 @@ def _numpy_facts(array: Any) -> TensorFacts:
     interface, itemsize = root.__array_interface__, int(getattr(root, "itemsize", array.itemsize))
     strides = interface.get("strides") or contiguous(interface["shape"], itemsize)
     low, nbytes = _hull(interface["data"][0], interface["shape"], strides, itemsize)
-    address = int(array.__array_interface__["data"][0])
     held = Holding(partial(_address_of, root), interface["data"][0], (), 0)
     region = Region(low, nbytes, writable=bool(array.flags.writeable), owner=array, held=held)
-    return TensorFacts(address, tuple(array.shape), tuple(array.strides), int(array.itemsize), str(array.dtype), region)
+    return TensorFacts(
+        _address_of(array), tuple(array.shape), tuple(array.strides), int(array.itemsize), str(array.dtype), region
+    )
 
 
 def _address_of(array: Any) -> int:

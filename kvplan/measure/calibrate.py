@@ -18,7 +18,6 @@ from itertools import combinations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvplan.base import __version__
 from kvplan.cost.model import NS, features
@@ -30,8 +29,6 @@ from kvplan.errors import KVPlanError, PathError
 from kvplan.execute.executor import Executor
 from kvplan.measure.rig import KINDS, Compute, Line, Progress, Timing, silent, timed, window
 from kvplan.measure.workload import HOSTS, Buffers, Geometry, Work, copy_rates, work
-
-Float64Array = NDArray[np.float64]
 
 KIB, MIB = 1 << 10, 1 << 20
 HOST_NBYTES, DEVICE_NBYTES = 384 * MIB, 64 * MIB  # buffers of loads and stores

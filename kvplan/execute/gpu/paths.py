@@ -80,8 +80,8 @@ class Path(ABC):
     The executor calls :meth:`refuse` once for plans of the same run groups, unless their memory may change, and
     :meth:`write` for each submit, while it holds its lock and the GPU is current. No step makes a driver call that
     moves bytes: a path writes its calls down. The executor makes a short list of calls at once. A long list goes to a
-    thread that stays in compiled code. In front of the calls it lets the first stream of :meth:`streams` wait for all
-    earlier work that the transfer depends on.
+    thread that stays in compiled code. In front of the calls it lets the stream on which a transfer begins
+    wait for all earlier work that the transfer depends on.
 
     An exception that :meth:`write` raises is the error of the transfer. The path need not undo anything, if it borrows
     memory and events from the transfer: ``pinned``, ``scratch``, ``event``.
